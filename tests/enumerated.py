@@ -6,6 +6,7 @@ import numpy as np
 
 from paceline.core.accept import accept
 from paceline.core.request import Row
+from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
@@ -32,16 +33,18 @@ def law(target: Decoder, drafter: Drafter, prompt: list[int], new: int) -> Law:
         row = Row(0, prompt, params, max_context=target.max_context)
         row.extend(answer)
         row.slot = target.add_row(row.expected_length)
-        drafter.start(row)
         verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], drafter.needs)
         target.commit(row.slot, list(range(len(text) - 1)))
-        drafter.observe(prompt_run(row, text[:-1], verdict))
+        run = prompt_run(row, text[:-1], verdict)
 
-        def one(branches: Branches, row: Row = row) -> tuple[int, ...]:
+        def one(branches: Branches, row: Row = row, run: Round = run) -> tuple[int, ...]:
+            drafter.start(row)
+            drafter.observe(run)
             row.random = BranchingRandom(branches)
             [tree] = drafter.propose([row])
             said = target.verify([Segment.tree(row.slot, tree)], drafter.needs)
             [done] = accept([row], [tree], [said.of(0)])
+            drafter.drop(row)
             return tuple(done.tokens)
 
         for tokens, probability in outcomes(one).items():
@@ -49,7 +52,6 @@ def law(target: Decoder, drafter: Drafter, prompt: list[int], new: int) -> Law:
             to = finished if len(longer) == new else begun
             to[longer] = to.get(longer, 0.0) + so_far * probability
         target.drop_row(row.slot)
-        drafter.drop(row)
     return finished
 
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from paceline.core.clock import Clock
 from paceline.core.request import Detokenizer, Row
 from paceline.core.sampling import SamplingParams, draw, probabilities, warp
 from paceline.core.segment import Segment, Verdict
@@ -126,8 +127,9 @@ class TableTarget(Target):
         return len(self._rows[slot])
 
     def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
-    ) -> Verdict:
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
+        clock: Clock | None = None,
+    ) -> Verdict:  # fmt: skip
         if needs.hidden_layers or needs.resume_layer is not None or needs.callback_layer is not None:
             raise NotImplementedError("a table has no layers")
         assert segments, "a forward over nothing"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
@@ -25,6 +26,7 @@ from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
 from tests.fakes import Restless, TableTarget
+from tests.held import held
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
 
 # What a round costs ---------------------------------------------------------------------------------------------------
@@ -144,6 +146,16 @@ def test_a_row_that_is_rejected_more_than_others_is_worth_less() -> None:
     assert survival.of(tree, 2)[0] == pytest.approx(other)
 
 
+@pytest.mark.parametrize("siblings", [1, 2, 5])
+def test_siblings_share_the_chance_that_one_of_them_stands(siblings: int) -> None:
+    survival, chain = Survival([0.8, 0.5]), DraftTree.chain(7, [1, 2, 3])
+    tree = DraftTree.of(7, [1, *range(2, 2 + siblings), 9], [0, *[1] * siblings, 2])
+    alone, stands = survival.of(chain, 0), survival.of(tree, 0)
+    assert stands[0] == pytest.approx(alone[0])
+    assert stands[1:-1].sum() == pytest.approx(alone[1])
+    assert (np.diff(stands[1:-1]) < 0).all(), "a later one is less likely"
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_no_node_is_likelier_than_its_parent(own: bool) -> None:
     survival, rng = Survival(), np.random.default_rng(0)
@@ -255,6 +267,28 @@ def test_a_drafter_that_fits_the_row_is_asked_and_the_other_is_not() -> None:
     auto.parts = (useless, create("sam"))  # type: ignore[attr-defined]
     assert world.speed(auto, 1, 600) > 0.93 * world.speed("sam", 1, 600)
     assert useless.asked < 120
+
+
+def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
+    """The first call for a row may take long; those after it are what drafts cost."""
+    clock = [0.0]
+
+    class Reading(Drafter):
+        asked: list[int] = []
+
+        def draft(self, row: Request) -> DraftTree:
+            clock[0] += 0.01 if row.id in self.asked else 50.0
+            self.asked.append(row.id)
+            return DraftTree.chain(row.last_token, [1, 2, 3], calls=3)
+
+    drafter, budget = Reading(), Budget(Table(Prices({"fixed": 1.0, "node": 0.01}), {}), now=lambda: clock[0])
+    for round in range(120):
+        row: Any = Row()
+        row.id, row.params = round // 4, SamplingParams()
+        budget.begin([row])
+        trees = budget.cut([row], budget.ask(drafter, [row]))
+        budget.observe([row], trees, [Accepted(list(range(len(trees[0]))), [1] * len(trees[0]))], 1.0)
+    assert len(drafter.asked) > 100
 
 
 def test_auto_finds_the_drafter_that_suits() -> None:
@@ -441,3 +475,15 @@ def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
     assert len(budget._drafts) == 1
     del gone
     assert not budget._drafts
+
+
+@pytest.mark.parametrize("draft", ["sam", "drawn"])
+def test_rows_that_have_left_leave_nothing_behind(draft: str) -> None:
+    drafter = drafters.Drawing(torch.zeros(12, 12, dtype=torch.float64)) if draft == "drawn" else create(draft)
+    engine = Engine(TableTarget(12, order=2, seed=3), Fallback([drafter]), max_batch=3)
+    budget = engine.budget = Budget(now=Restless())
+    during = 0
+    for _ in engine.stream([[i, 1, 2] for i in range(6)], SamplingParams(temperature=0.9, max_tokens=30)):
+        during = max(during, held(budget))
+    assert held(budget) == 0
+    assert during > 0, "the test sees what is held of a row"

@@ -68,14 +68,7 @@ class World:
     @property
     def taken(self) -> list[int]:
         """Slots that hold a row."""
-        slots = []
-        for slot in range(self.decoder.cache.num_slots):
-            try:
-                self.decoder.length(slot)
-                slots.append(slot)
-            except ValueError:
-                pass
-        return slots
+        return self.decoder.cache.held
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +100,26 @@ MAKERS: dict[str, Callable[[World], Drafter]] = {
 # Rows come and go -------------------------------------------------------------------------------------------------
 
 
+def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -> None:
+    """Each has a tokenizer, a number of threads, a limit of memory and a clock of its own."""
+    known = {name: id(value) for name, value in vars(world.decoder).items()}
+    engines = [
+        world.engine(world.oracle(error=0.2), cache_memory="2MB", threads=1),
+        Engine(world.decoder, "recycling", cache_memory="1MB", max_batch=2),
+    ]
+    params = SamplingParams(max_tokens=NEW)
+    rows = [(engine, engine.add(prompt, params), prompt) for prompt in world.prompts[:4] for engine in engines]
+    while any(engine.has_work for engine in engines):
+        for engine in engines:
+            engine.step()
+    for _, row, prompt in rows:
+        assert row.new_tokens.tolist() == world.answer(prompt, params).tokens
+    assert [engine.tokenizer for engine in engines] == [world.tokenizer, None]
+    assert [engine.threads.fixed for engine in engines] == [1, world.decoder.threads.fixed]
+    assert all(engine.clock.seconds["layers"] > 0 for engine in engines)
+    assert {name: id(vars(world.decoder)[name]) for name in known} == known
+
+
 @pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (1, 3) * 3, strict=True)], ids=MAKERS)
 def test_rows_join_and_leave_between_rounds(world: World, make: Callable[[World], Drafter], batch: int) -> None:
     drafter = listening(make(world))
@@ -128,25 +141,11 @@ def test_rows_join_and_leave_between_rounds(world: World, make: Callable[[World]
         assert row.text == world.answer(prompt, wish).text
         assert row.finish_reason == "length"
         assert drafter.rows[row.id] == "dropped"
+    joined = [row.joined for row in rows]
+    assert min(joined) > 0
+    assert joined == sorted(joined), "in the order in which they came"
     assert not world.taken
     assert engine.step() == []
-
-
-def test_waiting_rows_join_in_the_order_they_came(world: World) -> None:
-    engine = world.engine(max_batch=2)
-    rows = [engine.add(prompt, SamplingParams(max_tokens=4)) for prompt in world.prompts[:5]]
-    while engine.has_work:
-        engine.step()
-    joined = [row.joined for row in rows]
-    assert joined == sorted(joined)
-    assert min(joined) > 0
-
-
-def test_one_engine_answers_one_call_after_another(world: World) -> None:
-    engine = world.engine(listening(world.oracle()))
-    for _ in range(2):
-        out = engine.generate(world.prompts, SamplingParams(max_tokens=6))
-        assert [o.tokens for o in out] == [world.text(i)[len(p) :][:6] for i, p in enumerate(world.prompts)]
 
 
 def test_abort_ends_a_row_and_leaves_the_others_alone(world: World) -> None:
@@ -356,13 +355,6 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(
 def test_requests_that_cannot_be_served_are_refused_when_they_come(world: World, wish: Any, words: str) -> None:
     with pytest.raises(PacelineError, match=words):
         world.engine().add([5], SamplingParams(**wish))
-
-
-def test_an_engine_leaves_a_target_its_tokenizer(world: World) -> None:
-    decoder, _ = native.pair("llama2")
-    decoder.tokenizer = world.tokenizer
-    engine = Engine(decoder)
-    assert decoder.tokenizer is engine.tokenizer is world.tokenizer
 
 
 @pytest.mark.parametrize("chunk", [3, 5, 16])
@@ -642,13 +634,13 @@ def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
     ends = [0, 1, 3, 6]
     verdict.hidden, verdict.hidden_at = {2: torch.arange(6.0).unsqueeze(-1)}, ends
     whole = Round(rows, trees, segments, verdict, [Accepted(list(range(i + 1)), [3]) for i in range(3)])
-    part = whole.only([0, 2])
-    assert part.rows == [rows[0], rows[2]]
-    for i, j in enumerate((0, 2)):
-        assert torch.equal(part.logits(i), whole.logits(j))
-        assert torch.equal(part.top_k(i), whole.top_k(j))
-        assert torch.equal(part.hidden(i, 2), whole.hidden(j, 2))
-        assert part.committed(i, 2)[:, 0].tolist() == list(range(ends[j], ends[j + 1]))
+    for part, left in ((whole.only([0, 2]), (0, 2)), (whole.only([1, 2]).only([1]), (2,))):
+        assert part.rows == [rows[j] for j in left]
+        for i, j in enumerate(left):
+            assert torch.equal(part.logits(i), whole.logits(j))
+            assert torch.equal(part.top_k(i), whole.top_k(j))
+            assert torch.equal(part.hidden(i, 2), whole.hidden(j, 2))
+            assert part.committed(i, 2)[:, 0].tolist() == list(range(ends[j], ends[j + 1]))
 
 
 # Parameters and ends ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Lossless on trained models, at length: sampled text has the target's distribution, and greedy text is its own on
-the questions of Spec-Bench. Minutes, not seconds: `pytest -m slow tests/test_lossless_slow.py`.
+the questions of Spec-Bench. Twenty minutes of a core, half of them the greedy text:
+`pytest -m slow -n 0 tests/test_lossless_slow.py`.
 """
 
 from __future__ import annotations

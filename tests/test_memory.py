@@ -456,6 +456,17 @@ def test_clients_join_in_turn() -> None:
     assert joined({0: "aaaa", 9: "aa"}, max_batch=2) == "aaaaaa"
 
 
+def test_a_client_has_no_more_rows_than_it_may() -> None:
+    schedule, queue = Ragged(4, prefill_chunk=8, most_of_one=2), deque[Row]()
+    for id, client in enumerate("aaaaab"):
+        queue.append(Row(id, [1], SamplingParams(), max_context=9))
+        queue[-1].client = client
+    running = schedule.admit(queue, [])
+    assert [row.client for row in running] == ["a", "b", "a"]
+    assert not schedule.admit(queue, running)
+    assert [row.id for row in schedule.admit(queue, running[1:])] == [2]
+
+
 @pytest.mark.usefixtures("eager")
 def test_where_there_is_no_memory_the_client_with_the_most_rows_gives_way(decoder: Decoder) -> None:
     tight = engine(decoder, rows=2, max_batch=6)

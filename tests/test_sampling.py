@@ -133,6 +133,17 @@ def test_half_precision_is_warped_in_float32(dtype: torch.dtype) -> None:
     agree(warped, reference(logits.float(), params, [np.array([0])] * 2))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_openais_penalties_and_min_tokens_look_at_the_answer_alone(temperature: float) -> None:
+    """https://platform.openai.com/docs/api-reference: mu -= count * frequency + (count > 0) * presence."""
+    wish = SamplingParams(temperature, presence_penalty=0.5, frequency_penalty=0.25, min_tokens=3)
+    of_row, logits = wish.of_row(4, frozenset({5})), torch.zeros(1, 6)
+    prompt, answer = [1, 1, 5, 2], [2, 3, 3]
+    short, long = (warp(logits, of_row, [np.array([*prompt, *answer[:n]])])[0] for n in (2, 3))
+    assert short.tolist() == [0, 0, -0.75, -0.75, 0, -math.inf]
+    assert long.tolist() == [0, 0, -0.75, -1.0, 0, 0]
+
+
 def test_the_nucleus_of_equal_tokens() -> None:
     """A quarter each: half the probability is two tokens, and a little more is three. Higher ids stay."""
     scores = torch.zeros(1, 4)

@@ -141,31 +141,30 @@ class Spy(Threads):
 def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same: bool) -> None:
     target = TableTarget()
     target.same_on_any_threads = same
-    target.threads = spy = Spy()
-    Engine(target, "none").generate([[1, 2]], SamplingParams(max_tokens=6))
+    engine = Engine(target, "none")
+    engine.threads = spy = Spy()
+    engine.generate([[1, 2]], SamplingParams(max_tokens=6))
     assert spy.kept == [None] * 6 if same else [None, *[ALL] * 5]
     assert spy.kinds == [None, *[("none", 1, 1)] * 5], "a round with a prompt in it is like no other"
 
 
-def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
+def test_engines_of_a_target_share_what_was_learnt_but_for_one_with_a_number_of_its_own() -> None:
     target = TableTarget()
-    one, other = Engine(target, "none"), Engine(target, "sam")
-    assert one.target.threads is other.target.threads
-    Engine(target, threads=2)
-    assert target.threads.begin() == 2
-    target.threads.end(None)
+    one, other, own = Engine(target, "none"), Engine(target, "sam"), Engine(target, threads=2)
+    assert one.threads is other.threads is target.threads
+    assert (own.threads.fixed, target.threads.fixed) == (2, None)
 
 
 def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  # type: ignore[no-untyped-def]
     target = load(demo, threads=2)
     learnt = target.threads
     assert learnt.fixed == 2
-    with target.threads_of(1):
-        assert target.threads.begin() == 1
-        target.threads.end(None)
-    assert target.threads is learnt
-    with target.threads_of(1):
-        target.threads.fix(3)
+    with learnt.at(1):
+        assert learnt.begin() == 1
+        learnt.end(None)
+    assert learnt.fixed == 2
+    with learnt.at(1):
+        learnt.fix(3)
     assert target.threads.fixed == 3, "a number that was fixed meanwhile stays"
     learnt.fix(None)
     assert (learnt.fixed, learnt.number) == (None, ALL)

@@ -79,6 +79,18 @@ def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, rep
     assert (clipped is tree) == (len(kept) == n)
 
 
+@given(trees(), st.lists(st.sets(st.integers(1, 12), max_size=3), max_size=3))
+def test_a_tree_that_was_cut_knows_its_nodes_numbers_before(tree: DraftTree, cuts: list[set[int]]) -> None:
+    """However often: by the budget, and to the length that the row has left."""
+    cut = tree
+    for gone in cuts:
+        cut = cut.keeping(np.array([n for n in range(len(cut)) if gone.isdisjoint(way_up(cut.parent, n)[:-1])]))
+    cut = cut.clipped(2)
+    before = cut.proposed(range(len(cut)))
+    assert len(set(before)) == len(cut)
+    assert [path(cut, node) for node in range(len(cut))] == [path(tree, node) for node in before]
+
+
 def test_a_self_drafters_states_are_clipped_with_their_nodes() -> None:
     """Its nodes are in the cache already: what is left must be the first of them."""
     chain = DraftTree.chain(1, [2, 3, 4], hidden=torch.arange(4))
@@ -94,10 +106,10 @@ def test_merging_keeps_every_path_once(several: list[DraftTree]) -> None:
     for i, tree in enumerate(several):
         tree.source = f"drafter {i % 3}"
     merged = merge(several)
+    assert (merged.parent[1:] < np.arange(1, len(merged))).all()
     counted = Counter(paths(merged))
     assert set(counted) == {way for tree in several for way in paths(tree)}
     assert set(counted.values()) == {1}
-    assert (merged.parent[1:] < np.arange(1, len(merged))).all()
     # The first tree's paths come first and in their order.
     assert paths(merged)[: len(set(paths(several[0])))] == list(dict.fromkeys(paths(several[0])))
     assert merged.source.split("+") == (list(dict.fromkeys(t.source for t in several if t.num_drafted)) or [""])

@@ -17,7 +17,6 @@ import torch
 
 from paceline.certify.certificate import Models
 from paceline.certify.engines import local
-from paceline.certify.reference import PlainDecoding, Reference
 from paceline.core import accept
 from paceline.core.accept import Lossless, follow, residual, target_distributions
 from paceline.core.request import Row
@@ -28,6 +27,7 @@ from paceline.draft.base import Drafter
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.reference import PlainDecoding, Reference
 from tests import drafters, models, native
 
 VOCAB = 288

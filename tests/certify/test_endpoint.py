@@ -182,8 +182,8 @@ BODY = {"messages": [{"role": "user", "content": "a a a"}], "max_tokens": 2}
     ([PLACES[0], place(" d", {" d": -0.7})], {}, None, "not among its 4 best"),
     (PLACES[:1], {}, None, "it has 1 tokens, and the control 2"),
     ([place(" a", {" a": -0.9}), PLACES[1]], {}, None, "the log-probability of ' a' is -0.900"),
-    # Another server's spelling: the space before, and the name of a special token.
-    ([PLACES[0], place("c", {"c": -0.8})], {}, 0.1, ""),
+    # Another server's spelling: no space before, and the name of a special token.
+    ([place("a", {"a": -0.1, "b": -3.0}), place("c", {"c": -0.8})], {}, 0.1, ""),
     ([PLACES[0], place("<|end|>", {"<|end|>": -0.8})], {}, 0.15, ""),
     # " a" was there once: a penalty of 1.3 makes the two equal, if the penalty of the answer alone counts.
     ([PLACES[0], place(" a", {" a": -2.0})], {"frequency_penalty": 0.1}, 1.4, ""),

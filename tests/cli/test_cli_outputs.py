@@ -29,7 +29,7 @@ FILES = [
     ("certify", NOWHERE, "--report", OUT), ("certify", NOWHERE, "--junit", OUT),
     ("generate", NOWHERE, "hi", "--output", OUT), ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
     ("report", NOWHERE, "--output", OUT), ("tune", NOWHERE, "--out", OUT), ("serve", NOWHERE, "--log", OUT),
-    ("eval", "vision", "report", NOWHERE, "--out", OUT),
+    ("report", NOWHERE, "--output", OUT),
 ]
 
 
@@ -174,7 +174,7 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
     "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
     "tune . -o OTHER", "report RUN --output RUN/answers.jsonl", "report RUN --output RUN/report.html",
     "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
-    "generate . hi -o OTHER", "eval vision report RUN --out OTHER",
+    "generate . hi -o OTHER", "report RUN --output OTHER",
     "train tools vocab . --text LOG --out x.safetensors",
     "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
     "certify . --junit new --report new",

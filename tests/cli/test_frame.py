@@ -24,7 +24,7 @@ EVERY = commands(typer.main.get_command(app))
 def test_a_command_s_old_name_leads_to_one_that_exists(old, new, capsys):
     assert old not in EVERY
     assert new in EVERY
-    assert modern([*old.split(), "MODEL", "--out", "x"]) == [*new.split(), "MODEL", "--out", "x"]
+    assert modern([*old.split(), "MODEL", "--any", "x"]) == [*new.split(), "MODEL", "--any", "x"]
     assert capsys.readouterr().err == f"note: paceline {old} is called paceline {new} now\n"
 
 
@@ -66,5 +66,5 @@ def test_settings_that_cannot_be_are_named(text, says, tmp_path):
 def test_help_shows_options_in_groups(command):
     shown = command("serve", "--help").out
     titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["Arguments:", "Engine:", "Server:", "Limits of one request:", "Options:"]
+    assert titles == ["Arguments:", "Options:", "Engine:", "Server:", "Limits of one request:"]
     assert "PACELINE_SERVE" not in shown

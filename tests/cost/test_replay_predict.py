@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.draft.cost import RoundTimes
+from paceline.draft.tree_size import forward_times
 from paceline.errors import PacelineError
 from paceline.replay.report import Cost, predict, read_cost
 from paceline.workbench.walk import Tally
@@ -24,7 +24,7 @@ def test_free_nodes_gain_what_is_accepted() -> None:
 
 
 def test_plain_decoding_gains_nothing() -> None:
-    for cost in (read_cost("flat"), read_cost("linear:0.3"), Cost(RoundTimes.of_forwards({1: 1, 8: 2}))):
+    for cost in (read_cost("flat"), read_cost("linear:0.3"), Cost(forward_times({1: 1, 8: 2}))):
         assert predict(tally({1: 50}, 50), cost) == pytest.approx(1)
 
 
@@ -43,7 +43,7 @@ def test_a_table_is_read_between_and_behind_its_entries(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     file.write_text('{"64": 40, "1": 20, "16": 25}')
     cost = read_cost(str(file))
-    assert cost.forwards.of(1)[[1, 16, 40, 64, 112]] == pytest.approx([1, 1.25, 1.625, 2, 2.75])
+    assert cost.forwards[[1, 16, 40, 64, 112]] == pytest.approx([1, 1.25, 1.625, 2, 2.75])
 
 
 def test_more_costly_nodes_never_gain_more() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -11,13 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.core.request import Completion, Row
+from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
-from tests import drafters, models, native
+from tests import models, native
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
@@ -56,25 +54,12 @@ class Answered:
         assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1
         return cls(model, native.of(model, eos=(eos,)), folder, prompts, answers)
 
-    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
-        """Answers to all prompts; in batches of 3 rows give way again and again."""
+    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
+        """Answers to all prompts, which must be transformers' own; in batches of 3 rows give way again and again."""
         engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
         if batch == 3:
             preempt_often(engine)
-        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
-
-    def rows_of_two(self, drafter: Drafter) -> Iterator[Row]:
-        """After every round the rows of three prompts, for which an oracle drafts in some rounds, else `drafter`."""
-        engine = Engine(self.target, Fallback([drafters.Idle(self.answers, error=0.3, branches=1), drafter]))
-        for prompt in self.prompts[:3]:
-            engine.add(prompt, SamplingParams(max_tokens=NEW))
-        while engine.has_work:
-            engine.step()
-            yield from engine.rows
-
-    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
-        """Answers, which must be transformers' own."""
-        out = self.answer(drafter, batch, NEW, chunk)
+        out = engine.generate(self.prompts, SamplingParams(max_tokens=NEW))
         assert texts(self.prompts, out) == list(self.answers.values())
         return out
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.clock import Clock
 from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.segment import Segment, Verdict
@@ -43,10 +44,11 @@ class DraftTable(TableTarget):
         self._before: dict[int, Segment] = {}
 
     def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
-    ) -> Verdict:
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
+        clock: Clock | None = None,
+    ) -> Verdict:  # fmt: skip
         self._before = dict(self._running)
-        verdict = super().verify(segments, needs, on_layer)
+        verdict = super().verify(segments, needs, on_layer, clock)
         self._running = self._before | self._running
         self.ran.append([len(segment.tokens) - segment.start for segment in segments])
         return verdict

@@ -15,12 +15,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from paceline.draft import registry
-from paceline.draft.base import Drafter
-from tests import models
-from tests.draft.answered import Answered, weakened
-
-METHODS = ("eagle", "eagle3")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -136,23 +130,20 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return folder
 
 
-def random_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
-    """A random head of either method in a published layout."""
-    if method == "eagle":
-        return write(folder, described(model, bias=True), eagle1(model))
-    return write(folder, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
-
-
 def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     """A head that knows the next token of a model whose layers are `weakened` to nothing.
 
     EAGLE-1's passes the embedding on, with the target's final norm in its product. EAGLE-3's attention finds every
-    token by its own embedding and writes it far above everything else; its own vocabulary is the whole one."""
-    hidden, norm = model.config.hidden_size, model.model.norm.weight.detach()
+    token by its own embedding and writes it far above everything else; its own vocabulary is the whole one. Keys and
+    values have a little of the features, so that a wrong one shows."""
+    hidden, norm, little = model.config.hidden_size, model.model.norm.weight.detach(), 0.01
     if method == "eagle":
         tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle1(model).items()}
         tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
         tensors["fc.weight"][:, :hidden] = torch.diag(norm)
+        tensors["fc.weight"][:, hidden:] = little * torch.eye(hidden)
+        random = eagle1(model)
+        tensors |= {name: random[name] for name in tensors if name.endswith(("k_proj.weight", "v_proj.weight"))}
         return write(folder, described(model), tensors)
     tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle3(model, share=1.0).items()}
     tensors |= {f"midlayer.{name}.weight": torch.ones(hidden) for name in ("hidden_norm", "input_layernorm")}
@@ -162,24 +153,9 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     for name in "qk":
         tensors[f"midlayer.self_attn.{name}_proj.weight"][:, :hidden] = find
     tensors["midlayer.self_attn.v_proj.weight"][:, :hidden] = torch.eye(hidden)
+    tensors["midlayer.self_attn.v_proj.weight"][:, hidden:] = little * torch.eye(hidden)
     tensors["norm.weight"], tensors["lm_head.weight"] = norm.clone(), model.lm_head.weight.detach().clone()
     del tensors["d2t"], tensors["t2d"]
     own = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "rope_theta": 1e9}
     return write(folder, described(model, norm_output=True, **own), tensors)
 
-
-class World(Answered):
-    """With random and knowing heads in folders."""
-
-    @classmethod
-    def make(cls, folder: Path, family: str = "llama2", share: float = 0.02) -> World:
-        here = cls.of(weakened(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), share), folder)
-        for method in METHODS:
-            random_head(folder / f"{method}-random", method, here.model)
-            knowing_head(folder / f"{method}-knowing", method, here.model)
-        return here
-
-    def drafter(self, method: str, kind: str = "knowing", **options: object) -> Drafter:
-        """`kind` is a folder's ending; options as on the command line."""
-        given = "".join(f",{key}={value}" for key, value in options.items())
-        return registry.create(f"{method}:{self.folder / f'{method}-{kind}'}{given}")

@@ -66,15 +66,16 @@ def specs() -> dict[str, str]:
 class Folders(Heads):
     """A target whose layers add little, so that drafts are accepted, and what drafters for it read.
 
-    share  how much the target's layers add, of what they would."""
+    share  how much the target's layers add, of what they would. sureness: factor of its logits. changes: to its
+           configuration."""
 
-    def __init__(self, folder: Path, share: float = 0.02):
-        self.folder, self._made = folder, dict[str, str]()
-        model = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False)
-        self.model = weakened(model, share, sureness=8)  # so are its heads
-        self.target = native.of(self.model)
-        rng = np.random.default_rng(1)
-        self.prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 1, 12)]
+    def __init__(self, folder: Path, share: float = 0.02, sureness: float = 8, **changes: Any):
+        self.folder, self.share, self._made = folder, share, dict[str, str]()
+        model = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False, **changes)
+        self.model = weakened(model, share, sureness=sureness)  # so are its heads
+        self.target = native.of(self.model, eos=() if changes else (models.EOS,))
+        rng, vocab_size = np.random.default_rng(1), self.target.vocab_size
+        self.prompts = [rng.integers(min(4, vocab_size - 1), vocab_size, n).tolist() for n in (23, 5, 1, 12)]
         self._answers: dict[str, list[Answer]] = {}
 
     def answers(self, params: SamplingParams | Sequence[SamplingParams]) -> list[Answer]:
@@ -136,7 +137,7 @@ class Folders(Heads):
         elif name == "dflash":
             blocks.save(at, self.model, scale=0.2)
         elif name == "mtp":
-            mtps.save(at, mtps.knowing_head(self.model, 0.02))
+            mtps.save(at, mtps.knowing_head(self.model, min(self.share, 0.02)))
         else:
             knowing_head(at, name, self.model)
         return at

@@ -44,6 +44,9 @@ class World:
         else:
             made = AmphistaLoss(self.model, AmphistaConfig(depth=HEADS, **changes))
         stir(made)
+        if kind == "hydra":  # embeddings are small, and each must weigh as much as the state
+            for head in made.network.hydra_mlp:
+                head[0].res_connection.weight.data[:, self.target.hidden_size :] *= 10
         return made.eval()
 
     def save(self, module: HeadsLoss, kind: str, folder: Path, facts: dict[str, Any] | None = None) -> str:

@@ -1,6 +1,5 @@
 """Requests to a target that is a table, and what plain decoding answers to them."""
 
-
 PROMPTS = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9]
 
 

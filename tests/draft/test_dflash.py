@@ -23,16 +23,11 @@ from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
-from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary
 from tests import models, native
 from tests.draft import blocks
-from tests.draft.answered import NEW, Answered, weakened
+from tests.draft.answered import Answered, weakened
 from tests.draft.eagles import Tensors, write
-from tests.enumerated import law, plainly
-from tests.lossless_enumeration import largest_difference
-from tests.pairs import paired
-from tests.plain import texts
 from tests.rounds import prompt_run
 
 
@@ -143,37 +138,6 @@ def test_positions_of_a_block_see_each_other(world: Answered) -> None:
     with torch.inference_mode():
         read = made.model.network.fill([draft.row.last_token], [short])
     assert not torch.allclose(read, draft.features[0][:2], atol=1e-3)
-
-
-def test_a_model_that_transformers_runs(world: Answered) -> None:
-    target = HFTarget(world.model, eos_token_ids=world.target.eos_token_ids)
-    out = Engine(target, drafter(world, tree=0)).generate(world.prompts[:3], SamplingParams(max_tokens=NEW))
-    assert texts(world.prompts[:3], out) == list(world.answers.values())[:3]
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-
-
-def test_the_context_is_a_fresh_reading_whoever_drafted(world: Answered) -> None:
-    made = drafter(world)
-    checked = 0
-    for row in world.rows_of_two(made):
-        text, count = row.tokens.tolist(), made.model.length(row)
-        assert count + made.model.pending.count(row) == len(text) - 1
-        if not count:
-            continue
-        fresh, target = drafter(world), native.of(world.model)
-        fresh.bind(target)
-        other = Row(0, text[:count], SamplingParams(max_tokens=9), max_context=target.max_context)
-        fresh.start(other)
-        states = states_of(target, text, fresh)
-        fresh.model.pending.read([other], [states[:count]])
-        one, two = (
-            part.cache.kv[:, :, part.slot(of), :, :count]
-            for part, of in ((made.model.pending, row), (fresh.model.pending, other))
-        )
-        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(made.model.pending.of(row), states[count : len(text) - 1], atol=1e-4, rtol=1e-4)
-        checked += 1
-    assert checked >= 6
 
 
 # The heads of DSpark -------------------------------------------------------------------------------------------------
@@ -289,38 +253,6 @@ def test_the_confidence_head_ends_a_chain(world: Answered) -> None:
         fresh.add(token)
     assert all(one >= 0.5 for one in sure[:-1])
     assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
-
-
-# Losslessness --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    paired(
-        [
-            "tree=0,stop=fixed,draft=2",
-            "tree=0,threshold=0.4,draft=2",
-            "tree=0,sample=best,draft=2",
-            "tree=3,width=2,draft=2",
-        ],
-        ["knowing", "random"],
-    ),
-)
-def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str, kind: str) -> None:
-    """Exactly: every outcome on a target of few tokens is walked."""
-    model = models.model("llama1", num_hidden_layers=4, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
-    target = native.of(weakened(model, 0.7), eos=())
-    made = registry.create(f"dflash:{blocks.save(tmp_path / kind, model, kind)},{options}")
-    prompt, new = [1, 3, 2], 3
-    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
-
-
-def test_positions_that_are_drawn_alone_keep_the_distribution_too(tmp_path: Path) -> None:
-    model = models.model("llama1", num_hidden_layers=4, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
-    target = native.of(weakened(model, 0.7), eos=())
-    made = registry.create(f"dflash:{blocks.save(tmp_path, model, 'random')},tree=0,draft=2,stop=fixed,sample=draw")
-    prompt, new = [1, 3, 2], 3
-    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
 
 
 # Trees ---------------------------------------------------------------------------------------------------------------

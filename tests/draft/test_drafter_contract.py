@@ -5,6 +5,8 @@ The oracle is transformers, one forward over the whole text for every token, wit
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -17,15 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from transformers import PreTrainedModel
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Drafter
 from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.recycling import Recycling
+from paceline.draft.methods.s2d import Sorted
 from paceline.draft.models import pending
 from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
@@ -33,10 +38,14 @@ from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.cache import RaggedCache
+from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.enumerated import Law, law, plainly
 from tests.fakes import Restless
+from tests.held import held
+from tests.lossless_enumeration import largest_difference
 from tests.plain import decode
 from tests.preempting import preempt_often
 
@@ -175,6 +184,69 @@ def test_drawn_drafts_are_the_rows_own_and_the_seeds(folders: Folders, name: str
     assert answer(1) == answer(4, every=3)
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folders, Law]:
+    """A target of five tokens, for which some drafts are wrong, and the law of its answers."""
+    here = Folders(tmp_path_factory.mktemp("few"), share=0.7, sureness=1, vocab_size=5, seed=3, **native.TINY)
+    return here, plainly(here.target, [1, 3, 2], 3)
+
+
+LAWS = {
+    **dict.fromkeys(
+        ("eagle", "eagle3", "mtp"), ("tree=0,stop=fixed", "tree=3,width=2", "tree=0,stop=fixed,vocab={two}")
+    ),
+    "kangaroo": ("threshold=0", "threshold=0.5", "threshold=1"),
+    "model": ("tree=0,stop=heuristic", "tree=0,stop=svip,threshold=0.3", "tree=0,stop=fixed,vocab={two}"),
+    "s2d": ("stop=fixed", "stop=fixed,sample=best", "stop=fixed,tree=4,width=2"),
+    "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, one) for name, each in LAWS.items() for one in each])
+def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], name: str, options: str) -> None:
+    """Exactly: every outcome of everything random is walked."""
+    here, plain = few
+    save_vocabulary(two := here.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
+    exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
+    drafter = create(f"{name}:{here[SPECS[name].split('{')[1].split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
+    assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
+    if isinstance(drafter, Sorted):
+        assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A target whose layers add nothing: its next token depends on the last one alone."""
+    return Folders(tmp_path_factory.mktemp("knowing"), share=0.0, sureness=1)
+
+
+@pytest.mark.parametrize("name", ["model", "kangaroo", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize(("options", "deep"), [("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)])
+def test_a_drafter_that_knows_everything_is_accepted_whole(
+    knowing: Folders, name: str, options: str, deep: int
+) -> None:
+    engine = Engine(knowing.target, made(knowing, f"{SPECS[name]},stop=fixed,{options}"))
+    engine.add(knowing.prompts[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
+    rounds = []
+    while engine.has_work:
+        rounds += [len(delta.tokens) for delta in engine.step()]
+    assert rounds == [1] + [deep + 1] * 3
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_target_that_transformers_runs_is_drafted_for_by_heads_without_layers_of_its_kind(
+    folders: Folders, name: str
+) -> None:
+    target, drafter = HFTarget(folders.model, eos_token_ids=(models.EOS,)), made(folders, SPECS[name])
+    if name in ("kangaroo", "mtp", "amphista"):
+        with pytest.raises(MethodError, match=r"runs in transformers: it needs a model of a family that .*[^\n]$"):
+            Engine(target, drafter)
+        return
+    out = Engine(target, drafter).generate(folders.prompts[:2], GREEDY)
+    assert [done.tokens for done in out] == expected(folders, GREEDY)[:2]
+    assert sum(done.stats.draft_tokens for done in out) > 0
+
+
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
@@ -286,19 +358,6 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, 
     assert drafted[0] == drafted[1] or name == "inside auto"  # which learns
 
 
-def held(part: Any, depth: int = 4) -> int:
-    """Entries that a drafter and its parts hold by row, and rows in their caches."""
-    if isinstance(part, RaggedCache):
-        return len(part.held)
-    if isinstance(part, dict):
-        return sum(isinstance(key, int) for key in part) + sum(held(value, depth - 1) for value in part.values())
-    if isinstance(part, list) and len(part) < 100:
-        return sum(held(value, depth - 1) for value in part)
-    if depth > 0 and hasattr(part, "__dict__") and not isinstance(part, type | torch.Tensor | torch.nn.Module):
-        return held(vars(part), depth)
-    return 0
-
-
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem"])
 def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -> None:
     drafter = made(folders, EVERY[name])
@@ -342,6 +401,41 @@ def test_a_row_that_found_no_memory_to_start_is_dropped(
     assert held(drafter) == before
     drafter.start(row)
     drafter.drop(row)
+
+
+@pytest.mark.parametrize("name", [*STATES, *(f"{name}, tree" for name in STATES if name in MODELS)])
+def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders: Folders, name: str) -> None:
+    """Keys, values and states that wait are those of the target's own states, whoever drafted."""
+    right = expected(folders, GREEDY)
+    answers = {tuple(prompt): [*prompt, *one] for prompt, one in zip(folders.prompts, right, strict=True)}
+    drafter, fresh, target = made(folders, EVERY[name]), made(folders, EVERY[name]), native.of(folders.model)
+    fresh.bind(target)
+    engine = Engine(folders.target, Fallback([drafters.Idle(answers, error=0.3, branches=1), drafter]), max_batch=2)
+    for prompt in folders.prompts[:3]:
+        engine.add(prompt, GREEDY)
+    checked = 0
+    while engine.has_work:
+        engine.step()
+        held, own = (one.pending if kind(name) in HEADS else one.model.pending for one in (drafter, fresh))
+        for row in engine.rows:
+            text, count = row.tokens[:-1], held.cached(row)
+            slot, other = target.add_row(len(text)), Row(0, row.tokens, GREEDY, max_context=models.MAX_CONTEXT)
+            verdict = target.verify([Segment.chunk(slot, text, last=False)], fresh.needs)
+            kv = target.cache.kv[:, :, slot, :, : len(text)]
+            torch.testing.assert_close(engine.target.cache.kv[:, :, row.slot, :, : len(text)], kv, atol=1e-4, rtol=1e-4)
+            states = torch.cat([verdict.hidden[layer] for layer in own.layers], -1)
+            torch.testing.assert_close(held.of(row), states[count:], atol=1e-4, rtol=1e-4)
+            own.start(other)
+            if count:
+                own.read([other], [states[:count]])
+                mine, theirs = (
+                    part.cache.kv[:, :, part.slot(of), :, :count] for part, of in ((held, row), (own, other))
+                )
+                torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+                checked += 1
+            own.drop(other)
+            target.drop_row(slot)
+    assert checked >= 6
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -454,6 +548,26 @@ def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_l
     for spec, target in cases:
         with pytest.raises(PacelineError) as error:
             made(folders, spec).bind(target)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "rest"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(folders: Folders, name: str, tmp_path: Path) -> None:
+    """The line names the tensor that is missing or has another shape."""
+    key = SPECS[name].partition("{")[2].partition("}")[0]
+    file = Path(shutil.copytree(folders[key], tmp_path / "damaged")) / "model.safetensors"
+    whole, weights = file.read_bytes(), load_file(file)
+    (tensor,) = [n for n, t in weights.items() if t.ndim == 2 and not re.search("embed|head|markov|confidence", n)][-1:]
+    narrow = {tensor: weights[tensor][:, :-1].contiguous()}
+    for data, words in (
+        (whole[:-100], ["cut off or damaged"]),
+        (save({n: t for n, t in weights.items() if n != tensor}, {"format": "pt"}), [tensor.split(".")[-2]]),
+        (save(weights | narrow, {"format": "pt"}), [tensor.split(".")[-2], " where "]),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(PacelineError) as error:
+            create(SPECS[name].format_map({key: file.parent})).bind(folders.target)
+        assert all(word in str(error.value) for word in words), error.value
         assert "\n" not in str(error.value)
 
 

@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.eagle3 import Flags, default_taps
+from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native
@@ -167,6 +170,31 @@ def test_biases_norms_of_heads_and_a_second_layer_are_read(
     assert said(drafter).isfinite().all()
 
 
+def test_tapped_states_come_in_the_order_that_the_head_names(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    config = described(model, draft_vocab_size=len(d2t_of(model)[0]), eagle_aux_hidden_state_layer_ids=[3, 1, 2])
+    drafter = bound(write(tmp_path, config, eagle3(model)), target)
+    assert drafter.model.pending.layers == drafter.model.network.taps == (3, 1, 2)
+
+
+def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    path = write(tmp_path, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
+    drafter, drafted = bound(path, target), set[int]()
+    observe = drafter.observe
+
+    def watched(round: Round) -> None:
+        drafted.update(*(tree.tokens[1:].tolist() for tree in round.trees))
+        observe(round)
+
+    drafter.observe = watched  # type: ignore[method-assign]
+    Engine(target, drafter).generate([[5, 6, 7]], SamplingParams(max_tokens=16, ignore_eos=True))
+    assert drafter.model.columns is not None
+    assert set() < drafted <= set(drafter.model.columns.tolist())
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
@@ -175,15 +203,9 @@ def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target
     extra = good | {"embedding_layernorm.weight": torch.ones(64), "pre_lm_head_layernorm.weight": torch.ones(64)}
     message = refusal(write(tmp_path / "extra", described(model), extra), target, "eagle")
     assert "has embedding_layernorm.weight, pre_lm_head_layernorm.weight, which nothing here reads" in message
-    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
-    message = refusal(write(tmp_path / "less", described(model), less), target, "eagle")
-    assert "has no layers.0.self_attn.o_proj.weight" in message
     message = refusal(write(tmp_path / "v3", described(model), good), target, "eagle3")
     assert "has no fc_norm" not in message
     assert "lm_head.weight" in message
-    narrow = good | {"fc.weight": torch.zeros(64, 100)}
-    message = refusal(write(tmp_path / "narrow", described(model), narrow), target, "eagle")
-    assert "its fc.weight is [64, 100] where [64, 128] is wanted" in message
 
 
 def test_heads_for_another_target_are_refused_in_one_line(
@@ -210,7 +232,6 @@ def test_heads_for_another_target_are_refused_in_one_line(
 
 
 def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
-    assert "there is no folder" in refusal(tmp_path / "nothing", target)
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(tmp_path / "empty", target)
     (tmp_path / "empty" / "config.json").write_text("{}")
@@ -219,5 +240,3 @@ def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: 
     assert "does not say hidden_size, intermediate_size" in refusal(tmp_path / "empty", target)
     folder = write(tmp_path / "gelu", described(model, hidden_act="gelu"), eagle1(model))
     assert "activation 'gelu' is not one of silu" in refusal(folder, target, "eagle")
-    with pytest.raises(MethodError, match="needs a checkpoint: write eagle3:PATH"):
-        registry.create("eagle3")

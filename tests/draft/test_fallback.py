@@ -6,7 +6,7 @@ import torch
 from paceline.core.accept import Accepted
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
+from paceline.draft.fallback import Choice, Fallback
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 from tests.draft.rows import letters, row, target
@@ -68,6 +68,17 @@ def test_every_part_watches_every_row():
     watched = [("bind",), ("start", 0), ("start", 1), ("observe", "p", "q"), ("drop", 0)]
     for part in parts:
         assert [call for call in part.calls if call[0] != "propose"] == watched
+
+
+def test_each_request_has_the_drafter_that_it_names_or_else_the_first():
+    first, second = Recorder("p", "", "1"), Recorder("q", "", "2")
+    drafter = Choice({"p": first, "q,draft=4": second})
+    drafter.bind(target())
+    rows = [row("a", id=i, draft=draft) for i, draft in enumerate([None, "q,draft=4", "p"])]
+    trees = drafter.propose(rows)
+    assert [letters(tree.tokens) for tree in trees] == ["a1", "a2", "a1"]
+    assert [drafter.of(one) for one in rows] == [first, second, first]
+    assert (first.calls[-1], second.calls[-1]) == (("propose", 0, 2), ("propose", 1))
 
 
 def test_needs_are_put_together_and_layers_handed_to_those_who_asked():

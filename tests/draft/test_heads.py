@@ -19,13 +19,12 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.draft.cost import RoundTimes
 from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
+from paceline.draft.tree_size import forward_times
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.target.hf import HFTarget
 from paceline.train.heads import HeadsLoss
 from tests import models
 from tests.draft.head_worlds import HEADS, World, stir
@@ -92,15 +91,6 @@ def test_every_network_is_lossless(made: Any, name: str) -> None:
     assert sum(done.stats.draft_tokens for done in out) > 0
 
 
-def test_heads_without_layers_draft_for_any_target(made: Any) -> None:
-    spec, _ = made("medusa")
-    target = HFTarget(World().model, eos_token_ids=(models.EOS,))  # a teacher's attention is another
-    out = Engine(target, f"{spec},tree=4").generate(world().prompts[:2], GREEDY)
-    assert texts(world().prompts[:2], out) == plain(GREEDY)[:2]
-    with pytest.raises(MethodError, match="it needs a model of a family"):
-        Engine(target, made("amphista")[0])
-
-
 # What is trained is what drafts --------------------------------------------------------------------------------------
 
 
@@ -121,7 +111,7 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     drafter.propose = watched  # type: ignore[method-assign]
     Engine(world().target, drafter, max_batch=3).generate(world().prompts[:4], SamplingParams(max_tokens=6))
     checked = 0
-    for text, tree in seen[::3]:
+    for text, tree in seen[::2]:
         if models.EOS not in tree.tokens:  # below which nothing is drafted
             assert tree.parent.tolist() == drafter.template.parent[: len(tree)].tolist()
         for node in range(1, len(tree)):
@@ -224,7 +214,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "dear": {1: 1.0, 64: 64.0},
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
-        times = RoundTimes.of_forwards(seconds)
+        times = forward_times(seconds)
         monkeypatch.setattr("paceline.draft.models.fixed_tree.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30

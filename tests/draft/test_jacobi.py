@@ -160,18 +160,3 @@ def test_nothing_is_copied_if_not_asked_for():
     nothing = bound(retrieve="none", tree=0, window=2)
     nothing.start(one)
     assert drafted(nothing, one).num_drafted == 2
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("jacobi,retrieve=sam", "retrieve is 'sam'; it must be ngram or none"),
-        ("jacobi,window=0", "window is 0; it must be 1 or more"),
-        ("jacobi,tree=-1", "tree is -1"),
-        ("jacobi,match=first", "it must be earliest or recent"),
-    ],
-)
-def test_what_cannot_be_is_said_in_a_line(spec, says):
-    with pytest.raises(MethodError, match=says) as error:
-        create(spec)
-    assert "\n" not in str(error.value)

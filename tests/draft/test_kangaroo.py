@@ -12,19 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-import paceline.draft.methods.kangaroo as kangaroo
 from paceline.core.request import Row
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft import registry
-from paceline.draft.fallback import Fallback
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
@@ -35,12 +30,9 @@ from paceline.target.hf import HFTarget
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter
-from tests import drafters, models, native
+from tests import models
 from tests.draft.answered import NEW, Answered, weakened
-from tests.enumerated import law, plainly
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import largest_difference
-from tests.pairs import paired
 from tests.plain import generate
 
 
@@ -79,7 +71,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
         model = models.model(family, num_hidden_layers=4, tie_word_embeddings=False)
         here = World.of(weakened(model, share, exit, sureness=4), tmp_path_factory.mktemp("adapters"))
         here.exit = exit
-        for name, tensors in {**adapters(model), "perfect": AdapterModule(model).state_dict()}.items():
+        for name, tensors in {**adapters(model)}.items():
             save(here.folder / name, here.target, exit, tensors)
         return here
 
@@ -123,21 +115,6 @@ def test_greedy_text_is_transformers_in_every_family_at_every_exit(
     here = world(family, exit)
     out = here.check(here.drafter(weights, **options), batch=3, chunk=24)
     assert sum(done.stats.draft_tokens for done in out) > 0
-
-
-# Ends ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_perfect_draft_is_accepted_whole_and_ends_with_the_end(world: Callable[..., World]) -> None:
-    here = world(share=0.0)
-    out = here.check(here.drafter("perfect", threshold=0.0, draft=3))
-    for done in out:
-        if done.finish_reason == "length":
-            assert done.stats.accepted == [1, 0, 1, 3]  # the prompt's token, three whole drafts, and what is left
-        else:
-            assert done.tokens[-1] in here.target.eos_token_ids
-            assert done.stats.draft_tokens <= done.new_tokens  # nothing is drafted behind an end
-    assert {done.finish_reason for done in out} == {"stop", "length"}
 
 
 # What is run, and what is cached ------------------------------------------------------------------------------------
@@ -214,46 +191,6 @@ def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[W
     assert set(drafter.lags) == {(True, 1), (False, 0)}
 
 
-@pytest.mark.parametrize(
-    ("behind", "options"),
-    paired(
-        [False, True],
-        [{}, {"tree": 9, "width": 3}, {"tree": 3, "draft": 1}],
-    ),
-)
-def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
-    world: Callable[..., World], options: dict[str, int], behind: bool
-) -> None:
-    here = world(share=0.5)
-    drafter = here.drafter("trained", threshold=0.2, **options)
-    other = drafters.Idle(here.answers, error=0.3, branches=1)
-    engine = Engine(here.target, Fallback([other, drafter]) if behind else drafter)
-    rows = [engine.add(prompt, SamplingParams(max_tokens=NEW)) for prompt in here.prompts[:3]]
-    checked = 0
-    while engine.has_work:
-        engine.step()
-        for row in engine.rows:
-            text = row.tokens[:-1].tolist()
-            found = here.target.cache.kv[:, :, row.slot, :, : len(text)]
-            fresh = native.of(here.model)
-            slot = fresh.add_row(len(text))
-            verdict = fresh.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
-            torch.testing.assert_close(found, fresh.cache.kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
-            done = drafter.model.length(row)
-            mine = drafter.model.pending.cache.kv[:, :, drafter.model.pending.slot(row), :, :done]
-            states = verdict.hidden[here.exit]
-            torch.testing.assert_close(drafter.model.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
-            if not done:
-                continue
-            adapter = kangaroo.Adapter(adapters(here.model)["trained"], fresh)
-            slot = adapter.cache.add_row(done)
-            adapter(states[:done], [Segment.chunk(slot, np.array(text[:done]), last=False)])
-            torch.testing.assert_close(mine, adapter.cache.kv[:, :, slot, :, :done], atol=1e-4, rtol=1e-4)
-            checked += 1
-    assert checked >= 6
-    assert sum(sum(row.stats.accepted[1:]) for row in rows) > 5
-
-
 # The draft itself ---------------------------------------------------------------------------------------------------
 
 
@@ -297,32 +234,6 @@ def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], 
         assert sum(wanted) == 29
 
 
-# The distribution ---------------------------------------------------------------------------------------------------
-
-FEW = 5
-"""Tokens of the vocabulary whose every outcome is walked."""
-
-
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path]:
-    """A target of few tokens, on which half the drafts are wrong."""
-    model = models.model("llama1", num_hidden_layers=2, vocab_size=FEW, seed=3, **native.TINY)
-    target = native.of(weakened(model, 0.7, 1, sureness=4), eos=())
-    folder = tmp_path_factory.mktemp("few") / "adapter"
-    save(folder, target, 1, adapters(model)["trained"])
-    return target, folder
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-def test_sampled_text_has_the_targets_distribution(few: tuple[Decoder, Path], eta: float) -> None:
-    """Exactly: no chance is left."""
-    target, folder = few
-    prompt, new = [1, 3, 2], 3
-    config = KangarooConfig(checkpoint=str(folder), threshold=eta)
-    expected = plainly(target, prompt, new)
-    assert largest_difference(law(target, Kangaroo(config), prompt, new), expected) < 1e-5
-
-
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
@@ -339,17 +250,6 @@ def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], t
     assert "needs a model of a family that the native decoder runs" in refusal(TableTarget(), here.folder / "trained")
     other = HFTarget(models.model("gpt2"), name="gpt2")
     assert "gpt2 runs in transformers" in refusal(other, here.folder / "trained")
-    assert "there is no folder" in refusal(here.target, tmp_path / "nothing")
-    other = native.of(models.model("llama2", seed=9, num_hidden_layers=4))
-    assert "same shape, other weights" in refusal(other, here.folder / "trained")
     for layer in (4, -1, None, "2"):
         save(tmp_path / "exit", here.target, layer, good)  # type: ignore[arg-type]
         assert "an exit layer is 0 to 3" in refusal(here.target, tmp_path / "exit")
-    save(tmp_path / "less", here.target, 2, {k: v for k, v in good.items() if k != "o_proj.weight"})
-    assert "has no o_proj.weight" in refusal(here.target, tmp_path / "less")
-    save(tmp_path / "narrow", here.target, 2, good | {"q_proj.weight": torch.zeros(64, 32)})
-    assert "its q_proj.weight is [64, 32] where [64, 64]" in refusal(here.target, tmp_path / "narrow")
-    assert "draft is 0; it must be 1 or more" in refusal(here.target, here.folder / "trained", draft=0)
-    assert "threshold is 1.5" in refusal(here.target, here.folder / "trained", threshold=1.5)
-    with pytest.raises(MethodError, match="needs a checkpoint: write kangaroo:PATH"):
-        registry.create("kangaroo")

@@ -222,6 +222,27 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     assert seen == 7
 
 
+def test_of_a_window_that_another_drafters_draft_replaced_the_beginning_is_kept(folders):
+    """What both have behind the first difference follows other tokens."""
+    target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
+    spec = f"model:{folders['close']},stop=fixed,draft=3"
+    drafter, fresh = create(spec), create(spec)
+    drafter.bind(target)
+    fresh.bind(target)
+    ahead = Lookahead(drafter, num_candidates=3)
+    ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
+    with torch.inference_mode():
+        ((first, second, third),) = (window.tokens for window in ahead.windows([Ask(7, [12])]))
+        ahead.look_ahead()
+        (window,) = ahead.windows([Ask(7, [first, 5 + (second == 5), third, 9])])
+    row = ahead._states[7].row
+    fresh.start(row)
+    (tree,) = fresh.propose([row])
+    assert (window.hit, window.tokens) == (None, tree.tokens[1:].tolist())
+    caches = [one.model.network.cache.kv[:, :, one.model.slot(row), :, : len(row)] for one in (drafter, fresh)]
+    torch.testing.assert_close(*caches, atol=1e-4, rtol=1e-4)
+
+
 def test_branches_go_where_windows_end():
     """As many in all as `candidates` a position, and at most four times as many at one."""
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4

@@ -71,14 +71,6 @@ def test_a_close_draft_saves_forwards(folders):
         assert sum(done.rounds for done in out) < 0.85 * sum(done.rounds for done in plainly)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_drafts_for_itself(folders, temperature):
-    params = SamplingParams(max_tokens=21, temperature=temperature, seed=2, ignore_eos=True)
-    for done in written(folders["target"], f"model:{folders['target']},stop=fixed,draft=4", params):
-        assert done.rounds == 5
-        assert done.stats.accepted == [1, 0, 0, 0, 4]
-
-
 # A context and a vocabulary that are not the target's -----------------------------------------------------------------
 
 

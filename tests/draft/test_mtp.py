@@ -25,8 +25,6 @@ from tests import models, native
 from tests.draft import mtps
 from tests.draft.answered import weakened
 from tests.draft.eagles import Tensors
-from tests.enumerated import law, plainly
-from tests.lossless_enumeration import largest_difference
 from tests.pairs import paired
 
 STEPS = 3
@@ -145,28 +143,6 @@ def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: 
     assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
 
 
-def test_a_head_that_knows_everything_is_accepted_whole(tmp_path: Path) -> None:
-    model = weakened(models.model("llama2", tie_word_embeddings=False), 0.0)
-    folder = mtps.save(tmp_path, mtps.knowing_head(model))
-    for options, deep in (("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)):
-        engine = Engine(native.of(model, eos=()), f"mtp:{folder},{options}")
-        engine.add(PROMPTS[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
-        rounds = []
-        while engine.has_work:
-            rounds += [len(delta.tokens) for delta in engine.step()]
-        assert rounds == [1] + [deep + 1] * 3
-
-
-@pytest.mark.parametrize("tree", [0, 3])
-def test_sampled_text_has_the_targets_distribution(tmp_path: Path, tree: int) -> None:
-    """Exactly: every outcome on a target of few tokens is walked."""
-    model = models.model("llama1", num_hidden_layers=3, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
-    target = native.of(weakened(model, 0.7), eos=())
-    made = registry.create(f"mtp:{mtps.save(tmp_path, mtps.knowing_head(model, 0.5))},draft=2,tree={tree},width=2")
-    prompt, new = [1, 3, 2], 3
-    assert largest_difference(law(target, made, prompt, new), plainly(target, prompt, new)) < 1e-5
-
-
 def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "qwen")
     quantise_folder(folder, tmp_path / "int8", "int8")
@@ -218,21 +194,14 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
     mixture = mtps.random_head(models.model("qwen3-moe"))
     assert "has other experts than its target's" in says(mixture)
     assert "mtp runs a layer of the target's kind, and a model runs in transformers" in says(good, HFTarget(model))
-    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
-    assert "has no layers.0.self_attn.o_proj.weight" in says(less)
     assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
-    assert "its fc.weight is [64, 100] where [64, 128]" in says(good | {"mtp.fc.weight": torch.zeros(64, 100)})
     assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
     one = {"model.mtp_layers.0.input_proj.weight": torch.tensor(1.0)}
     assert "its fc.weight is [] where [64, 128]" in says(mtps.in_layout(good, "mimo", 3) | one)
     small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)
     assert "is no head for this target" in says(mtps.random_head(small))
     assert "is not from a model's folder" in refusal("", target)
-    assert "there is no folder" in refusal(tmp_path / "nothing", target)
-    file = mtps.save(tmp_path / "cut", good) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "is cut off or damaged" in refusal(tmp_path / "cut", target)
-    assert "is a file" in refusal(file, target)
+    assert "is a file" in refusal(mtps.save(tmp_path / "head", good) / "model.safetensors", target)
 
 
 @pytest.mark.parametrize("native_decoder", [True, False])

@@ -2,10 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from paceline.draft.methods.suffix import Suffix, SuffixConfig
-from paceline.errors import StoreError
 from tests.draft.rows import draft_of, letters, row, target
 from tests.draft.stores import corpus
 
@@ -90,7 +87,3 @@ def test_a_corpus_is_a_source_too(tmp_path):
     drafter = bound(corpus=corpus(tmp_path / "s", ["abcd", "abcd", "abxx"]), past=100)
     assert offered(drafter, "9ab") == "cd"
     assert offered(drafter, "abzabzabzab") == "zabza", "the request's own, which is surer"
-    with pytest.raises(StoreError, match="was built with another tokenizer"):
-        bound(corpus=str(tmp_path / "s"), fingerprint="words")
-    with pytest.raises(StoreError, match="there is no store nowhere"):
-        bound(corpus="nowhere")

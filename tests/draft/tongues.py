@@ -87,7 +87,7 @@ class Knowing(DraftTable):
         logits[int(np.argmax(fits))] += self._sureness
         return logits
 
-    def cut(self, keep: Any) -> None:
+    def trim_head(self, keep: Any) -> None:
         """Trim its head."""
         self.kept = keep.numpy()
         self._table.clear()

@@ -22,7 +22,7 @@ from paceline.bench.report import read_run
 from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.options import RunOptions
-from paceline.evals.vision.report import write_page
+from paceline.evals.vision.report import page as vision_page
 from paceline.replay import report as replay
 
 CHROMIUM = shutil.which("chromium")
@@ -192,7 +192,7 @@ def of_certificate(folder):
 def of_vision(folder):
     for name in ("random", "oracle"):
         run_vision(sample(), RunOptions(name, out=folder / name))
-    write_page([folder / "random", folder / "oracle"], folder / "report.html")
+    (folder / "report.html").write_text(vision_page([folder / "random", folder / "oracle"]))
     return (folder / "report.html").read_text("utf-8")
 
 

@@ -1,7 +1,6 @@
 """Draft heads as GGUF files, read back by the package gguf: the head's numbers under llama.cpp's names."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import gguf
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.cli import main
 from paceline.errors import MethodError, ModelError
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
@@ -216,23 +216,23 @@ def test_what_llama_cpp_cannot_run_is_refused(model, target, tmp_path):
     assert not [*tmp_path.glob("*.gguf*")]
 
 
-def test_the_command(model, target, tmp_path, capsys, monkeypatch):  # fmt: skip
+def test_the_command(model, target, tmp_path, capsys):
     head = write(tmp_path / "head", speculators(model), eagle3(model))
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["to_gguf", *map(str, words)])
-        try:
-            return to_gguf.main()
-        except SystemExit as end:
-            return end.code
+        return main(["export", "gguf", *map(str, words)]), *capsys.readouterr()
 
-    assert run(f"eagle3:{head}", tmp_path / "head.gguf", "--target", target) is None
-    assert "--spec-type draft-eagle3" in capsys.readouterr().out
-    assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0") is None
+    status, said, _ = run(f"eagle3:{head}", tmp_path / "head.gguf", "--target", target)
+    assert (status, said) == (0, f"--spec-type draft-eagle3\nwrote {tmp_path / 'head.gguf'}\n")
+    assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0")[0] == 0
     assert read(tmp_path / "model.gguf")[0]["general.file_type"] == 7
-    assert "there is no folder" in str(run("eagle3:nowhere", tmp_path / "x.gguf", "--target", target))
-    assert run(f"eagle3:{head}", tmp_path / "x.gguf") == 2
-    assert "--target MODEL is for draft heads" in capsys.readouterr().err
+    for words, says in (
+        (["eagle3:nowhere", tmp_path / "x.gguf", "--target", target], "there is no folder"),
+        ([f"eagle3:{head}", tmp_path / "x.gguf"], "--target MODEL is for draft heads"),
+        ([f"corpus:{tmp_path / 'none'}", tmp_path / "cache"], "there is no store"),
+    ):
+        status, _, error = run(*words)
+        assert (status, says in error) == (2, True)
 
 
 def test_what_cannot_be_written_is_one_line(target, tmp_path):

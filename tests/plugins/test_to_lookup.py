@@ -1,11 +1,9 @@
 """A corpus as a file of llama.cpp's lookup cache, read back record by record."""
 
 import struct
-import sys
 from collections import Counter, defaultdict
 
 import numpy as np
-import pytest
 
 from paceline.draft.text.store import writing
 from paceline.plugins import to_gguf
@@ -35,9 +33,3 @@ def test_every_triple_within_a_document_is_counted(tmp_path):
         store.add("ends", np.cumsum([len(one) for one in documents], dtype=np.int64))
     to_gguf.write_lookup(tmp_path / "corpus", tmp_path / "cache")
     assert records(tmp_path / "cache") == expected
-
-
-def test_a_corpus_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["to_gguf", f"corpus:{tmp_path / 'none'}", str(tmp_path / "cache")])
-    with pytest.raises(SystemExit, match="there is no store"):
-        to_gguf.main()

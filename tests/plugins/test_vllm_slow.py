@@ -13,11 +13,11 @@ from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Library
 from paceline.certify.options import Scope
 from paceline.certify.page import findings
-from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask
 from paceline.workbench.peers import create_peer
+from paceline.workbench.reference import Reference
 
 TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")
 LENGTH = 48

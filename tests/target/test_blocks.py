@@ -8,6 +8,7 @@ from tests.gguf_files import random_blocks
 
 from paceline.target.quantised.blocks import (
     KINDS,
+    PRECISIONS,
     Q4_0,
     Q4_K,
     Q6_K,
@@ -18,6 +19,7 @@ from paceline.target.quantised.blocks import (
     kind_of,
     multipliable,
     quantise,
+    quantised,
 )
 
 READABLE = [kind for number in gguf.GGMLQuantizationType if (kind := kind_of(number)) and kind.inputs > 1]
@@ -102,3 +104,17 @@ def test_joined_parts_are_below_each_other() -> None:
     dense = torch.cat([part.dense() for part in parts])
     assert torch.equal(bits(joined(parts).dense()), bits(dense))
     assert anything(Q6_K, 3, 2).shape == (3, 512)
+
+
+@pytest.mark.parametrize("word", PRECISIONS)
+def test_what_is_small_and_sensitive_stays_as_it_is(word: str) -> None:
+    """Routers of experts, gates of shared ones and decays of recurrent layers; norms and what blocks do not fit."""
+    layer = "model.layers.0."
+    kept = ["mlp.gate", "mlp.shared_expert_gate", *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a"))]
+    made = ["mlp.gate_proj", "mlp.experts.0.up_proj", "linear_attn.in_proj_qkvz", "self_attn.q_proj"]
+    weights = {f"{layer}{name}.weight": torch.randn(4, 64) for name in kept + made}
+    weights |= {f"{layer}input_layernorm.weight": torch.ones(64), f"{layer}odd.weight": torch.ones(4, 33)}
+    weights["lm_head.weight"] = torch.randn(4, 64)
+    found = {name: w.kind for name, w in quantised(weights, word).items() if isinstance(w, Blocks)}
+    inner, outer = PRECISIONS[word]
+    assert found == {f"{layer}{name}.weight": inner for name in made} | {"lm_head.weight": outer}

@@ -163,6 +163,13 @@ def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
     assert ours.decode([0]) == ""
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_word_that_is_a_token_is_split_where_merges_do_not_make_it_but_by_llamas_rule(rule: str) -> None:
+    tokens = ["<|end|>", "a", "b", "c", "ab", "abc"]
+    facts = {"model": "gpt2", "pre": rule, "tokens": tokens, "token_type": [3, 1, 1, 1, 1, 1], "merges": ["a b"]}
+    assert tokenizer_of(file_of(facts), "m").encode_text("abc") == ([5] if rule == "llama-bpe" else [4, 3])
+
+
 def test_words_of_users_are_text_and_control_tokens_are_none() -> None:
     """Both are found in text before it is split."""
     tokens = ["a", "b", "<think>", "<end>"]

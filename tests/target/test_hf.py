@@ -1,7 +1,6 @@
 """transformers models as targets: ragged rows, trees, hidden states; and the proof that refuses the rest."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests import models
 from tests.native import logits, off
 
+from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.engine.engine import Engine
@@ -118,9 +118,8 @@ def test_a_prompt_chunk_beside_trees(target: HFTarget) -> None:
         Segment.chunk(slots[2], tokens(5, 2), last=False),
     ]
     layers = tuple(range(target.num_layers + 1))
-    target.clock.seconds.clear()
-    verdict = target.verify(segments, Needs(hidden_layers=layers, top_k=5))
-    assert target.clock.seconds["top_k"] > 0, "only a drafter asks for the best logits"
+    verdict = target.verify(segments, Needs(hidden_layers=layers, top_k=5), clock=(clock := Clock()))
+    assert [*clock.seconds] == ["prepare", "layers", "head", "top_k"]
     assert verdict.logits_at == [0, 3, 4, 4]
     assert verdict.hidden_at == [0, 3, 3 + len(long), 8 + len(long)]
     check(target, {slot: [] for slot in slots}, segments, verdict)
@@ -164,7 +163,7 @@ def test_greedy_text_is_that_of_generate(target: HFTarget) -> None:
 
 @pytest.mark.parametrize("family", RUNS)
 def test_half_precision_passes_the_proof(family: str) -> None:
-    HFTarget(models.model(family).to(torch.bfloat16), name=family)
+    assert HFTarget(models.model(family).to(torch.bfloat16), name=family).dtype == torch.bfloat16
 
 
 def test_a_model_in_training_is_put_to_work() -> None:
@@ -201,15 +200,14 @@ def test_query_heads_share_key_heads_with_the_same_bits(dtype: torch.dtype, monk
     model = models.model("llama3").to(dtype)
     assert model.config.num_key_value_heads < model.config.num_attention_heads
     logits = []
-    for name in ("PATH", hf.GROUPED):  # the first is set already, so transformers' switch is left alone
-        monkeypatch.setattr(hf, "GROUPED", name)
+    for switch in ("0", "1"):  # a user's "0" stands
+        monkeypatch.setenv("TRANSFORMERS_SDPA_FORCE_GQA", switch)
         target = HFTarget(model)
         slot = target.add_row(4)
         target.verify([Segment.chunk(slot, tokens(40, 0), last=False)])
         target.commit(slot, range(40))
         logits.append(target.verify([Segment(slot, tokens(9, 1), random_tree(9, 1), num_logits=9)]).logits)
     assert torch.equal(*logits)
-    assert hf.GROUPED not in os.environ
 
 
 # Refusals -----------------------------------------------------------------------------------------------------

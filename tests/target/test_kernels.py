@@ -84,7 +84,6 @@ def test_rotation_and_where_keys_and_values_go(dim: int, normed: str | None) -> 
     weight = weight.flatten() if weight is not None and normed == "whole" else weight
     queries = []
     for ops, cache, dtype in zip((fused, exact), caches, (torch.bfloat16, torch.float32), strict=True):
-        ops.begin(layout)
         norm = None if weight is None else weight.to(dtype)
         writer = cache.writer(layout)
         queries.append(ops.rotate(qkv.to(dtype), HEADS, KV_HEADS, norm, writer, layer))

@@ -111,7 +111,7 @@ def test_layers_in_which_torch_copies_are_not_recorded(copied: Callable[[torch.T
     """Torch calls `contiguous` a view, also where it copies; what it copied while recording would be read for ever."""
     target = made("bfloat16, exact")
     (slot,) = exact.prepared(target, [[5, 6, 7]])
-    writer = target._begin(target._plan([exact.tree(slot, [8, 9], [-1, 0])]))
+    writer = target.cache.writer(target._plan([exact.tree(slot, [8, 9], [-1, 0])]))
 
     def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         return copied(x), x

@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
+from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
-from paceline.train.__main__ import app
 from paceline.train.export import export_medusa
 from tests import models
 
@@ -34,9 +33,8 @@ def medusa(folder, width=64, own=False):
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_targets_head_comes_along(tmp_path, tied):
     target = models.make("llama2", tmp_path / "target", tie_word_embeddings=tied)
-    words = ["vllm", str(medusa(tmp_path / "heads")), str(target), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    words = ["export", "vllm", str(medusa(tmp_path / "heads")), str(target), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
     tensors, before = load_file(tmp_path / "out" / "model.safetensors"), load_file(tmp_path / "heads/model.safetensors")
     opened = load(target, dtype="float32")
     assert isinstance(opened, Decoder)

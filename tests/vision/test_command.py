@@ -27,7 +27,7 @@ def test_build_run_audit_report(tmp_path, capsys):
     assert not any(check["ok"] is False for check in _json(capsys, "audit", out)["checks"])
     assert main(["eval", "vision", "audit", out]) == 0
     assert "-       trivial features, count: too few to judge (2 of 20)" in capsys.readouterr().out
-    assert main(["eval", "vision", "report", str(tmp_path / "oracle"), str(tmp_path / "random")]) == 0
+    assert main(["report", str(tmp_path / "oracle"), str(tmp_path / "random")]) == 0
     page = (tmp_path / "oracle" / "report.html").read_text()
     assert "http" not in page.split("<h2>Published")[0].replace("http-equiv", "")
     assert page.count("<img") > 20
@@ -57,7 +57,6 @@ def test_pairs_beside_the_six(tmp_path, capsys):
     (["build", "SET", "--subsets", "colour", "--cases", "1"], "no subset 'colour'; there are absolute_size"),
     (["run", "SET", "--model", "orakel"], "no model 'orakel'. Did you mean 'oracle'?"),
     (["run", "SET/nothing", "--model", "oracle"], "there is no data set at"),
-    (["report", "SET"], "is no run"),
     (["build", "new", "--objects", "SET"], "is no source of objects"),
 ])
 def test_mistakes_are_one_line(arguments, message, capsys):
@@ -97,5 +96,5 @@ def test_training_from_the_command_line(tmp_path, capsys):
     assert [point["share"] for point in frontier["points"]] == [n / 10 for n in range(11)]
     model = f"transformers:{tmp_path / 'out'}"
     assert main(["eval", "vision", "run", str(tmp_path / "set"), "--model", model, "--out", str(tmp_path / "run")]) == 0
-    assert main(["eval", "vision", "report", str(tmp_path / "run")]) == 0
+    assert main(["report", str(tmp_path / "run")]) == 0
     assert "What was kept" in (tmp_path / "run/report.html").read_text()

@@ -85,6 +85,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     model = benchmark.model  # by the name that every command opens it by: of some names "auto" is another dtype
     folder = gguf_of(model) if is_gguf(model) else find(model, [*SMALL_FILES, "*.safetensors"])
     native = False if any(check_schedule(name)[0] != "ragged" for name in benchmark.schedules) else None
+    tokenizer = load_tokenizer(model)
     target = load(
         model,
         dtype=benchmark.dtype,
@@ -93,9 +94,8 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         exact=benchmark.exact,
         activations=benchmark.activations,
         threads=torch.get_num_threads(),  # the same for all contestants during the whole run
+        tokenizer=tokenizer,
     )
-    tokenizer = load_tokenizer(model)
-    target.tokenizer = tokenizer  # drafters compare both with those they were trained for
     prompt = partial(_prompt, Transcriber(tokenizer, benchmark.template))
     questions = suite.questions
     if benchmark.schedules:

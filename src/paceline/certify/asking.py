@@ -118,16 +118,22 @@ class Noise:
 
 def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
     """Pairs of places, up to the first two tokens that differ."""
+    exact = _has_spaces(one) and _has_spaces(other)
     for a, b in zip(one, other, strict=False):
-        if not _same(a.token, b.token):
+        if not _same(a.token, b.token, exact):
             return
         yield a, b
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two servers may mean one token: some leave out the space before it, the name of a special token, or what
-    is no whole character."""
-    if (one.strip() or one) == (other.strip() or other):
+def _has_spaces(reply: Sequence[Place]) -> bool:
+    """Whether the server writes the space that a token begins with: then "Th" and " Th" are two tokens."""
+    return any(token.startswith(" ") for place in reply for token in (place.token, *(best for best, _ in place.top)))
+
+
+def _same(one: str, other: str, exact: bool) -> bool:
+    """Whether two servers may mean one token: some leave out the name of a special token, what is no whole character,
+    or, unless `exact`, the space before it."""
+    if one == other or (not exact and (one.strip() or one) == (other.strip() or other)):
         return True
     unspelled = [not text or "\N{REPLACEMENT CHARACTER}" in text or text.startswith("bytes:") for text in (one, other)]
     named = [re.fullmatch(r"<\S+>|\[[A-Z]+\]", text) is not None for text in (one, other)]
@@ -144,7 +150,7 @@ def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cu
     agree = cut is None and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
     if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
-        gap = _gap(others, at, said.token, body)
+        gap = _gap(others, at, said.token, body, _has_spaces(mine) and _has_spaces(others))
         unranked = f"the control has another token, and this one is not among its {len(best.top)} best"
         return facts | {"said": said.token, "best": best.token, "gap": gap, "why": unranked if gap is None else ""}
     for number, (a, b) in enumerate(same):
@@ -166,13 +172,13 @@ def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cu
     return None if right.text.startswith(reply.text) and (reply.text or not right.text) else facts | {"gap": 0.0}
 
 
-def _gap(right: Sequence[Place], at: int, said: str, body: Fields) -> float | None:
+def _gap(right: Sequence[Place], at: int, said: str, body: Fields, exact: bool) -> float | None:
     """How far apart the two tokens are by the control, after penalties; None where it does not rank the other one.
 
     Servers report log-probabilities before penalties, and count the tokens of the answer, or those of the prompt too:
     the smaller gap of both. An unranked token is no better than the last ranked one."""
     top, best = right[at].top, right[at]
-    ranked = max((logprob for token, logprob in top if _same(token, said)), default=None)
+    ranked = max((logprob for token, logprob in top if _same(token, said, exact)), default=None)
     often, once = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
     if not often and not once:
         return None if ranked is None else abs(best.logprob - ranked)

@@ -12,7 +12,6 @@ from paceline.certify.conditional import Conditional, read
 from paceline.certify.engines import answers, honours
 from paceline.certify.greedy import Reader, check_stops
 from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
-from paceline.certify.reference import Model, Rounding
 from paceline.certify.sampled import AT_ONCE, Case, Sampled, distribution_of, needed, sample
 from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
 from paceline.core.sampling import SamplingParams
@@ -22,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Completion
 from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.reference import Model, Rounding
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 Prompts = Sequence[Sequence[int]]

@@ -15,7 +15,6 @@ import numpy as np
 from paceline.certify.certificate import INTERRUPTED, Models, certify
 from paceline.certify.engines import Library, local
 from paceline.certify.options import REQUESTS, Subject, Watch
-from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.certify.verdict import CANNOT_SAY, NOT_LOSSLESS
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
@@ -29,6 +28,7 @@ from paceline.workbench.client import CompletionError
 from paceline.workbench.endpoint import Endpoint, Remote
 from paceline.workbench.environment import environment
 from paceline.workbench.peers import PEERS, create_peer
+from paceline.workbench.reference import Model, PlainDecoding, Reference
 
 if TYPE_CHECKING:
     from paceline.certify.asking import Control, Messages

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from paceline.certify import stats
-from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
 from paceline.core.sampling import SamplingParams, probabilities
+from paceline.workbench.reference import Rounding, distributions
 
 BEST = "the best token"
 RANKED = 20  # best tokens that are told apart from the rest

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from paceline.certify.engines import answers
-from paceline.certify.reference import Rounding
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
 from paceline.core.sampling import SamplingParams, warp
 from paceline.workbench.client import Completion
 from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.reference import Rounding, noise_of
 
-ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -41,9 +40,7 @@ class Reader:
         start, text = len(prompt), [*prompt, *tokens]
         readings = self.rounding.measured(text, start)
         exact, *rounded = [self._warped(one, text, start, params) for one in readings]
-        best, noise = exact.argmax(-1), ROUNDING * _finite(exact).abs().amax(-1)
-        for one in rounded:
-            noise = noise.maximum(_finite(one - exact).abs().amax(-1))
+        best, noise = exact.argmax(-1), noise_of(exact, rounded)
         flipped = _unlike(exact, rounded[0].argmax(-1)) if rounded else torch.zeros(0)
         unlike = _unlike(exact, torch.tensor(tokens, dtype=torch.long))
         for at in range(len(tokens)):
@@ -88,11 +85,6 @@ def _unlike(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     if not len(tokens):
         return torch.zeros(0, dtype=torch.bool)
     return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
-
-
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """`logits`, with 0 for what is not a finite number: banned tokens, and their differences."""
-    return logits.nan_to_num(0.0, 0.0, 0.0)
 
 
 def check_stops(

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from paceline.certify import stats, verdict
 from paceline.certify.engines import answers
 from paceline.certify.options import Scope
-from paceline.certify.reference import Rounding, distributions
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
 from paceline.core.sampling import SamplingParams
 from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.reference import Rounding, distributions
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
+from paceline.workbench.reference import is_tie
 
 SHOWN = 5  # divergences that a certificate shows of each verdict
 CONTEXT = 12  # tokens that it shows before one
@@ -54,7 +55,7 @@ class Divergence:
     @property
     def is_tie(self) -> bool:
         """Whether rounding may have moved both logits across the gap."""
-        return not self.why and self.gap is not None and self.gap <= 2 * self.noise
+        return not self.why and self.gap is not None and is_tie(self.gap, self.noise)
 
     def facts(self) -> dict[str, Any]:
         gap = None if self.gap is None else round(self.gap, 6)

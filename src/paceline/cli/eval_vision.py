@@ -14,7 +14,7 @@ from paceline.cli.show import Steps, figures_table, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
-from paceline.jsonl import PAGE, check_file, check_folder, writes
+from paceline.jsonl import check_folder
 from paceline.workbench.options import Grouped, app_of, listed, with_options
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
@@ -22,7 +22,7 @@ HELP = """Does a vision-language model see size, position, existence and count? 
 \b
 paceline eval vision build build/spec --seed 1              15,000 pictures
 paceline eval vision run build/spec --model transformers:openai/clip-vit-base-patch32 --out runs/clip
-paceline eval vision report runs/clip
+paceline report runs/clip
 paceline eval vision train --help                           tune a model on such data
 
 pip install '.[vision]' in a checkout brings the packages that this needs.
@@ -118,31 +118,8 @@ def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
     else:
         _show(report)
         if asked.out is not None:
-            print(f"\n{asked.out} holds it all; paceline eval vision report {asked.out} makes a page of it.")
+            print(f"\n{asked.out} holds it all; paceline report {asked.out} makes a page of it.")
     return 1 if report["problems"] else 0
-
-
-@vision.command(cls=Grouped, short_help="Make a page of runs.")
-@with_options
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
-    ],
-    out: Path | None = option(None, "Where to write the page. [default: RUN/report.html]", callback=writes(PAGE)),
-) -> int:
-    """Make a page of one or more runs: scores and published ones, confusion, pictures that were taken right and wrong.
-    All in one file, which loads nothing.
-
-    \b
-    paceline eval vision report runs/before runs/after --out report.html
-    """
-    from paceline.evals.vision.report import write_page
-
-    file = out or runs[0] / "report.html"
-    check_file(file, PAGE)
-    write_page(runs, file)
-    print(f"wrote {file}")
-    return 0
 
 
 @vision.command("train", cls=Grouped, short_help="Tune a dual encoder on size, position, existence, count.")

@@ -24,6 +24,7 @@ COMMANDS = {
     "train tree": "train tools tree",
     "train vllm": "export vllm",
     "train vision": "eval vision train",
+    "eval vision report": "report",
 }
 """Commands that have another name now. The old one works for a version."""
 OPTIONS = {
@@ -55,6 +56,7 @@ def modern(argv: Sequence[str]) -> list[str]:
     if path in COMMANDS:
         _say(f"paceline {path}", f"paceline {COMMANDS[path]}")
         words[: len(path.split())] = COMMANDS[path].split()
+        path = COMMANDS[path]
     renamed = OPTIONS.get(path, {})
     for i, word in enumerate(words):
         if word == "--":

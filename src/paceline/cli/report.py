@@ -1,24 +1,40 @@
-"""`paceline report`: the folder of a benchmark or of an evaluation as a page, a Markdown table or JSON."""
+"""`paceline report`: the folder of a benchmark, an evaluation or a certificate as a page, a Markdown table or JSON."""
 
 import json
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from paceline.errors import PacelineError
-from paceline.jsonl import PAGE, check_file, write_whole, writes
+from paceline.jsonl import PAGE, check_file, loads, write_whole, writes
 from paceline.workbench.options import with_options
 from paceline.workbench.runs import is_run
 
 NAME = "report.html"
+CERTIFICATE, VISION = "certificate.json", "report.json"  # files by which folders of these kinds are known
+
+
+class Pages(NamedTuple):
+    """What can be made of a run: its page, its figures, and a table (None: there is none)."""
+
+    run: Any
+    page: Callable[[Any], str]
+    figures: Callable[[Any], Any]
+    table: Callable[[Any], str] | None = None
 
 
 @with_options
 def report(
-    folder: Annotated[Path, typer.Argument(help="What paceline bench or eval wrote to --out.", metavar="DIR")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What paceline bench, eval or certify wrote to --out; several of `eval vision` are laid side by side.",
+            metavar="DIR...",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help=f"Where to write the page. [default: DIR/{NAME}]", callback=writes(PAGE)),
@@ -27,7 +43,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
     """Make a page of a benchmark: speed-ups, accepted tokens, time by part, answers in colour, all in one file.
-    Or of an evaluation: its figures with intervals, verdicts by rule, what it cost, answers to read.
+    Or of an evaluation: its figures with intervals, what it cost, answers to read; or of a certificate.
 
     The page loads nothing from anywhere. A run that is not finished can be shown too.
 
@@ -35,28 +51,42 @@ def report(
     paceline report runs/demo
     paceline report runs/demo --output report.html
     paceline report runs/demo --markdown >> README.md
+    paceline report runs/clip runs/clip-tuned --output both.html
     """
     if markdown + as_json + (output is not None) > 1:
         raise PacelineError("--output is for the page, --markdown and --json print something else: choose one")
-    made: tuple[Callable[[Any], Any], ...]
-    if is_run(folder, "align"):
-        from paceline.evals.align import page
-
-        run: Any = folder
-        made = page.summary, page.markdown, page.page
-    else:
-        from paceline.bench import page as pages
-        from paceline.bench import report as reports
-
-        run = reports.read_run(folder)
-        made = attrgetter("summary"), reports.markdown, pages.page
-    figures, table, html = made
+    pages = pages_of(folders)
     if as_json:
-        print(json.dumps(figures(run), indent=2))
+        print(json.dumps(pages.figures(pages.run), indent=2))
     elif markdown:
-        print(table(run), end="")
+        if pages.table is None:
+            raise PacelineError(f"{folders[0]} has no table for --markdown; its page and --json have the figures")
+        print(pages.table(pages.run), end="")
     else:
-        file = output if output is not None else folder / NAME
+        file = output if output is not None else folders[0] / NAME
         check_file(file, PAGE)
-        write_whole(file, html(run))
+        write_whole(file, pages.page(pages.run))
         print(f"wrote {file}")
+
+
+def pages_of(folders: list[Path]) -> Pages:
+    """What can be made of a folder, or of several of `eval vision`. Raises PacelineError if it is no run."""
+    folder = folders[0]
+    if all((one / VISION).is_file() for one in folders):
+        from paceline.evals.vision.report import page, read_reports
+
+        return Pages(folders, page, read_reports)
+    if len(folders) > 1:
+        raise PacelineError("only runs of `paceline eval vision` are laid side by side; name one folder")
+    if (folder / CERTIFICATE).is_file():
+        from paceline.certify import page as certificates
+
+        return Pages(loads((folder / CERTIFICATE).read_bytes()), certificates.page, lambda certificate: certificate)
+    if is_run(folder, "align"):
+        from paceline.evals.align import page as answers
+
+        return Pages(folder, answers.page, answers.summary, answers.markdown)
+    from paceline.bench import page as benchmarks
+    from paceline.bench import report as reports
+
+    return Pages(reports.read_run(folder), benchmarks.page, attrgetter("summary"), reports.markdown)

@@ -35,7 +35,7 @@ from paceline.errors import NumericError, PacelineError
 
 @dataclass(slots=True)
 class Accepted:
-    """What was accepted of one row's tree.
+    """The part of a row's tree that was accepted, and the tokens that follow from it.
 
     path      accepted nodes, root first; tokens[i] is the token decided at path[i].
     tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
@@ -54,11 +54,13 @@ class Failed:
 
 
 Outcome = Accepted | Failed
-"""What became of a row in a round."""
+"""The result of a round for one row."""
 
 
 class Cursor(NamedTuple):
-    """A row's position in its tree, and the decisions so far; logits [len(tree), V]."""
+    """A row's position in its tree, and the decisions so far.
+
+    logits  [len(tree), V], the target's prediction after each node."""
 
     request: Request
     tree: DraftTree
@@ -82,18 +84,23 @@ class Cursor(NamedTuple):
 
 
 class Rule(Protocol):
-    """An acceptance rule. name, for reports; lossless: whether answers keep the target's distribution."""
+    """An acceptance rule.
+
+    name      its name in reports.
+    lossless  whether answers keep the target's distribution."""
 
     name: str
     lossless: bool
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """Append a token to `done.tokens` of every cursor, and, if a drafted child has this token, that child to
-        `done.path`. Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
+        """Append a token to `done.tokens` of every cursor, and to `done.path` the drafted child that has this token, if
+        there is one. Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
 
 
 class Lossless:
-    """Greedy decoding and sampling as in the module's docstring. block: whether drawn chains are judged as a whole."""
+    """The rule of the module's docstring.
+
+    block  judge drawn chains as a whole; False: token by token."""
 
     name, lossless = "lossless", True
 
@@ -145,9 +152,9 @@ def accept(
 
 
 def _decide(rule: Rule, cursors: Sequence[Cursor], failed: dict[int, Failed]) -> list[Cursor]:
-    """One step of rows that are decided alike. If it fails, each row is decided alone, and has its own error.
+    """Decide one step of rows that are decided alike. If that fails, each row is decided alone, and has its own error.
 
-    failed  by the identity of a cursor's `done`, added to."""
+    failed  the failures, by the identity of a cursor's `done`; they are added here."""
     try:
         return rule.decide(cursors)
     except PacelineError as error:
@@ -175,8 +182,8 @@ def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
 
 
 def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
-    """Groups of rows that are decided together: on a CPU each row alone; on an accelerator those whose logits are
-    warped alike and whose drafts are all drawn or all point masses."""
+    """Group the rows that are decided together. On a CPU each row is a group. On an accelerator, rows of a group have
+    logits that are warped alike, and drafts that are all drawn or all point masses."""
     if not sampling.on_accelerator(active[0].logits):
         return [[cursor] for cursor in active]
     groups: list[list[Cursor]] = []
@@ -236,7 +243,8 @@ def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor])
 
 
 def follow(cursor: Cursor, token: int) -> bool:
-    """Add `token` and step to the drafted child with this token; False if there is none: the row is done."""
+    """Add `token` and step to the drafted child with this token. Returns False if there is no such child, so that the
+    row is done."""
     tree, done = cursor.tree, cursor.done
     done.tokens.append(token)
     for child in tree.children(cursor.node):
@@ -310,7 +318,7 @@ def _verify_block(cursor: Cursor) -> None:
 def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The next p and q, both [V], after the rejection of `token`: normalise(max(p - q, 0)), and q without the token.
 
-    replacement: q stays as it is."""
+    replacement  siblings are drawn independently, so q stays as it is."""
     rest = (p - q).clamp_min(0)
     total = sum_of(rest)
     if not replacement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,7 +20,7 @@ PARTS = {
 class Clock:
     """Splits running time into named parts, which add up to the whole.
 
-    exact  a lap waits for the accelerator, which costs time; else the part that waits for its work has the time."""
+    exact  a lap waits for the accelerator, which costs time. False: the part that waits for a result has its time."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
@@ -40,12 +40,19 @@ class Clock:
         self._last = now
 
     def shares(self, before: Mapping[str, float], rows: int) -> dict[str, float]:
-        """The share of each of `rows` in the time since `seconds` was `before`, by part of a row's statistics."""
+        """Seconds of each of `rows` rows since `seconds` was `before`, by part of a row's statistics."""
         shares: dict[str, float] = {}
         for part, seconds in self.seconds.items():
             booked = PARTS.get(part, "bookkeeping")
             shares[booked] = shares.get(booked, 0.0) + (seconds - before.get(part, 0.0)) / rows
         return shares
+
+
+def seconds_of(act: Callable[[], object]) -> float:
+    """How long a call takes."""
+    began = perf_counter()
+    act()
+    return perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -56,18 +63,18 @@ class Profile:
     parts: dict[str, float]
 
     def plus(self, now: Mapping[str, float], before: Mapping[str, float]) -> Profile:
-        """With one round more, between two states of a clock's `seconds`."""
+        """The profile with one more round, which took a clock's `seconds` from `before` to `now`."""
         parts = {part: self.parts.get(part, 0.0) + s - before.get(part, 0.0) for part, s in now.items()}
         return Profile(self.rounds + 1, parts)
 
     def without(self, other: Profile) -> Profile:
-        """The rounds that are not in `other`."""
+        """The profile of the rounds that are not in `other`."""
         parts = {part: s - other.parts.get(part, 0.0) for part, s in self.parts.items()}
         return Profile(self.rounds - other.rounds, parts)
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
+        """Seconds of all parts together."""
         return sum(self.parts.values())
 
     def share(self, *names: str) -> float:

@@ -209,7 +209,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 @njit
 def _folded(numbers):  # type: ignore[no-untyped-def]
-    """The sum of float64 [BLOCK / 2], which change: the halves are added until one number is left.
+    """The sum of numbers, float64 [BLOCK / 2]. It overwrites them: halves are added until one number is left.
 
     Every step is a loop over numbers that do not depend on each other, and of a known length, so that it vectorises."""
     for i in range(64):

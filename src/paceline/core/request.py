@@ -22,7 +22,7 @@ AHEAD = 256  # tokens reserved for an answer when its request joins; most answer
 
 
 class Request(Protocol):
-    """What drafters see of a request, our engine's or another's. The attributes are documented in `Row`."""
+    """The part of a request that drafters know, in our engine or another. `Row` documents the attributes."""
 
     @property
     def id(self) -> int: ...
@@ -53,19 +53,20 @@ class Detokenizer(Protocol):
     """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
-        """Text that has become final with `token` (often empty inside a character of several bytes)."""
+        """Add a token. Returns the text that has become final, which is often empty inside a character of several
+        bytes."""
 
     def flush(self) -> str:
-        """The text that is still held back at the end."""
+        """End the answer. Returns the text that was held back."""
 
 
 @dataclass
 class RowStats:
     """Statistics of a row's rounds. A round is one forward of the target that yielded tokens for this row.
 
-    accepted  accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
-    drafted   drafted[d] rounds offered a draft at least d deep.
-    seconds   this row's share of the time, by part of the round: a round's time is split evenly between its rows."""
+    accepted  accepted[d] is the number of rounds that accepted exactly d drafted tokens.
+    drafted   drafted[d] is the number of rounds that offered a draft of at least d levels.
+    seconds   this row's share of the time, by part of the round. A round's time is split evenly between its rows."""
 
     rounds: int = 0
     draft_rounds: int = 0
@@ -75,7 +76,8 @@ class RowStats:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def record(self, depth: int, nodes: int, accepted: int) -> None:
-        """Count one round: a draft of `nodes` nodes, `depth` deep, of which `accepted` were accepted."""
+        """Count a round whose draft had `nodes` nodes and `depth` levels, and of which `accepted` tokens were accepted.
+        """
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes
@@ -89,7 +91,8 @@ class RowStats:
         return sum(depth * rounds for depth, rounds in enumerate(self.accepted))
 
     def acceptance_by_depth(self) -> list[float]:
-        """Entry d-1: share of the rounds with a draft of depth d or more that accepted at least d tokens."""
+        """Acceptance by depth: entry d - 1 is the share that accepted at least d tokens, of the rounds with a draft of
+        depth d or more."""
         return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]
 
 
@@ -101,19 +104,20 @@ def _bump(histogram: list[int], index: int) -> None:
 class Row:
     """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
 
-    id               unique in an engine's life.
-    client           who asked, set before it joins: where requests wait, clients join in turn.
+    id               number of the row, unique in an engine's life.
+    client           name of the client, set before the row joins: where requests wait, clients join in turn.
     slot             its slot in the target's cache, -1 while it has none.
     cached           number of its tokens in the cache.
     reused           tokens whose keys and values were copied from another request instead of being run.
     preempted        number of times it lost its slot; its tokens are then run again.
     joined, ended    when it joined and left the batch, by time.perf_counter; 0 before that.
-    runs             (drafter, length) of each piece of the answer; drafter "" for the target's own tokens.
-    logprobs         one entry a new token, if the request wants them.
-    prompt_logprobs  one entry a prompt token so far, if the request wants them; the first is None: nothing predicts it.
+    runs             (drafter, length) of each piece of the answer; the drafter of the target's own tokens is "".
+    logprobs         an entry for each new token, if the request wants them.
+    prompt_logprobs  an entry for each prompt token so far, if the request wants them. The first is None: nothing
+                     predicts that token.
     past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
-    error            why it ended, with finish_reason "error".
-    max_length       tokens that prompt and answer can become."""
+    error            message of the error that ended the row, if finish_reason is "error".
+    max_length       largest number of tokens of prompt and answer together."""
 
     def __init__(
         self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, *, max_context: int,
@@ -213,10 +217,12 @@ class Row:
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
     def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
-        """Append the tokens of one round, the last of them the target's own, up to the one that ends the answer.
+        """Append the tokens of a round up to the one that ends the answer; the last of `tokens` is the target's own.
 
-        source: the drafter of the others. logprobs: of `tokens`, if the request wants them.
-        Sets `finish_reason` if the answer ended; returns the number of tokens taken."""
+        source    the drafter of all but the last token.
+        logprobs  an entry for each of `tokens`, if the request wants them.
+
+        Sets `finish_reason` if the answer ended. Returns the number of tokens taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
@@ -233,7 +239,9 @@ class Row:
         return taken
 
     def end(self, reason: FinishReason, error: str = "") -> None:
-        """End the answer where it is, unless it has ended; reason "abort", or "error" with its message."""
+        """End the answer where it is, unless it has ended.
+
+        reason  "abort", or "error" with the message `error`."""
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             if reason == "error":
@@ -241,7 +249,7 @@ class Row:
             self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
-        """Add `token` to the text; True if the answer ends here. The text never shows an end token."""
+        """Add `token` to the text, which never shows an end token. Returns whether the answer ends here."""
         ends = token in self._end_tokens
         stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
         if ends or stops:
@@ -259,7 +267,7 @@ class Row:
             self._detokenizer = None
 
     def _write(self, text: str) -> bool:
-        """Append to the answer's text; if that completes a stop string, cut the text before it and return True."""
+        """Append to the answer's text, and cut it before a stop string that this completes. Returns whether it did."""
         old = len(self.text)
         self.text += text
         # The old text has no stop string, so a stop string ends in the new text.
@@ -305,14 +313,15 @@ def overlap(text: str, stop: str) -> int:
 
 @dataclass
 class Delta:
-    """What one round added to one request.
+    """The tokens and the text that one round added to one request.
 
     index     the request's number among the prompts of this call.
-    pieces    (source, text), source "" for the target's own tokens and the drafter's name for accepted ones. Text lags
-              behind tokens inside a character and before what may become a stop string.
-    nodes     drafted tokens that were verified in this round; depth: the longest path among them; calls: forwards of a
-              draft model that they took; accepted: those that are in `tokens`.
-    logprobs  one entry for each of `tokens`, if the request wants them."""
+    pieces    (source, text): the source of accepted tokens is the drafter's name, that of the target's own is "". Text
+              lags behind tokens inside a character and before a possible stop string.
+    nodes     number of drafted tokens that were verified in this round.
+    depth     number of levels of the draft. calls: forwards of a draft model that it took.
+    accepted  number of drafted tokens in `tokens`.
+    logprobs  an entry for each of `tokens`, if the request wants them."""
 
     index: int
     row: Row
@@ -327,7 +336,6 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """The new text."""
         return "".join(text for _, text in self.pieces)
 
     @classmethod
@@ -340,9 +348,9 @@ class Delta:
 class Completion:
     """A finished request.
 
-    seconds  from the moment it joined the batch to its last token, prompt included.
+    seconds  time from joining the batch to the last token, prompt included.
 
-    stats, runs, logprobs, error and reused are as in `Row`."""
+    The other fields are as in `Row`."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""Plan and Round: what the target is to run for each row; its verdict, and what was accepted."""
+"""Plan and Round: the input of a turn of the engine's loop, and its results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.errors import MethodError
 
 @dataclass(eq=False)
 class Plan:
-    """What the target is to run in one turn of the loop. Index i of every list is about the same row.
+    """The input of one turn of the loop. Index i of every list is about the same row.
 
-    trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
-    segments  what the target runs for each row: its tree, or a piece of its prompt."""
+    trees     each row's draft, cut to the length that it has left. It is the root alone where nothing was drafted.
+    segments  each row's tree, or a piece of its prompt, as the target runs it."""
 
     rows: list[Row]
     trees: list[DraftTree]
@@ -39,18 +39,18 @@ class Plan:
         return self.trees[i].owner is drafter
 
     def spans(self) -> list[slice]:
-        """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
+        """The slice of each row's nodes among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
         ends = accumulate((segment.num_run for segment in self.segments), initial=0)
         return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
 @dataclass(eq=False)
 class Round(Plan):
-    """What was run, for the rows that did not fail, and what was accepted of it.
+    """A plan that was run, without the rows that failed, and the results of the others.
 
-    verdict   the target's forward; None where there was none, as in a recording.
-    accepted  what was accepted of each tree.
-    places    the rows' numbers in the verdict, which may be on more rows; empty: it is on these."""
+    verdict   output of the target's forward; None where there was none, as in a recording.
+    accepted  the accepted part of each tree.
+    places    the rows' numbers in the verdict, which may have more rows; empty: it has these rows alone."""
 
     verdict: Verdict | None = None
     accepted: list[Accepted] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Round(Plan):
 
     @classmethod
     def of(cls, plan: Plan, verdict: Verdict | None, outcomes: Sequence[Outcome]) -> Round:
-        """What became of a plan, without the rows that failed."""
+        """The round of a plan that was run, without the rows that failed."""
         alive = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Accepted)]
         whole = cls(plan.rows, plan.trees, plan.segments, verdict, outcomes)  # type: ignore[arg-type]
         return whole if len(alive) == len(plan) else whole.only(alive)
@@ -110,7 +110,8 @@ class Round(Plan):
 
 
 def score_prompts(plan: Plan, verdict: Verdict) -> Verdict:
-    """Give rows the log-probabilities of their prompts' tokens; return the verdict on what decides new tokens alone."""
+    """Give rows the log-probabilities of their prompts' tokens. Returns the verdict without the logits that decide no
+    new token."""
     deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
     for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):
         if row.count_unscored(len(segment.tokens)):

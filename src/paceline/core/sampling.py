@@ -66,7 +66,7 @@ class Grammar(Protocol):
     """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged alike."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer's tokens, bool [size]; none if the answer cannot go on."""
+        """The mask, bool [size], of the tokens that may come after the answer's; all False if it cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,18 @@ class SamplingParams:
     top_k               keep the k most probable tokens; 0 keeps all.
     top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
     min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
-    repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
-    presence_penalty    subtracted from the logits of tokens that the answer has; 0 is off.
-    frequency_penalty   subtracted once for each time that the answer has the token; 0 is off.
-    min_tokens          the answer does not end before this many tokens.
-    logit_bias          added to the logits of these token ids.
+    repetition_penalty  divisor of positive and factor of negative logits of tokens in prompt and answer; 1 is off.
+    presence_penalty    number to subtract from the logits of tokens that the answer has; 0 is off.
+    frequency_penalty   number to subtract once for each time that the answer has the token; 0 is off.
+    min_tokens          least number of tokens of the answer.
+    logit_bias          numbers to add to logits, by token id.
     bad_words           token sequences that must not occur.
     max_tokens          most new tokens.
-    seed                makes the row reproducible; None draws a fresh seed.
+    seed                number that makes the row reproducible; None draws a fresh one.
     stop                strings that end the answer; the text ends before them.
     stop_token_ids      tokens that end the answer, in addition to the model's end-of-sequence tokens.
     ignore_eos          go on past the model's end-of-sequence tokens.
-    grammar             which tokens may come next, given the answer so far; see `Grammar`.
+    grammar             `Grammar` of the answer; None: any text.
     prediction          token ids of a text that the answer should resemble; only drafters read them.
     draft               the drafter of this request, if the engine has several (`draft/fallback.py`).
     logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
@@ -96,7 +96,7 @@ class SamplingParams:
     prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
     cache_salt          prompts share keys and values only with those of the same salt, so that nobody can find out
                         another's prompt by what is reused.
-    beginning, ends     set by `of_row`."""
+    beginning, ends     the arguments of `of_row`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -200,9 +200,9 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> l
 
 class FreeNoise:
     """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and its
-    index in the round; not on earlier rounds, or on rounds that were begun and given up."""
+    index in the round. It does not depend on earlier rounds, or on rounds that were begun and given up."""
 
-    LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
+    LANE, BLOCK = 64, 64  # numbers per round, and positions, that are made at once
 
     def __init__(self, seed: int):
         self._seed = seed

@@ -20,10 +20,9 @@ class Segment:
     """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
 
     slot        the row's slot in the cache; the target knows the row's committed length.
-    tokens      int64 [n]; parent int64 [n] as in DraftTree.
-    start       nodes before `start` have their keys and values after the row already (from a self-drafter); only nodes
-                start..n-1 are run.
-    num_logits  logits are wanted for the last `num_logits` nodes.
+    tokens      int64 [n]. parent: int64 [n], as in DraftTree.
+    start       number of the first node to run. A self-drafter has left keys and values of earlier nodes in the cache.
+    num_logits  number of nodes, the last ones, for which logits are wanted.
     hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
     depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
     is_prompt   the tokens are a piece of the row's prompt.
@@ -78,8 +77,8 @@ class Verdict:
     """The output of one forward, packed in the order of the segments.
 
     logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
-    logits_at  where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
-    hidden     {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
+    logits_at  segment s has logits[logits_at[s] : logits_at[s + 1]].
+    hidden     {layer: [N, H]} for all nodes that were run. hidden_at: the same as logits_at, for hidden.
     top_k      (values [M, k], token ids [M, k]) or None."""
 
     logits: torch.Tensor
@@ -106,7 +105,7 @@ class Verdict:
         return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
 
     def select(self, logits: Sequence[slice]) -> Verdict:
-        """The verdict on as many segments, of which segment i has the packed logits[i] alone."""
+        """The verdict in which segment i has only the slice logits[i] of the packed logits."""
 
         def joined(packed: torch.Tensor) -> torch.Tensor:
             return torch.cat([packed[part] for part in logits])

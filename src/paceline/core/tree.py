@@ -1,4 +1,4 @@
-"""DraftTree: what a drafter proposes.
+"""DraftTree is the proposal of a drafter.
 
 Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
 drafted token that follows its parent. A chain is a tree without branches. The root alone is plain decoding.
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(eq=False)
@@ -29,8 +30,8 @@ class DraftTree:
     draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn from,
                  warped as the target's is. None: every child is a point mass (retrieval, argmax). Every child that was
                  drawn stays in the tree: without the improbable ones, the draft would have another distribution than q.
-    replacement  of several children drawn from one q: True if they were drawn independently, False if each drawn token
-                 was struck out of q before the next. Siblings are in the order they were drawn.
+    replacement  siblings were drawn independently; False: each drawn token was struck out of q before the next.
+                 Siblings are in the order in which they were drawn.
     probe        bool [n] or None: nodes that are run for what they predict and never accepted (Jacobi, lookahead).
                  Children of a probe are probes.
     hidden       float tensor [n, H] or None: a self-drafter's states of the nodes after its last layer; their keys and
@@ -48,7 +49,7 @@ class DraftTree:
     replacement: bool = False
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
-    chances: NDArray[np.float64] | None = None
+    chances: Floats | None = None
     origin: IntArray | None = None
     source: str = ""
     owner: Any = field(default=None, repr=False)
@@ -110,8 +111,7 @@ class DraftTree:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether nodes may be left out now that it was drafted: no token was drawn, and no state of a node is
-        needed."""
+        """Whether nodes may be left out after drafting: no token was drawn, and no state of a node is needed."""
         return self.draft_probs is None and self.probe is None and self.hidden is None
 
     def children(self, node: int) -> list[int]:
@@ -128,7 +128,7 @@ class DraftTree:
         return self.keeping(keep)
 
     def keeping(self, nodes: IntArray) -> DraftTree:
-        """The tree of `nodes` alone, int64, ascending; they hold the root, and the parent of each other node."""
+        """The tree with only `nodes`, int64, ascending, which have the root and the parent of each other node."""
         new_index = np.full(len(self), -1)
         new_index[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
@@ -142,7 +142,7 @@ class DraftTree:
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
-        """The drafted tokens of the best chain, int64: the first of all siblings, no probes; for hosts of chains."""
+        """The drafted tokens, int64, on the path that takes the first of all siblings and no probe."""
         if self.is_chain and self.probe is None:
             return self.tokens[1:]
         chain, node = [], 0
@@ -175,7 +175,7 @@ def ancestors(parent: IntArray) -> NDArray[np.bool_]:
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
-    """One tree that holds every root-to-leaf path of `trees` once; paths of the first tree come first.
+    """Join trees: the result has every path of `trees` once, and those of the first tree come first.
 
     Raises ValueError if the roots differ, or for trees that are more than point masses."""
     if any(t.tokens[0] != trees[0].tokens[0] for t in trees):

@@ -17,7 +17,10 @@ from paceline.errors import PacelineError
 
 @dataclass
 class Typical:
-    """epsilon: a token of this probability is always accepted. delta: factor of the bound; theirs is epsilon ** 0.5."""
+    """The rule.
+
+    epsilon  probability from which on a token is always accepted.
+    delta    factor of the bound; the paper has epsilon ** 0.5."""
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -25,7 +28,6 @@ class Typical:
     lossless: bool = False
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`."""
         if cursors[0].request.params.is_greedy:
             return LOSSLESS.decide(cursors)
         if any(cursor.tree.draft_probs is not None for cursor in cursors):

@@ -1,4 +1,4 @@
-"""Drafter: the interface of every method, and the nouns that it speaks of. Knows rows and rounds, never the engine.
+"""Drafter: the interface of every method. It knows rows and rounds, never the engine.
 
 A new drafter is one file with one class:
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 class Drafter:
     """Proposes tokens for rows and observes what was accepted.
 
-    name            as in the registry; reports show it.
-    lossless        "yes", or what it keeps instead of the target's distribution.
-    paper           where it comes from.
-    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
-    needs           what it needs from the target's forward.
+    name            name in the registry and in reports.
+    lossless        "yes", or a description of the distribution that answers have instead of the target's.
+    paper           source of the method.
+    Config          a frozen dataclass of its options (`paceline.draft.options.Options`), its only argument; or None.
+    needs           outputs and hooks of the target's forward that it needs.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
-    wants           what a request must have for a draft, other than its tokens; "": nothing.
-    times_rounds    after `bind`: whether its drafts depend on the duration of the engine's rounds.
-    acceptance      the acceptance rule of its options, used if the engine is given none; None: the lossless one.
-    eos_token_ids   the target's end tokens, from `bind`.
-    prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
-    budget          whom a drafter that asks others asks them through, from `begin_round`.
-    price_table     after `bind`: prices of rounds that its options give; None: they are learnt.
-    notes           after `bind`: lines that a user should read.
+    wants           description of the input, beside tokens, that a request must have for a draft; "": none.
+    times_rounds    its drafts depend on the duration of the engine's rounds. Set by `bind`.
+    acceptance      acceptance rule of its options, used if the engine is given none; None: the lossless rule.
+    eos_token_ids   the target's end tokens. Set by `bind`.
+    prefill_tokens  number of prompt tokens that this round's forward runs with the drafts. Set by `begin_round`.
+    budget          `Unlimited` through which it asks other drafters. Set by `begin_round`.
+    price_table     prices of rounds that its options give; None: they are learnt. Set by `bind`.
+    notes           lines that a user should read. Set by `bind`.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
@@ -71,45 +71,49 @@ class Drafter:
     notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:
-        """Called before the first row. Overrides call it, and raise MethodError for a target they cannot use.
+        """Prepare for a target, before the first row. Overrides call this method, and raise MethodError for a target
+        that they cannot use.
 
         A drafter that reads the target's states or runs its layers (`needs`) is bound again, between rows, to a target
-        with other weights, whose fingerprint is empty then; it keeps what it has learnt."""
+        with other weights, whose fingerprint is empty then. It keeps what it has learnt."""
         self.eos_token_ids = target.eos_token_ids
 
     @property
     def drafts(self) -> bool:
-        """Whether it can propose anything: it has a `draft` or a `propose` of its own."""
+        """Whether it can propose anything, that is, overrides `draft` or `propose`."""
         return type(self).draft is not Drafter.draft or type(self).propose is not Drafter.propose
 
     @property
     def choices(self) -> Sequence[Drafter]:
-        """What rows may have as their drafter."""
+        """The drafters among which requests choose."""
         return (self,)
 
     def of(self, row: Request) -> Drafter:
-        """The drafter of a row. Its `needs` and `acceptance` are the row's."""
+        """The drafter that a row has chosen. Its `needs` and `acceptance` hold for the row."""
         return self
 
     def start(self, row: Request) -> None:
-        """A row joins; `row.tokens` is its prompt."""
+        """Called when a row joins; `row.tokens` is its prompt."""
 
     def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
-        """A round begins. Its forward will also run `prefill_tokens` prompt tokens; `budget` has its prices."""
+        """Called when a round begins. Its forward will also run `prefill_tokens` prompt tokens; `budget` has its
+        prices.
+        """
         self.prefill_tokens, self.budget = prefill_tokens, budget or UNLIMITED
 
     def draft(self, row: Request) -> DraftTree:
-        """A tree for one row that may have a draft, for methods that draft row by row. Others override `propose`."""
+        """Draft a tree for one row, whose `max_draft` is above 0. Methods that draft many rows at once override
+        `propose` instead."""
         return DraftTree.root(row.last_token)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        """One tree for each row, rooted at `row.last_token`; nodes deeper than `row.max_draft` are cut off.
+        """Draft a tree for each row, rooted at `row.last_token`. Nodes deeper than `row.max_draft` are cut off.
 
-        `DraftTree.root(row.last_token)` proposes nothing: in `a+b` the next drafter is asked."""
+        `DraftTree.root(row.last_token)` is no draft; in `a+b` the next drafter is then asked."""
         return [self._draft_or_blame(row) for row in rows]
 
     def observe(self, round: Round) -> None:
-        """Called after a round: `row.tokens` ends with its new tokens. Rows that failed in the round are not in it."""
+        """Called after a round, when `row.tokens` ends with the new tokens. Rows that failed are not in the round."""
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         """Called during the forward, if `needs.callback_layer` is set, when `layer` layers are done.
@@ -117,29 +121,29 @@ class Drafter:
         hidden  [N, H], the states of all nodes of the round; those of row i are `hidden[round.spans()[i]]`."""
 
     def restart(self, row: Request) -> None:
-        """A row was preempted: its tokens so far will be run again, as if they were a prompt.
+        """Called when a preempted row joins again: its tokens so far are run again, like a prompt.
 
-        A drafter that reads the forward's states gets all of them again, so it starts anew; others keep what they have.
+        A drafter that reads the forward's states gets all of them again, so it starts anew. Others keep their data.
         """
         if self.needs.whole_prompt:
             self.drop(row)
             self.start(row)
 
     def drop(self, row: Request) -> None:
-        """A row has ended, failed or was aborted; forget it. A drafter may learn from it if `row.is_complete`."""
+        """Forget a row that has ended, failed or was aborted. A drafter may learn from it if `row.is_complete`."""
 
     def end_tokens(self, row: Request) -> frozenset[int]:
-        """Tokens that end this row's answer: nothing after one can be accepted."""
+        """Tokens that end this row's answer, so that nothing after them can be accepted."""
         return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
 
     def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
-        """A chain of `tokens` int64 [n]."""
+        """Make a chain of `tokens` int64 [n]."""
         return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
 
     def tree_after(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
-        """A tree of `tokens` int64 [n], without what is below a token that ends the row's answer.
+        """Make a tree of `tokens` int64 [n], without the nodes below a token that ends the row's answer.
 
-        parent  int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+        parent  number of each token's parent, int64 [n]: 0 is the row's last token, 1 the first drafted one."""
         tokens, parent = up_to_ends(tokens, parent, self.end_tokens(row))
         nodes = np.empty((2, len(tokens) + 1), np.int64)
         nodes[:, 0] = row.last_token, -1
@@ -154,39 +158,39 @@ class Drafter:
 
 
 class Unlimited:
-    """Asks drafters for drafts, where nothing is known of prices: all of them for every row, and as much as they like.
+    """Asks drafters for drafts without prices: every drafter for every row, and for as much as it likes.
 
-    `paceline.engine.budget.Budget` knows what rounds cost and how far drafts stand, and asks for what pays. Drafters
-    that ask others (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. Whoever runs the
-    loop calls `begin`, `ask`, `cut` and `observe` in a round, and `drop` when a row leaves."""
+    `paceline.engine.budget.Budget` knows prices and acceptance, and asks for drafts that pay. Drafters that ask others
+    (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. The engine's loop, or another,
+    calls `begin`, `ask`, `cut` and `observe` in a round, and `drop` when a row leaves."""
 
     now: Callable[[], float] = staticmethod(perf_counter)
 
     def begin(self, rows: Sequence[Request]) -> None:
-        """A round of `rows` begins, which are decoding."""
+        """Called when a round of `rows`, which are decoding, begins."""
 
     def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
-        """What `drafter` proposes for each of `rows`; the root alone for rows for which it is not asked."""
+        """Ask `drafter` for drafts of `rows`. A row for which it is not asked gets the root alone."""
         return stamp(drafter.propose(rows), drafter)
 
     def gain(self, drafter: Drafter, row: Request) -> float:
-        """Tokens, beyond their price, that a draft of `drafter` is expected to bring; decided by earlier rounds."""
+        """Expected tokens, beyond their price, of a draft of `drafter`; they depend on earlier rounds alone."""
         return inf
 
     def value(self, tree: DraftTree, row: Request) -> float:
-        """The same of a draft that is there."""
+        """Expected tokens, beyond their price, of a draft that was made."""
         return inf
 
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The trees to verify: `trees`, or less of those that are point masses."""
+        """The trees to verify. Trees of point masses may lose nodes; here none does."""
         return list(trees)
 
     def observe(
         self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
     ) -> None:
-        """What was accepted of the trees of the rows that did not fail.
+        """Learn from a round of rows that did not fail: its trees, and the accepted part of each.
 
-        seconds  of the forward and of acceptance; None: something else ran at the same time."""
+        seconds  time of the forward and of acceptance; None: something else ran at the same time."""
 
     def drop(self, row: Request) -> None:
         """Forget a row."""
@@ -225,7 +229,7 @@ def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tupl
 
 
 def rebind(drafter: Drafter, target: Facts) -> None:
-    """Bind to a target with new weights what reads its states or runs its layers, of a drafter and its parts."""
+    """Bind a drafter and its parts to a target with new weights, if they read its states or run its layers."""
     for part in (parts := getattr(drafter, "parts", ())):
         rebind(part, target)
     if not parts and (drafter.needs.whole_prompt or drafter.needs.resume_layer is not None):
@@ -242,13 +246,13 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
 
 
 def unmet(drafter: Drafter) -> str:
-    """What a drafter's parts need of a request, for a message when nothing was drafted; "": nothing."""
+    """A message on the inputs that a drafter's parts need in a request, for when nothing was drafted; "" for none."""
     parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
     return "; ".join(f"{part.name} needs {part.wants}" for part in parts if part.wants)
 
 
 def rooted(tree: DraftTree, row: Request, drafter: Drafter) -> DraftTree:
-    """`tree`; RowError unless its root is the row's last token."""
+    """Return `tree`, or raise RowError if its root is not the row's last token."""
     if tree.tokens[0] != row.last_token:
         raise RowError(row.id) from ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
     return tree

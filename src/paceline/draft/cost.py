@@ -1,62 +1,21 @@
-"""What a round takes on this machine.
+"""Prices: the time of rounds and of drafting on this machine.
 
-`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`; the engine's budget and `auto` go by them.
-`time_forwards` measures forwards beforehand, for `tree=auto`: `best_size` and `best_sizes` say how large such a tree
-should be."""
+`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`. The budget and `auto` go by them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.core.segment import Segment
-from paceline.core.tree import DraftTree
+from paceline.core.tree import Floats
 from paceline.errors import MethodError
 from paceline.jsonl import NotJSON, loads
-from paceline.target.base import Facts, Target
-
-Floats = NDArray[np.float64]
 
 INSTANT = 1e-9  # seconds that a round takes at least
-MOST = 4096  # nodes up to which curves are computed
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
-REPEATS = 4
-CONTEXT = 32  # tokens of the row below which those trees are verified
-DEFAULT_SIZE = 16  # drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all
-
-
-class RoundTimes:
-    """Seconds of forwards by their nodes: linear between `seconds`, by number of nodes; constant before the first, and
-    after the last with the slope of the last two, if it rises. None: unknown."""
-
-    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
-        self._curve = np.zeros(MOST + 1)
-        self.known = seconds is not None
-        if seconds:
-            sizes = sorted(seconds)
-            taken = [seconds[size] for size in sizes]
-            nodes = np.arange(MOST + 1)
-            last = sizes[-2:]
-            slope = (seconds[last[-1]] - seconds[last[0]]) / max(last[-1] - last[0], 1)
-            self._curve = np.interp(nodes, sizes, taken) + max(slope, 0.0) * np.maximum(nodes - sizes[-1], 0)
-
-    @classmethod
-    def of_forwards(cls, seconds: Mapping[int, float]) -> RoundTimes:
-        """From `seconds`, a forward's by its number of nodes."""
-        return cls(seconds)
-
-    def of(self, rows: int) -> Floats:
-        """Seconds by nodes, 0 to MOST; the same for any number of rows."""
-        return self._curve
 
 
 class Prices:
@@ -65,19 +24,19 @@ class Prices:
         fixed + row * rows + draft, if any row has one, + node * drafted nodes + context * thousands of cached tokens
 
     The terms, none below 0, are fitted by least squares of relative errors. Earlier rounds fade, because machines drift
-    and neighbours come and go; terms of which the last rounds say nothing stay what they were, as shares of a round.
-    `draft` is a term because one token may have a kernel of its own, and two take twice as long.
+    and other processes come and go. Terms that the last rounds do not determine keep their share of a round. `draft` is
+    a term because a library may have another kernel for one token than for two, which take twice as long.
 
-    given    the terms, in seconds by name; then nothing is learnt. None: they are learnt.
+    given    the terms, in seconds by name, if nothing is to be learnt; None: they are learnt.
     fade     factor on the weight of earlier rounds after FIT_EVERY more.
-    largest  drafted nodes of the largest round so far: beyond twice as many, the terms are a guess."""
+    largest  drafted nodes of the largest round so far; beyond twice as many, the terms are a guess."""
 
     NAMES = ("fixed", "row", "draft", "node", "context")
     PRIOR = np.array([1.0, 0.0, 0.0, 0.02, 0.0])
-    """Of the terms before any is known, as shares of a round: low, so that drafts are tried."""
+    """The terms before any is known, as shares of a round. They are low, so that drafts are tried."""
     DEVIATIONS = np.array([10.0, 0.1, 0.5, 0.05, 0.05])
-    """Of a term from what was known of it, as shares of a round."""
-    NOISE = 0.1  # of a round's time, relative
+    """Standard deviations of the terms from their last fit, as shares of a round."""
+    NOISE = 0.1  # relative standard deviation of a round's time
     FIT_EVERY, MOST = 8, 32  # rounds between two fits at first, and later; the first ones come sooner
     SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
 
@@ -94,12 +53,12 @@ class Prices:
 
     @property
     def known(self) -> bool:
-        """Whether rounds were timed."""
+        """Whether prices are known, given or learnt."""
         return any(self._list)
 
     @property
     def terms(self) -> dict[str, float]:
-        """Seconds by name."""
+        """The terms, in seconds by name."""
         return dict(zip(self.NAMES, self._list, strict=True))
 
     def seconds(self, rows: int, nodes: int, context: int = 0) -> float:
@@ -107,7 +66,7 @@ class Prices:
         return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
-        """A round of this shape took `seconds`. The first of a shape does not count: it may have compiled something."""
+        """Record the time of a round. The first of a shape does not count, because it may have compiled something."""
         shape = rows, nodes.bit_length()
         if self.is_fixed or shape not in self._shapes:
             self._shapes.add(shape)
@@ -123,7 +82,7 @@ class Prices:
             self.fit()
 
     def fit(self) -> None:
-        """Work the rounds since the last fit into the terms."""
+        """Update the terms with the rounds since the last fit."""
         if not self._new:
             return
         factors, seconds = np.array([of for of, _ in self._new]), np.array([took for _, took in self._new])
@@ -153,8 +112,8 @@ def _factors(rows: int, nodes: int, context: int) -> list[float]:
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
-    """The x >= 0 with the least x'Px/2 - t'x, by active sets: solves over the terms above 0, drops those that become
-    negative and adds the one that helps most, until none does."""
+    """Minimise x'Px/2 - t'x over x >= 0, by active sets: solve for the terms above 0, drop those that become negative,
+    and add the term that helps most, until none does."""
     positive, x = np.ones(len(targets), np.bool_), np.zeros(len(targets))
     for _ in range(4 * len(targets)):
         x = np.zeros(len(targets))
@@ -170,7 +129,8 @@ def _nonnegative(products: Floats, targets: Floats) -> Floats:
 
 
 class DraftTimes:
-    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of its model; 1 without one."""
+    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of the drafter's model; a drafter
+    without a model has 1."""
 
     MEMORY = 64
 
@@ -183,7 +143,7 @@ class DraftTimes:
         return steps * (self.call + self.row * rows)
 
     def note(self, rows: int, steps: int, seconds: float) -> None:
-        """Move both terms towards values that would have predicted a call, the larger one more (normalised LMS)."""
+        """Move both terms towards values that predict a measured call, the larger term further (normalised LMS)."""
         self._count += 1
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:
@@ -195,12 +155,12 @@ class DraftTimes:
         self.call, self.row = max(self.call + gap * share, 0.0), max(self.row + gap * (1 - share) / rows, 0.0)
 
     def to_json(self) -> dict[str, float]:
-        """In microseconds."""
+        """Both terms in microseconds, for JSON."""
         return {"step": round(1e6 * self.call, 3), "row": round(1e6 * self.row, 3)}
 
     @classmethod
     def from_json(cls, cost: Mapping[str, Any]) -> DraftTimes:
-        """What `to_json` wrote."""
+        """Read the output of `to_json`. ValueError for a time below 0."""
         call, row = 1e-6 * float(cost["step"]), 1e-6 * float(cost["row"])
         if not (call >= 0 and row >= 0):
             raise ValueError("a time in drafting_us is below 0")
@@ -209,11 +169,12 @@ class DraftTimes:
 
 @dataclass(frozen=True)
 class Table:
-    """What `paceline tune` measured.
+    """The measurements of `paceline tune`.
 
     drafting    times of drafters, by spec.
-    acceptance  by spec; entry d - 1: of the drafts that reached depth d, the share that survived it.
-    drafters    specs of the drafters that were made of them."""
+    acceptance  acceptance by depth, by spec: entry d - 1 is the share that survived depth d, of the drafts that reached
+                it.
+    drafters    the spec of each drafter that was made of one of these specs."""
 
     prices: Prices
     drafting: Mapping[str, DraftTimes]
@@ -221,7 +182,7 @@ class Table:
     drafters: dict[Any, str] = field(default_factory=dict)
 
     def of(self, drafter: object) -> tuple[DraftTimes | None, Sequence[float]]:
-        """Times and acceptance of a drafter; None and nothing if it is not one of `drafters`."""
+        """Times and acceptance of a drafter: (None, ()) if it is not one of `drafters`."""
         spec = self.drafters.get(drafter, "")
         return self.drafting.get(spec), self.acceptance.get(spec, ())
 
@@ -235,7 +196,7 @@ class Table:
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Table:
-        """What `to_json` wrote. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
+        """Read the output of `to_json`. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
         prices = Prices({name: 1e-3 * float(table["forward_ms"][name]) for name in Prices.NAMES})
         if not prices.known or min(prices.terms.values()) < 0:
             raise ValueError("a time in forward_ms is below 0, or all are 0")
@@ -244,9 +205,9 @@ class Table:
 
     @classmethod
     def read(cls, path: str, fingerprint: str) -> Table:
-        """The table in a file. MethodError if it is no such file, or of another model.
+        """Read the table in a file. MethodError if the file has no table, or that of another model.
 
-        fingerprint  of the target's weights; "" on either side: unknown, not compared."""
+        fingerprint  fingerprint of the target's weights. It is not compared if it is "", here or in the file."""
         try:
             json = loads(Path(path).read_bytes())
             table, of = cls.from_json(json), str(json["model"]["fingerprint"])
@@ -260,60 +221,3 @@ class Table:
             name = json["model"].get("name", "another model")
             raise MethodError(f"{path} was measured with {name}, other weights than this model's; run `paceline tune`.")
         return table
-
-
-# The nodes that pay --------------------------------------------------------------------------------------------------
-
-
-def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:
-    """The number of drafted nodes that gives the most tokens a second; 0: drafting does not pay.
-
-    gains     gains[n]: accepted tokens that n drafted nodes bring, gains[0] = 0.
-    times     of rounds; if they are unknown, the size is DEFAULT_SIZE nodes a row, at most len(gains) - 1.
-    drafting  seconds of drafting.
-    rows      rows that share the nodes, each with a root. fixed: other nodes of the same forward."""
-    if not times.known:
-        return min(DEFAULT_SIZE * rows, len(gains) - 1)
-    drafted = np.arange(len(gains))
-    cost = times.of(rows)[np.minimum(drafted + rows + fixed, MOST)] + np.where(drafted > 0, drafting, 0.0)
-    return int(np.argmax((rows + np.asarray(gains)) / cost))
-
-
-def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixed: int = 0) -> list[int]:
-    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second,
-    fewer than SIZES[-1]. probabilities: of acceptance, for the candidates of each row."""
-    likeliest = [(p, r) for r, of_row in enumerate(probabilities) for p in nlargest(SIZES[-1] - 1, of_row)]
-    likeliest.sort(key=lambda one: -one[0])
-    gains = [0.0, *accumulate(p for p, _ in likeliest)]
-    taken = Counter(r for _, r in likeliest[: best_size(gains, times, rows=len(probabilities), fixed=fixed)])
-    return [taken[r] for r in range(len(probabilities))]
-
-
-def time_forwards(target: Facts) -> RoundTimes:
-    """Times of forwards of one row, the least of REPEATS at each size; unknown if the target cannot be run here."""
-    if not isinstance(target, Target):
-        return RoundTimes()
-    slot = target.add_row(CONTEXT + 2 * SIZES[-1])
-    try:
-        prompt = np.arange(CONTEXT) % target.vocab_size
-        target.verify([Segment.chunk(slot, prompt, last=True)])
-        target.commit(slot, range(CONTEXT))
-        sizes = [size for size in SIZES if CONTEXT + size <= target.max_context]
-        return RoundTimes.of_forwards({size: min(_timed(target, slot, size) for _ in range(REPEATS)) for size in sizes})
-    finally:
-        target.drop_row(slot)
-
-
-def _timed(target: Target, slot: int, size: int) -> float:
-    """Seconds of a forward over a bushy tree of `size` nodes; nothing is committed."""
-    tokens = np.arange(size) % target.vocab_size
-    tree = DraftTree(tokens, np.array([-1, *((node - 1) // 2 for node in range(1, size))]))
-    # Reading a number waits for an accelerator.
-    return seconds_of(lambda: target.verify([Segment.tree(slot, tree)]).logits[0, 0].item())
-
-
-def seconds_of(act: Callable[[], object]) -> float:
-    """How long a call takes."""
-    began = perf_counter()
-    act()
-    return perf_counter() - began

@@ -1,4 +1,4 @@
-"""Several drafters in one: `Fallback` is what "a+b" names, `Choice` lets each request name its drafter."""
+"""Several drafters in one: "a+b" makes a `Fallback`; with a `Choice`, each request names its drafter."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,9 +13,9 @@ from paceline.target.base import Needs
 
 
 class Fallback(Drafter):
-    """Asks the first of `parts`, then the next one for the rows for which nothing was proposed, and so on.
+    """Asks the first of `parts`, then the next one for the rows that have no draft yet, and so on.
 
-    Every part observes every row, so each is ready when its turn comes."""
+    Every part observes every row, so that each can draft when it is asked."""
 
     def __init__(self, parts: Sequence[Drafter]):
         self.parts = tuple(parts)
@@ -24,7 +24,7 @@ class Fallback(Drafter):
         self.acceptance = next((part.acceptance for part in parts if part.acceptance is not None), None)
 
     def bind(self, target: Facts) -> None:
-        """Bind every part; MethodError if two of them want to interrupt the forward at different layers."""
+        """Bind every part. MethodError if two of them want to interrupt the forward at different layers."""
         for part in self.parts:
             part.bind(target)
         for need in ("resume_layer", "callback_layer"):
@@ -38,12 +38,12 @@ class Fallback(Drafter):
         self.notes = [note for part in self.parts for note in part.notes]
         self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
 
-    def told(self, row: Request) -> Sequence[Drafter]:
-        """The parts that are told of a row."""
+    def informed(self, row: Request) -> Sequence[Drafter]:
+        """The parts that are informed of a row."""
         return self.parts
 
     def start(self, row: Request) -> None:
-        for part in self.told(row):
+        for part in self.informed(row):
             part.start(row)
 
     def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
@@ -73,20 +73,21 @@ class Fallback(Drafter):
                 part.on_layer(layer, hidden, round)
 
     def restart(self, row: Request) -> None:
-        for part in self.told(row):
+        for part in self.informed(row):
             part.restart(row)
 
     def drop(self, row: Request) -> None:
         with ExitStack() as dropping:  # if one part fails, the others forget the row all the same
-            for part in reversed(self.told(row)):
+            for part in reversed(self.informed(row)):
                 dropping.callback(part.drop, row)
 
 
 class Choice(Fallback):
-    """Asks, for each row, the part that its request names (`SamplingParams.draft`), the first one if it names none.
+    """Asks, for each row, the part that its request names (`SamplingParams.draft`), by default the first one.
 
-    A part that only reads text observes every row, so that it may learn from all of them. One that has a model or reads
-    the target's states is told of its own rows alone: what it needs and where it fails is nothing to the others."""
+    A part that only reads text observes every row, so that it may learn from all of them. A part that has a model or
+    reads the target's states is informed of its own rows alone, so that its needs and failures do not concern others.
+    """
 
     def __init__(self, parts: Mapping[str, Drafter]):
         super().__init__(list(parts.values()))
@@ -105,7 +106,7 @@ class Choice(Fallback):
         super().bind(target)
         self._readers = [part for part in self.parts if not _has_model(part)]
 
-    def told(self, row: Request) -> Sequence[Drafter]:
+    def informed(self, row: Request) -> Sequence[Drafter]:
         own = self.of(row)
         return [part for part in self.parts if part is own or part in self._readers]
 

@@ -15,7 +15,7 @@ from paceline.target.tokenizer import Tokenizer
 
 @dataclass
 class Recording:
-    """The facts that a drafter is bound to, for recorded answers or inside another engine."""
+    """The facts of a model to which a drafter is bound for recorded answers, or inside another engine."""
 
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
@@ -30,15 +30,15 @@ class Recording:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
-        """A recording in the tokens of a tokenizer that has an end token, as `open_tokenizer` checks."""
+        """Make a recording in the tokens of a tokenizer, which has an end token, as `open_tokenizer` checks."""
         assert tokenizer.eos_token_id is not None
         return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 
 
 class Chains(Fallback):
-    """The drafts of `inner`, reduced to the best chain of each tree. `inner` may be bound already.
+    """Reduces the drafts of `inner`, which may be bound already, to the best chain of each tree.
 
-    vocab_size  a chain ends before a token from this number on; None: no limit."""
+    vocab_size  a chain ends before the first token id of vocab_size or above; None: there is no limit."""
 
     def __init__(self, inner: Drafter, vocab_size: int | None = None):
         super().__init__([inner])

@@ -1,4 +1,4 @@
-"""The table of methods: makes drafters of specs such as "sam,draft=20+prompt-lookup".
+"""The registry of methods makes drafters of specs such as "sam,draft=20+prompt-lookup".
 
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a proposes nothing
@@ -32,7 +32,9 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method's description. `checkpoint`: whether it takes one."""
+    """A method's description.
+
+    checkpoint  whether it takes a checkpoint: "no", "optional" or "required"."""
 
     name: str
     summary: str
@@ -43,7 +45,7 @@ class MethodInfo:
 
 
 def names() -> list[str]:
-    """Every method, the built-in ones first."""
+    """Names of all methods, the built-in ones first."""
     return list(_table())
 
 
@@ -56,7 +58,7 @@ def describe(name: str) -> MethodInfo:
 
 
 def create(spec: str) -> Drafter:
-    """The drafter that `spec` names. Raises MethodError, which lists what exists."""
+    """Make the drafter that `spec` describes. Raises MethodError, which lists the methods that exist."""
     *parts, last = [parse(part, spec) for part in split(spec)]
     table = _table()
     if parts and parts[0].checkpoint and (unknown := [part.name for part in (*parts, last) if part.name not in table]):
@@ -70,8 +72,8 @@ def create(spec: str) -> Drafter:
 
 
 def by_request(specs: Sequence[str]) -> Drafter:
-    """The drafters of which each request may choose one, the first by default. What a request itself brings goes first:
-    a grammar, a prediction. Raises MethodError, as `create`."""
+    """Make a drafter in which each request may choose one of `specs`, by default the first. A request's own grammar and
+    prediction are drafted from first. Raises MethodError, as `create`."""
     from paceline.draft.fallback import Choice, Fallback
 
     return Choice({spec: Fallback([create("grammar"), create("prediction"), create(spec)]) for spec in specs})

@@ -1,8 +1,8 @@
 """Trees of fixed shape: paths of ranks, which drafters fill with tokens.
 
-The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that holds
-every prefix of its paths is a tree; compiled, it is a `Template`. Paths come from a published table, from a file, or
-from how often the candidates of each depth are right."""
+The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that has every
+prefix of its paths is a tree; `compile_template` makes a `Template` of it. Paths come from a published table, from a
+file, or from the accuracies of the candidates of each depth."""
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
@@ -56,11 +56,11 @@ class Template(NamedTuple):
     levels: tuple[int, ...]
 
     def within(self, depth: int) -> int:
-        """The number of nodes of depth `depth` or less; they come first."""
+        """The number of nodes of depth `depth` or less, which are the first nodes."""
         return self.levels[min(max(depth, 0), len(self.levels) - 1)]
 
     def first(self, size: int) -> Self:
-        """Its first `size` nodes, 1 or more: whole levels."""
+        """The template of the first `size` nodes, 1 or more, which are whole levels."""
         depth = int(self.depth[size - 1])
         return type(self)(self.parent[:size], self.rank[:size], self.depth[:size], self.levels[: depth + 1])
 
@@ -112,7 +112,7 @@ def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Templat
 
 
 def format_path(path: RankPath) -> str:
-    """Such as "2-0", for messages."""
+    """Write a path for messages, such as "2-0"."""
     return "-".join(map(str, path)) if path else "()"
 
 

@@ -1,49 +1,25 @@
-"""Specs, `name[:checkpoint][,key=value...]`: how drafters and peers are named, and which options they have.
-
-    @dataclass(frozen=True)
-    class SamConfig(Options):
-        draft: int = option(40, "most tokens a draft holds", least=1)
+"""Specs, `name[:checkpoint][,key=value...]`: how drafters and peers are named. `options.py` declares their options.
 
     part = parse("sam,draft=20")
     SamConfig(**values(part, SamConfig))
 
-A value in double quotes is taken as it is, model:"runs/a+b,c"; in them, \\" is a quote and \\\\ a backslash.
+A value in double quotes is taken as it is, model:"runs/a+b,c"; in them, \\" is a quote and \\\\ a backslash."""
 
-The type of an option is int, float, bool, str, Literal, or one of these `| None`. A field named `checkpoint` takes the
-checkpoint; without a default it must be given."""
-
-import dataclasses
 import re
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from math import inf
 from typing import Any, Literal
 
+from paceline.draft.options import Options as Options
+from paceline.draft.options import check_range
+from paceline.draft.options import option as option
+from paceline.draft.options import quoted as quoted
 from paceline.errors import MethodError, meant
 
 Takes = Literal["no", "optional", "required"]
 _QUOTED = r'(?<![^:=|\s])"(?:[^"\\]|\\.)*"'
-
-
-def option(
-    default: Any = MISSING, help: str = "", *, least: float | None = None, most: float | None = None, **more: Any
-) -> Any:
-    """A field of a dataclass of options.
-
-    default      without it the option must be given.
-    least, most  the range of a number, both ends included; None: no bound. The value None is in every range.
-    more         in_front: the default if another drafter follows after a `+`."""
-    return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, **more})
-
-
-class Options:
-    """Base of dataclasses of options. Raises MethodError for a value outside its range."""
-
-    def __post_init__(self) -> None:
-        for known in fields(self):  # type: ignore[arg-type]
-            _check_range(getattr(self, known.name), known, f"{type(self).__name__}: {known.name}")
 
 
 @dataclass(frozen=True)
@@ -68,36 +44,30 @@ class Part:
 
 
 def cut(text: str, separator: str) -> list[str]:
-    """`text` cut at the matches of a pattern that are not in quotes."""
+    """Cut `text` at the matches of a pattern that are not in quotes."""
     found = re.finditer(f"(?s){_QUOTED}|({separator})", text)
     places = [0, *(place for one in found if one[1] is not None for place in one.span(1)), len(text)]
     return [text[begin:end] for begin, end in zip(places[::2], places[1::2], strict=True)]
 
 
 def exchanged(text: str, old: str, new: str) -> str:
-    """`text` with `new` for `old` outside of quotes: lists of specs have ; for , in options."""
+    """Replace `old` by `new` outside of quotes: lists of specs have ; for , in options."""
     return new.join(cut(text, re.escape(old)))
 
 
-def quoted(text: str) -> str:
-    """`text` as a spec can hold it: in quotes if it would be cut or changed without."""
-    escaped = re.sub(r'(["\\])', r"\\\1", text)
-    return f'"{escaped}"' if re.search(r'[+,;|"]|^\s|\s$', text) else text
-
-
 def _unquoted(text: str) -> str:
-    """What is in the quotes of a `text` that is in quotes as a whole; else the text."""
+    """Remove the quotes of a text that is quoted as a whole; another text is returned unchanged."""
     inner = re.fullmatch(f"(?s){_QUOTED}", text.strip())
     return text if inner is None else re.sub(r'\\(["\\])', r"\1", inner[0][1:-1])
 
 
 def split(spec: str) -> list[str]:
-    """Split at every + before a name; a path may contain others ("model:./c++/checkpoint")."""
+    """Split a spec at every + before a name. A path may contain others ("model:./c++/checkpoint")."""
     return cut(spec.strip(), r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))")
 
 
 def parse(part: str, spec: str = "") -> Part:
-    """Name, checkpoint and options of one `part` of `spec`; MethodError if it cannot be read."""
+    """Parse one `part` of `spec` into name, checkpoint and options. MethodError if it cannot be read."""
     spec = spec or part
     head, *pairs = cut(part, r",(?=\s*[A-Za-z_][\w-]*=)")
     name, colon, checkpoint = head.partition(":")
@@ -124,7 +94,7 @@ def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[s
             exist = f"Its options: {', '.join(known)}." if known else "It has no options."
             raise MethodError(f"{part.name} has no option {key!r}.{meant(key, known)} {exist}")
         given[key] = _read(text, hints[key], f"{part.name}: {key}")
-        _check_range(given[key], known[key], f"{part.name}: {key}")
+        check_range(given[key], known[key], f"{part.name}: {key}")
     for key, field in known.items():
         if in_front and key not in given and "in_front" in field.metadata:
             given[key] = field.metadata["in_front"]
@@ -145,7 +115,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint, as a field of the config; MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config. MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
@@ -154,16 +124,6 @@ def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
         wants = "needs a checkpoint" if field is not None else "takes no checkpoint, but a colon is given"
         raise MethodError(f"{part.name} {wants}: write {part.name}{':PATH' if field is not None else ''}.")
     return {}
-
-
-def _check_range(value: Any, field: Field[Any], what: str) -> None:
-    """MethodError for a number outside the range of its option, NaN included."""
-    least, most = field.metadata.get("least"), field.metadata.get("most")
-    if not isinstance(value, int | float) or (least is None and most is None):
-        return
-    if not (-inf if least is None else least) <= value <= (inf if most is None else most):
-        span = f"{least} or more" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
-        raise MethodError(f"{what} is {value}; it must be {span}.")
 
 
 def _fields(config: type | None) -> dict[str, Field[Any]]:
@@ -197,7 +157,7 @@ _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str:
 
 
 def _read(text: str, hint: Any, what: str) -> Any:
-    """`text` as the first type of `hint` that can hold it."""
+    """Convert `text` to the first type of `hint` that fits. MethodError if none does."""
     kinds = sorted(_kinds(hint), key=lambda kind: kind is not types.NoneType)
     for kind in kinds:
         for choice in _choices(kind):

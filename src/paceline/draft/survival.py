@@ -1,21 +1,20 @@
-"""How far a drafter's tokens stand, learnt from its drafts so far: for the prices of `paceline.engine.budget`."""
+"""Survival: the acceptance of a drafter's tokens by depth, learnt from its drafts, for `paceline.engine.budget`."""
 
 from collections.abc import Sequence
 from math import expm1, log
 
 import numpy as np
 
-from paceline.core.tree import DraftTree
-from paceline.draft.cost import Floats
+from paceline.core.tree import DraftTree, Floats
 
 DEEPEST = 64  # deeper nodes count as this deep
 FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known
-STRENGTH = 4.0  # weight of that in drafts; at other depths the share of the depth above
+STRENGTH = 4.0  # weight of that share, in drafts; at other depths, weight of the share of the depth above
 MEMORY = 256.0  # drafts after which the counts are halved
 LEAST, MOST = 1e-3, 0.999  # of a share
 ROW_STRENGTH, ROW_FADE = 10.0, 0.95
 """A row's rejections are compared with those expected, as if it had had ROW_STRENGTH of both before."""
-RANK = 0.3  # a sibling is so much less likely than the one before it
+RANK = 0.3  # probability of a sibling relative to the one before it
 ASKED, REACHED = 0, 1
 """Rows of the counts in `Survival`: tokens that stood, and that were drafted, of all times that the drafter was asked.
 Row 1 + n: tokens that stood, of drafts whose length has n bits (1, 2 and 3, 4 to 7, ...)."""
@@ -23,11 +22,11 @@ ROWS = 8
 
 
 class Survival:
-    """How far one drafter's tokens stand, by depth and by the length of the draft, which says how sure its drafter was.
+    """The probability that one drafter's tokens are accepted, by their depth and by the length of the draft, because a
+    longer draft comes from a surer drafter.
 
     A draft that was cut counts down to the cut (Kaplan and Meier 1958). A row's probabilities are those of all rows to
-    the power of `strain`: the row's rejections over those expected. `chances` of the drafter's own replace the
-    shares."""
+    the power of `strain`, the row's rejections divided by those expected. A tree's own `chances` replace the shares."""
 
     def __init__(self, shares: Sequence[float] = ()) -> None:
         self._hits, self._trials = np.zeros((ROWS, DEEPEST + 1)), np.zeros((ROWS, DEEPEST + 1))
@@ -40,17 +39,17 @@ class Survival:
             self._refresh(of)
 
     def strain(self, row: int) -> float:
-        """The row's rejections over those expected, 1/4 to 4."""
+        """The row's rejections divided by those expected, 1/4 to 4."""
         seen, expected = self._rows.get(row, (0.0, 0.0))
         return min(max((seen + ROW_STRENGTH) / (expected + ROW_STRENGTH), 0.25), 4.0)
 
     def asked(self, row: int, most: int) -> tuple[Floats, Floats]:
-        """Of a draft that may be `most` tokens long: P(token 1, 2, ... stands), and P(it is drafted)."""
+        """P(the token is accepted) and P(it is drafted), for tokens 1, 2, ... of a draft of at most `most` tokens."""
         depths = slice(1, min(most, DEEPEST) + 1)
         return np.exp(-self.strain(row) * self._hazard[ASKED, depths]), np.exp(-self._hazard[REACHED, depths])
 
     def of(self, tree: DraftTree, row: int) -> Floats:
-        """P(node stands) for every drafted node, float64 [len(tree) - 1]; a child's is at most its parent's."""
+        """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]; at most that of its parent."""
         strain, size = self.strain(row), len(tree) - 1
         if tree.chances is not None:
             given = np.clip(tree.chances, LEAST, 1.0) ** (strain * self._trust[0] / self._trust[1])
@@ -72,13 +71,13 @@ class Survival:
         return np.array(stands[1:])
 
     def note_asked(self, length: int, limit: int, accepted: int, verified: int) -> None:
-        """A draft that might have `limit` tokens had `length`; of the first `verified` places `accepted` tokens
-        stood."""
+        """Record a draft of `length` tokens, which might have had `limit`. Of its first `verified` tokens, `accepted`
+        were accepted."""
         self._count(REACHED, length, limit)
         self._count(ASKED, accepted, verified)
 
     def note(self, row: int, tree: DraftTree, path: Sequence[int], length: int) -> None:
-        """Of a draft of depth `length`, cut to `tree`, `path` was accepted, root first."""
+        """Record that `path`, root first, was accepted of a draft of depth `length`, which was cut to `tree`."""
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         is_rejected = accepted < depth
         if tree.chances is not None:
@@ -93,7 +92,7 @@ class Survival:
         self._count(_length(tree, length), accepted, depth)
 
     def _note_trust(self, tree: DraftTree, path: Sequence[int], is_rejected: bool) -> float:
-        """Compare the drafter's own chances with what came; returns the rejections that they foretold."""
+        """Compare the drafter's own chances with the outcome. Returns the rejections that they foretold."""
         assert tree.chances is not None
         chances, expected = np.clip(tree.chances, LEAST, 1.0), 0.0
         for node in path:
@@ -124,7 +123,6 @@ class Survival:
         self._hazard[of, depth + 1 :] = sum_ - log(share) * np.arange(1, DEEPEST - depth + 1)
 
     def drop(self, row: int) -> None:
-        """Forget a row."""
         self._rows.pop(row, None)
 
 
@@ -134,8 +132,8 @@ def _length(tree: DraftTree, length: int | None = None) -> int:
 
 
 def _until_rejection(hazard: float) -> float:
-    """The mean part of a step's hazard that a draft has gone through when the step rejects it.
+    """The mean part of a step's hazard that a draft has passed when the step rejects it.
 
-    Counting whole steps would expect more rejections than there can be where few drafts stand, and take every row for a
-    lucky one."""
+    Where few drafts are accepted, whole steps would add up to more rejections than there can be, and every row would
+    seem lucky."""
     return 1 - hazard / expm1(hazard)  # above 0: no share is above MOST

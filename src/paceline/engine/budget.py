@@ -1,20 +1,19 @@
-"""One price for every draft: how many tokens each drafter may draft for each row, so that none is slower than none.
+"""The budget decides how many tokens each drafter may draft for each row, so that drafting never costs time.
 
 A token of a draft is worth the probability that it is accepted. Its price is the number of tokens that decoding brings
-in the time that it costs, at the present rate (Dinkelbach 1967: tokens over time is largest where each is taken that is
-worth its price). What a round costs (`Prices`) and how far each drafter's tokens stand (`Survival`) is learnt as rounds
-run.
+at the present rate in the time that the token costs. Tokens a second are most if each token is drafted that is worth
+its price (Dinkelbach 1967). The cost of a round (`Prices`) and the acceptance of each drafter (`Survival`) are learnt
+as rounds run.
 
     before drafting  a drafter is asked for the rows for which that pays. One that runs a model step by step, or whose
                      drafts must stay whole, also hears how deep (`row.max_draft`).
     after drafting   point masses are cut to the tokens that pay, of all rows at once.
 
-A draft that was drawn is never cut, exchanged or dropped: what is decided of it hangs on earlier rounds alone, for the
-distribution q that it was drawn from is the one that acceptance divides by.
+A draft that was drawn is never cut, exchanged or dropped, because acceptance divides by the distribution q from which
+it was drawn. All decisions on it depend on earlier rounds alone.
 
-What does not pay is tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
-verified, and a round without drafts shows what plain decoding costs. `budget=False` leaves drafts as long as their
-methods make them."""
+Choices that do not pay are tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
+verified, or a round without drafts is timed. With `budget=False`, drafts are as long as their methods make them."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ import numpy as np
 
 from paceline.core.accept import Accepted
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
+from paceline.core.tree import DraftTree, Floats
 from paceline.draft.base import Drafter, Unlimited, View, stamp
-from paceline.draft.cost import INSTANT, DraftTimes, Floats, Prices, Table
+from paceline.draft.cost import INSTANT, DraftTimes, Prices, Table
 from paceline.draft.survival import Survival
 
 PROBE = 4  # most tokens that are verified, or drafted, to see whether they pay by now
@@ -40,7 +39,7 @@ WAIT, LONGEST_WAIT = 4, 256  # rounds before the first trial of each; most round
 
 
 class Trials:
-    """When something that does not pay is tried again: at intervals that grow until trials take SHARE of the time.
+    """The times at which a choice that does not pay is tried again. Intervals grow until trials take SHARE of the time.
 
     first  rounds before the first trial."""
 
@@ -48,15 +47,15 @@ class Trials:
         self._wait = self._next = first
 
     def reset(self) -> None:
-        """It pays by now."""
+        """Begin with short intervals again, because the choice pays."""
         self._wait = WAIT
 
     def put_off(self, round: int) -> None:
-        """It was done without a trial."""
+        """Begin the interval anew, because the choice was made without a trial."""
         self._next = round + self._wait
 
     def due(self, round: int, share: float) -> bool:
-        """Whether it is time, if a trial takes `share` of a round; then the next is due later, and later still."""
+        """Whether a trial, which takes `share` of a round, is due. If so, the next interval is longer."""
         if round < self._next:
             return False
         self._wait = int(min(2 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
@@ -65,13 +64,13 @@ class Trials:
 
 
 class Drafts:
-    """What is known of a drafter.
+    """The measurements of a drafter.
 
-    worth  tokens beyond their price that asking it brought, a fading mean over all rows, and one a row.
-    steps  whether it is told how deep to draft: it runs a model step by step, or its drafts must stay whole.
-    draws  whether it draws its drafts where answers are drawn; None: it is not known yet.
-    width  nodes of its drafts for each token of their depth.
-    begun  ids of the rows that it was asked for: the first call for a row may read its prompt, and is not timed."""
+    worth  fading mean, over all rows, of the tokens beyond their price that asking the drafter brought.
+    steps  whether the drafter is given a depth, because it runs a model step by step or its drafts must stay whole.
+    draws  whether it draws its drafts where answers are drawn; None while that is not known.
+    width  number of nodes of its drafts for each token of their depth.
+    begun  ids of the rows for which it was asked. The first call for a row may read its prompt, and is not timed."""
 
     PACE, STRENGTH = 0.03, 3.0  # of the mean of all rows; its weight in that of one
 
@@ -86,26 +85,25 @@ class Drafts:
         self._rows: dict[int, tuple[float, float]] = {}
 
     def worth_of(self, row: int) -> float:
-        """What asking it for this row is worth."""
+        """Expected worth of asking the drafter for this row: a row's own mean, shrunk towards that of all rows."""
         total, count = self._rows.get(row, (0.0, 0.0))
         return (total + self.STRENGTH * self.worth) / (count + self.STRENGTH)
 
     def note_worth(self, row: int, value: float) -> None:
-        """Asked for this row, it brought `value`."""
+        """Record the `value` that asking the drafter for this row brought."""
         self._count += 1
         self.worth += max(1 / self._count, self.PACE) * (value - self.worth)
         total, count = self._rows.get(row, (0.0, 0.0))
         self._rows[row] = 0.8 * total + value, 0.8 * count + 1
 
     def drop(self, row: int) -> None:
-        """Forget a row."""
         self._rows.pop(row, None)
         self.begun.discard(row)
         self.survival.drop(row)
 
 
 class Asked(NamedTuple):
-    """A drafter was asked for a row: the most tokens that it might draft, and the depth of what it drafted."""
+    """A call of a drafter for a row: the largest allowed depth, and the depth of the draft."""
 
     by: Drafts
     limit: int
@@ -113,9 +111,10 @@ class Asked(NamedTuple):
 
 
 class Budget(Unlimited):
-    """The prices of an engine's rounds, and what they buy.
+    """The budget of an engine.
 
-    table  prices that were measured; None: they are learnt. now: a clock, in seconds."""
+    table  prices that were measured; None: they are learnt.
+    now    a clock, in seconds."""
 
     def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
         self.prices = table.prices if table is not None else Prices()
@@ -133,7 +132,7 @@ class Budget(Unlimited):
     # Before drafting ------------------------------------------------------------------------------------------
 
     def begin(self, rows: Sequence[Request]) -> None:
-        """A round of `rows`, which are decoding, begins: its prices, in tokens."""
+        """Compute the prices, in tokens, of a round of `rows`, which are decoding."""
         self._round, self._rows, self._context = self._round + 1, max(len(rows), 1), sum(map(len, rows))
         self._asked, self._drafting = {}, 0.0
         gain = self._tokens / self._time
@@ -181,8 +180,8 @@ class Budget(Unlimited):
         return self._depth(known, row, self._rows)[1] if known.steps else known.worth_of(row.id)
 
     def _limits(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
-        """Tokens that a drafter may draft for each row. Hangs on earlier rounds alone, and where a seed was given and
-        drafts are drawn on nothing, or the seed would not give the same tokens again."""
+        """The largest depth of a draft for each row. It depends on earlier rounds alone. If a seed was given and drafts
+        are drawn, it depends on nothing, because the same seed must give the same tokens again."""
         limits = self._paying(known, rows)
         if known.draws is not False:
             for i, row in enumerate(rows):
@@ -212,7 +211,8 @@ class Budget(Unlimited):
         return trial if known.asks.due(self._round, share) else [0] * len(rows)
 
     def _depth(self, known: Drafts, row: Request, rows: int) -> tuple[int, float]:
-        """How deep a drafter pays for a row of `rows`, and the tokens beyond their price that this brings."""
+        """The depth that pays most for a row among `rows`, and the expected tokens beyond their price that it
+        brings."""
         if row.max_draft < 1:
             return 0, 0.0
         stands, drafted = known.survival.asked(row.id, min(row.max_draft, max(self._room // rows, 1)))
@@ -227,7 +227,7 @@ class Budget(Unlimited):
         return float(np.maximum(self._known(tree.owner).survival.of(tree, row.id) - self._node, 0.0).sum())
 
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The trees to verify: of point masses the nodes that pay, and now and then a few more; all else as it is."""
+        """Cut trees of point masses to the nodes that pay, and now and then a few more. Others stay as they are."""
         made = list(trees)
         open_ = {i: self._known(tree.owner) for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut}
         if not self.prices.known:
@@ -296,7 +296,7 @@ class Budget(Unlimited):
 
 
 def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:
-    """The `count` likeliest nodes of a tree; no node is likelier than its parent."""
+    """Cut a tree to its `count` likeliest nodes; no node is likelier than its parent."""
     if count >= len(stands):
         return tree
     return tree.keeping(np.append(0, np.sort(np.argsort(-stands, kind="stable")[:count]) + 1))

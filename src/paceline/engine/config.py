@@ -20,16 +20,17 @@ class EngineConfig:
     prefill_chunk: int = 512
     """Most prompt tokens in one forward, so that a long prompt does not hold up the other rows."""
     max_slowdown: float | None = None
-    """Most time of a round that runs prompt tokens beside rows that are decoding, in rounds without. None: no bound,
-    and the pieces of a prompt do not depend on measured times."""
+    """Longest time of a round that runs prompt tokens beside rows that are decoding, in rounds without prompt tokens.
+    None: there is no bound, and the pieces of a prompt do not depend on measured times."""
     max_rows_per_client: int | None = None
-    """Most rows at once of one `Row.client`; None: no bound."""
+    """Most rows at once of one `Row.client`; None: there is no bound."""
     schedule: str | Schedule | None = None
     """Which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule."""
     rule: Rule | None = None
-    """The acceptance rule; None: that of a row's drafter, else the lossless one."""
+    """The acceptance rule; None: the rule of a row's drafter if it has one, else the lossless rule."""
     budget: bool = True
-    """Draft as much as pays, by what rounds cost and how far drafts stand; False: as much as the drafter likes."""
+    """Draft as much as pays, by the time of rounds and the acceptance of drafts; False: as much as the drafter
+    likes."""
     cache_memory: int | str | None = None
     """Most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait for it. If
     rows outgrow it, the youngest is preempted and run again later (docs/batching.md)."""
@@ -38,12 +39,11 @@ class EngineConfig:
     prefix_cache: str | Path | None = None
     """A folder for the keys and values of prompts, which later processes with the same model reuse."""
     prefix_cache_size: int | str = "8GB"
-    """Most bytes of that folder; what was used longest ago is removed."""
+    """Most bytes of that folder; the files used longest ago are removed."""
     threads: int | None = None
-    """Processor threads of a round, for all engines of the target; None: torch's number, or fewer while other processes
-    want the cores."""
+    """Processor threads of a round; None: torch's number, or fewer while other processes want the cores."""
     tokenizer: Tokenizer | None = None
-    """Replaces the model's own."""
+    """Reads prompts and writes answers; None: the target's own. A model that is not loaded yet is loaded with it."""
     exact_profile: bool = False
     """Wait for the accelerator after every part of a round, so that `Engine.profile` is exact; that costs time."""
     dtype: str = "auto"

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
+from paceline.target.threads import Threads
 
 log = logging.getLogger("paceline.engine")
 
@@ -50,8 +52,8 @@ class Engine:
     """A target, a drafter, and the rows being answered.
 
     model   a folder, a hub id, or a loaded Target.
-    draft   "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
-    fields  of `EngineConfig`, such as `max_batch=16`."""
+    draft   "name[:checkpoint][,key=value...]", several joined by "+"; or a Drafter. `paceline methods` lists them.
+    fields  fields of an `EngineConfig`, such as `max_batch=16`."""
 
     def __init__(self, model: str | Path | Target, draft: str | Drafter = "none", **fields: Any):
         config = self.config = EngineConfig(**fields)
@@ -65,7 +67,7 @@ class Engine:
 
             self.schedule = create_schedule(config.schedule, config.max_batch, config.prefill_chunk)
         self.target = _target(model, self.schedule, config)
-        self.tokenizer = self.target.tokenizer
+        self.tokenizer = config.tokenizer or self.target.tokenizer
         self._rule = config.rule
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
@@ -75,9 +77,8 @@ class Engine:
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(config.exact_profile)
-        if config.threads is not None:
-            self.target.threads.fix(config.threads)
-        self._threads = torch.get_num_threads()
+        self.threads = self.target.threads if config.threads is None else Threads(config.threads)
+        self._num_threads = torch.get_num_threads()
         self.rounds = 0
         self.prompt_profile = Profile(0, {})
         """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
@@ -93,7 +94,8 @@ class Engine:
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Run one round; return what each row gained. Rows that ended have left the batch when it returns."""
+        """Run one round. Returns a delta for each row that gained tokens or ended; those that ended have left the
+        batch."""
         before, plan = self._begin(), Plan([], [], [])
         try:
             failed = self._admit()
@@ -111,7 +113,7 @@ class Engine:
         return deltas + [Delta.end(row) for row in failed + ended if row.finish_reason == "error"]
 
     def _plan(self, turns: Sequence[Turn]) -> Plan:
-        """What to run: a draft for every row that is decoding, a piece of the prompt for the others."""
+        """Plan the round: rows that are decoding run a draft, the others a piece of their prompt."""
         self.drafter.begin_round(sum(turn.chunk for turn in turns), self.budget)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Plan([], [], [])
@@ -124,7 +126,7 @@ class Engine:
             elif row.id in trees:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
-                self.memory.note_draft_size(len(tree))
+                self.memory.note_draft(row, len(tree))
             else:  # its drafter failed
                 continue
             plan.rows.append(row)
@@ -134,7 +136,9 @@ class Engine:
         return plan
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
-        """Trees by row id. If the drafter fails at a row, it is asked again for the others."""
+        """Ask the drafter for a tree for each row. If it fails at a row, it is asked again for the others.
+
+        Returns trees by row id."""
         while rows:
             for row in rows:
                 row.random.free.begin(row.num_new)
@@ -146,13 +150,13 @@ class Engine:
         return {}
 
     def _verify(self, plan: Plan) -> Verdict | None:
-        """ONE forward of the target over all segments. If it fails, all rows end, and the verdict is None."""
+        """Run ONE forward of the target over all segments. If it fails, all rows end, and the verdict is None."""
         if not plan.rows:
             return None
         needs = self.drafter.needs
         callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
         with _Guard(plan.rows) as guard:
-            verdict = self.target.verify(plan.segments, needs, callback)
+            verdict = self.target.verify(plan.segments, needs, callback, self.clock)
             wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
             return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
@@ -161,7 +165,7 @@ class Engine:
         return None
 
     def _accept(self, plan: Plan, verdict: Verdict | None) -> list[Outcome]:
-        """What the acceptance rule accepts of each row's tree. A piece of a prompt is accepted whole."""
+        """Apply the acceptance rule to each row's tree. A piece of a prompt is accepted whole."""
         if verdict is None:
             return [Failed(MethodError("its forward failed"))] * len(plan)
         outcomes: list[Outcome] = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
@@ -185,8 +189,8 @@ class Engine:
         return outcomes
 
     def _apply(self, plan: Plan, outcomes: list[Outcome]) -> list[Delta]:
-        """Commit the accepted paths to the target's cache and give the rows their new tokens; `outcomes` has the rows
-        that fail here."""
+        """Commit the accepted paths to the target's cache and give the rows their new tokens. A row that fails here
+        gets its failure in `outcomes`."""
         for i, (row, outcome) in enumerate(zip(plan.rows, outcomes, strict=True)):
             if isinstance(outcome, Accepted):
                 with _Guard([row]) as guard:
@@ -204,7 +208,7 @@ class Engine:
         return deltas
 
     def _observe(self, plan: Plan, round: Round, seconds: float) -> None:
-        """Show the budget and the drafter what was accepted, in `seconds`."""
+        """Show the budget and the drafter a round whose forward and acceptance took `seconds`."""
         if len(round):
             with _Guard(round.rows):
                 self.memory.keep_states(round)
@@ -247,7 +251,7 @@ class Engine:
         return row
 
     def check(self, prompt: Prompt, params: SamplingParams) -> Row:
-        """The row that `add` would queue, or its error. Changes nothing; any thread may call it."""
+        """Make the row that `add` would queue, or raise its error. Changes nothing; any thread may call it."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
@@ -279,11 +283,9 @@ class Engine:
         Drafters that read its states or run its layers are bound to it; MethodError from one that does not fit.
         The memory of keys and values stays: the system gives new memory page by page, which may take longer than
         answers do."""
-        known, target.weights_fingerprint = target.weights_fingerprint, ""  # heads for earlier weights draft for these
-        try:
-            rebind(self.drafter, target)
-        finally:
-            target.weights_fingerprint = known
+        unnamed = copy(target)
+        unnamed.weights_fingerprint = ""  # heads for earlier weights draft for these
+        rebind(self.drafter, unnamed)
         self.target, before = target, self.memory
         self.memory = self._memory(before.budget, before.reuse)
         if before.cache is not None and self.memory.cache is not None:
@@ -299,7 +301,7 @@ class Engine:
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
-        """A context with another acceptance rule or schedule; None: as before."""
+        """Use another acceptance rule or schedule inside a context. None keeps the present one."""
         before = self._rule, self.schedule
         self._rule, self.schedule = rule or self._rule, schedule or self.schedule
         try:
@@ -308,7 +310,8 @@ class Engine:
             self._rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
-        """Preempt rows that have outgrown the memory; let requests join while they fit; return those that failed."""
+        """Preempt rows that have outgrown the memory, and let requests join while they fit. Returns those that failed.
+        """
         for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
@@ -330,7 +333,7 @@ class Engine:
             self.clock.lap("draft")
 
     def _recall(self) -> None:
-        """Show drafters that read the states of every token those of reused ones, as of a piece of the prompt."""
+        """Show the states of reused tokens to drafters that read those of every token, like a piece of the prompt."""
         for row, states in self.memory.recalled():
             path, none = list(range(row.cached)), torch.empty(0, self.target.vocab_size, device=self.target.device)
             segment = Segment.chunk(row.slot, row.tokens[: row.cached], last=False)
@@ -340,7 +343,7 @@ class Engine:
                 self.drafter.of(row).observe(Round([row], [tree], [segment], verdict, [Accepted(path, [])]))
 
     def _drop_ended(self) -> list[Row]:
-        """Let the rows that have ended leave the batch; return them."""
+        """Let the rows that have ended leave the batch. Returns them."""
         ended = [row for row in self.rows if row.finish_reason is not None]
         for row in ended:
             self.rows.remove(row)
@@ -348,7 +351,7 @@ class Engine:
         return ended
 
     def _leave(self, row: Row) -> None:
-        """Free a row's slot and let the drafter forget it, as far as it ever had them."""
+        """Free a row's slot, if it has one, and let the drafter forget the row, if it was told of it."""
         if row.slot >= 0:
             self.memory.end(row)
         if not row.joined:
@@ -366,7 +369,7 @@ class Engine:
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
     ) -> Generator[Delta]:
-        """Answer `prompts` together; yield what each round adds. `Delta.index` counts the prompts from 0.
+        """Answer `prompts` together and yield the deltas of each round. `Delta.index` counts the prompts from 0.
 
         Closing the iterator aborts unfinished requests. Deltas of other callers' rows are not yielded."""
         if isinstance(prompts, str):
@@ -382,9 +385,9 @@ class Engine:
             yield from self.follow(rows)
 
     def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
-        """Run until `rows`, from `add`, have ended; yield what each round adds. `Delta.index` counts `rows`.
+        """Run until `rows`, from `add`, have ended, and yield their deltas. `Delta.index` counts `rows`.
 
-        until  called before every round; True stops the loop."""
+        until  a function that is called before every round; the loop stops if it returns True."""
         index = {row.id: i for i, row in enumerate(rows)}
         while any(row.finish_reason is None for row in rows) and not until():
             for delta in self.step():
@@ -403,7 +406,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         progress: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
-        """Answer `prompts`; return completions in their order. `progress` is called with every delta.
+        """Answer `prompts`. Returns completions in their order. `progress` is called with every delta.
 
         A request that failed has finish_reason "error" and a message in `error`; the others go on."""
         rows: dict[int, Row] = {}
@@ -417,21 +420,21 @@ class Engine:
     # A round's time -------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, float]:
-        """Start the clock and set the number of processor threads; return the seconds booked so far, by part.
+        """Start the clock and set the number of processor threads. Returns the seconds booked so far, by part.
 
         While rows run, the number of threads changes only if it cannot change their tokens."""
-        self.target.clock = self.clock
         self.clock.start()
         may_change = not self.rows or self.target.same_on_any_threads
-        self._threads = self.target.threads.begin(keep=None if may_change else self._threads)
+        self._num_threads = self.threads.begin(keep=None if may_change else self._num_threads)
         return dict(self.clock.seconds)
 
     def _end(self, plan: Plan, before: Mapping[str, float]) -> list[Row]:
-        """Give the threads back, drop ended rows, and book every row's share of the round's time; return the rows."""
+        """Give the threads back, drop the rows that ended, and book every row's share of the round's time. Returns the
+        rows that ended."""
         nodes = sum(segment.num_run for segment in plan.segments)
         prompt_tokens = sum(segment.num_run for segment in plan.segments if segment.is_prompt)
         kind = None if prompt_tokens or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
-        self.target.threads.end(kind)
+        self.threads.end(kind)
         ended = self._drop_ended()
         self.clock.lap("rows")
         if plan.rows:
@@ -456,7 +459,8 @@ class Engine:
 
 
 def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig) -> Target:
-    """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
+    """Make the target: load `model`, or take it as it is, and give it the cache that `schedule` needs. Loaders and
+    rectangular caches are imported on demand.
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
     is_rectangular = getattr(schedule, "is_rectangular", False)
@@ -465,20 +469,19 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
     else:
         from paceline.target.load import load
 
-        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations")}
+        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
         target = load(model, native=False if is_rectangular else None, **how)
     if is_rectangular:
         from paceline.target.rectangles import rectangular
 
         target = rectangular(target)
-    target.tokenizer = config.tokenizer or target.tokenizer
     if isinstance(model, Target) and config.exact:
         target.make_exact()
     return target
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
-    """Give a row its new tokens and count them in its statistics; return the delta."""
+    """Give a row its new tokens and count them in its statistics. Returns the delta."""
     tokens = outcome.tokens
     taken = row.extend(tokens, tree.source, outcome.logprobs)
     accepted = min(taken, len(tokens) - 1)
@@ -491,7 +494,7 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
 class _Guard:
     """A context in which an error ends the row that it names, or all of `rows`.
 
-    failed  the rows that it ended; error: why.
+    failed  rows that the error ended. error: the error, if there was one.
 
     A class, because it is entered several times a round, and a generator costs five times as much."""
 
@@ -519,7 +522,7 @@ class _Guard:
         return True
 
     def outcome(self, row: Row, otherwise: Outcome | None = None) -> Outcome:
-        """The row's failure; where it did not fail, `otherwise`."""
+        """The row's failure, or `otherwise` if it did not fail."""
         if self.error is not None and (row in self.failed or otherwise is None):
             return Failed(self.error)
         assert otherwise is not None

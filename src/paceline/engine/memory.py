@@ -35,8 +35,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 
 class Share(NamedTuple):
-    """What a request shares with others: those of its salt, and with the target's states of `layers`, which its drafter
-    reads of every token."""
+    """The conditions for sharing keys and values: the other request has the same salt, and the target's states of
+    `layers`, which this one's drafter reads of every token."""
 
     salt: str = ""
     layers: frozenset[int] = frozenset()
@@ -47,8 +47,8 @@ class Prefix:
     """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]. begins: their `beginning`.
 
     hidden  states [n, H] by layer, for drafters that read them of every token.
-    states  of a model with recurrent layers, by number of tokens, the least recently used first: the text can be reused
-            up to there alone. Empty: up to anywhere."""
+    states  recurrent states by number of tokens, the least recently used first. The text can be reused up to one of
+            them alone; without any, it can be reused up to every token."""
 
     tokens: IntArray
     kv: torch.Tensor
@@ -63,11 +63,11 @@ class Prefix:
         return self.kv.nbytes + sum(one.nbytes for one in states) + sum(one.nbytes for one in hidden)
 
     def reusable(self, most: int) -> int:
-        """How many of the first `most` tokens can be reused."""
+        """The number of the first `most` tokens that can be reused."""
         return max((n for n in self.states if n <= most), default=0) if self.states else most
 
     def take(self, length: int) -> tuple[torch.Tensor, State | None]:
-        """Keys and values of the first tokens, and the state after them."""
+        """Keys and values of the first `length` tokens, and the state after them."""
         state = self.states.pop(length, None)
         if state is not None:
             self.states[length] = state
@@ -77,7 +77,8 @@ class Prefix:
 class Prefixes:
     """Keys and values of requests that ended, for later ones that begin alike.
 
-    At most `most` prefixes, each of SHORTEST tokens or more; the least recently used go first. nbytes: their memory.
+    most    largest number of prefixes, each of SHORTEST tokens or more; the least recently used is forgotten.
+    nbytes  bytes of all prefixes.
 
     Each is a copy outside the batch's cache, so that attention does not read it. Texts whose first SHORTEST tokens
     differ are not compared further: with a hundred rows, that takes longer than the forwards of a small model."""
@@ -91,13 +92,13 @@ class Prefixes:
         return len(self._prefixes)
 
     def _shared(self, tokens: IntArray, share: Share) -> list[tuple[int, Prefix]]:
-        """The prefixes that begin as `tokens`, each with the length of the common beginning."""
+        """The prefixes with the `beginning` of `tokens`, each after the length of the common beginning."""
         begins, layers = beginning(tokens, share.salt), share.layers
         alike = (one for one in self._prefixes if one.begins == begins and layers <= one.hidden.keys())
         return [(common(one.tokens, tokens), one) for one in alike]
 
     def best(self, tokens: IntArray, share: Share = Share()) -> tuple[int, Prefix | None]:
-        """(length, prefix) of the longest beginning of `tokens` that can be reused; 0 and None if it is too short."""
+        """The longest beginning of `tokens` that can be reused: (length, prefix), or (0, None) if it is too short."""
         every = ((prefix.reusable(shared), prefix) for shared, prefix in self._shared(tokens, share))
         shared, prefix = max(every, key=lambda pair: pair[0], default=(0, None))
         if prefix is None or shared < SHORTEST:
@@ -114,7 +115,7 @@ class Prefixes:
         self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}, salt: str = "",
         hidden: Mapping[int, torch.Tensor] = {},
     ) -> None:  # fmt: skip
-        """Add a prefix; it replaces its own prefixes, and has their states too."""
+        """Add a prefix. It replaces those that are its own beginnings, and takes over their states."""
         states = {**states}
         for shared, prefix in self._shared(tokens, Share(salt)):
             if shared == len(prefix.tokens) and prefix.hidden.keys() <= hidden.keys():
@@ -151,9 +152,9 @@ class Memory:
     """The cache's memory in an engine. For a target without a `RaggedCache` it only adds and drops rows.
 
     budget  most bytes; None: SHARE of the free memory.
-    reuse   whether prompts that begin alike share keys and values.
+    reuse   prompts that begin alike share keys and values.
     disk    folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored.
-    state_bytes  most bytes of a token's states that are kept, for drafters that read them of every token."""
+    state_bytes  most bytes of the states that are kept for a token, for drafters that read them of every token."""
 
     def __init__(
         self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool,
@@ -170,8 +171,7 @@ class Memory:
         self._shares: dict[int, Share] = {}
         self._hidden: dict[int, list[torch.Tensor]] = {}  # by row: of its tokens in the cache, [n, L * H]
         self._recalled: list[tuple[Row, Mapping[int, torch.Tensor]]] = []
-        if self.cache is not None:
-            self.cache.most_bytes, self.cache.beside = self.budget, state_bytes if self.reuse else 0
+        self._beside = state_bytes if self.reuse else 0
         self.disk: PrefixCache | None = None
         if disk is not None:
             if target.recurrent:
@@ -186,7 +186,7 @@ class Memory:
 
     def check(self, row: Row) -> None:
         """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
-        if self.cache is None or (need := self.cache.nbytes_of(1, row.max_length + SLACK)) <= self.budget:
+        if self.cache is None or (need := self._size(1, row.max_length + SLACK)) <= self.budget:
             return
         raise PromptError(
             f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
@@ -194,8 +194,8 @@ class Memory:
         )
 
     def has_room(self, row: Row, running: Sequence[Row], joining: int = 1) -> bool:
-        """Make the cache large enough for one more row, or at once for all that are `joining` if it must grow; False
-        if the row must wait for others to end."""
+        """Make the cache large enough for one more row; if it must grow, for all that are `joining`. Returns False if
+        the row must wait for others to end."""
         if self.cache is None:
             return True
         need = max(r.expected_length for r in (*running, row)) + self._slack
@@ -204,7 +204,9 @@ class Memory:
     def start(self, row: Row, running: Sequence[Row], layers: Collection[int] | None = ()) -> None:
         """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
 
-        layers  whose states its drafter reads of every token: it can reuse what has them. None: nothing."""
+        layers  layers whose states its drafter reads of every token. None: the row can reuse nothing."""
+        if self.cache is not None:  # with nobody else there, a row may go above the budget, but no further than it must
+            self.cache.reserve(min(row.expected_length, self.cache.max_context), len(self.cache.held) + 1, double=False)
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
         self._shares[row.id] = share = Share(row.params.cache_salt, frozenset(layers or ()))
@@ -225,7 +227,7 @@ class Memory:
                 least, lead = shared, other
         self._fresh[row.id] = lead, least
         if self.target.recurrent:
-            # Where texts have parted once, others will: at the end of a prompt, and where this one leaves another.
+            # Later prompts may branch off at this prompt's end, and where it diverges from an earlier one.
             marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, share)), *([(lead, least)] if lead else [])]
             for one, length in marks:
                 self._cache.mark(one.slot, length)
@@ -235,15 +237,24 @@ class Memory:
         assert self.cache is not None
         return self.cache
 
+    def _size(self, slots: int, capacity: int) -> int:
+        """Bytes of a cache with `slots` slots of `capacity` tokens, and of the states beside it."""
+        return self._cache.nbytes_of(slots, capacity) + slots * in_granules(capacity) * self._beside
+
+    @property
+    def _used(self) -> int:
+        """Bytes of the cache, and of the states beside it."""
+        return self._size(self._cache.num_slots, self._cache.capacity)
+
     def _load(self, tokens: IntArray, share: Share) -> None:
-        """Take over from the disk, which has no states, what it has of `tokens`, if the memory has less."""
+        """Load the stored prefix of `tokens` if it is longer than the one in memory. The disk has no states."""
         if self.disk is not None and not share.layers:
             kv = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
             if kv is not None and self._make_room(kv.shape[3]):
                 self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=share.salt)
 
     def keep_states(self, round: Round) -> None:
-        """Keep the states of what a round has committed, for rows whose drafters read them."""
+        """Keep the states of the tokens that a round committed, for rows whose drafters read them."""
         for i, row in enumerate(round.rows):
             if row.id in self._hidden:
                 states = [round.committed(i, layer) for layer in sorted(self._shares[row.id].layers)]
@@ -304,12 +315,12 @@ class Memory:
         return [other for other in able if beginning(other.tokens, shares[other.id].salt) == begins]
 
     def preempt(self, running: Sequence[Row]) -> list[Row]:
-        """Make the cache large enough for this round; return the rows that lost their slots: the youngest, of the
-        client with the most."""
+        """Make the cache large enough for this round. Returns the rows that lost their slots for it: the youngest of
+        the client with the most rows."""
         if self.cache is None or not running:
             return []
         rows, preempted = list(running), list[Row]()
-        while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self.cache.nbytes > self.budget:
+        while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self._used > self.budget:
             if self._fit(len(self.cache.held), need, rows) or len(rows) == 1:
                 break
             held = Counter(row.client for row in rows)
@@ -319,14 +330,16 @@ class Memory:
             preempted.append(row)
         return preempted
 
-    def note_draft_size(self, draft: int) -> None:
-        """Record the size of a draft, in nodes. A draft that does not fit makes the cache grow during its forward,
-        perhaps above the budget; from the next round on the slack covers it."""
-        if draft + SLACK // 2 > self._slack:
-            self._slack = in_granules(draft) + SLACK
+    def note_draft(self, row: Row, nodes: int) -> None:
+        """Make room for a draft of `nodes` after `row`. The first large draft may take the cache above the budget; from
+        the next round on the slack covers its size."""
+        if nodes + SLACK // 2 > self._slack:
+            self._slack = in_granules(nodes) + SLACK
+            if self.cache is not None:
+                self.cache.reserve(min(len(row) + nodes + SLACK // 2, self.cache.max_context + 1), double=False)
 
     def release(self, row: Row) -> None:
-        """Take a row's slot; its tokens will be run again."""
+        """Free the slot of a row that will be run again."""
         self.target.drop_row(row.slot)
         self._fresh.pop(row.id, None)
         self._hidden.pop(row.id, None)
@@ -334,29 +347,27 @@ class Memory:
         row.preempted += 1
 
     def _fit(self, slots: int, capacity: int, running: Sequence[Row], more: int = 0) -> bool:
-        """Reshape the cache to `slots` rows of `capacity` tokens, or `more` and more if the budget allows; False if it
-        cannot.
-
-        Rows may move to other slots."""
+        """Reshape the cache to `slots` rows of `capacity` tokens, or to more if the budget allows, for `more` rows that
+        will join. Rows may move to other slots. Returns False if there is no memory."""
         cache = self._cache
         if len(cache.held) > len(running) and cache.held:
             slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
-        if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
+        if slots <= cache.num_slots and capacity <= cache.capacity and self._used <= self.budget:
             return True
         many = max(slots, min(max(2 * cache.num_slots, slots + more), self.max_batch))
         slot_counts = many, max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
         left = self.budget - self.prefixes.nbytes
-        shapes = [shape for shape in product(slot_counts, lengths) if cache.nbytes_of(*shape) <= left]
+        shapes = [shape for shape in product(slot_counts, lengths) if self._size(*shape) <= left]
         for shape in dict.fromkeys([*shapes, (slots, capacity)]):
-            if cache.nbytes_of(*shape) > self.budget:
+            if self._size(*shape) > self.budget:
                 return False
-            while len(self.prefixes) and cache.nbytes_of(*shape) + self.prefixes.nbytes > self.budget:
+            while len(self.prefixes) and self._size(*shape) + self.prefixes.nbytes > self.budget:
                 self.prefixes.forget()
             try:
                 moved = cache.reshape(*shape)
             except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
-                log.warning("no memory for a cache of %s: %s", decimal(cache.nbytes_of(*shape)), printable(error))
+                log.warning("no memory for a cache of %s: %s", decimal(self._size(*shape)), printable(error))
                 continue
             for row in running:
                 row.slot = moved[row.slot]
@@ -364,7 +375,7 @@ class Memory:
         return False
 
     def end(self, row: Row) -> None:
-        """Free a row's slot; its keys and values are copied for later requests if they fit into the budget."""
+        """Free a row's slot. Its keys and values are copied for later requests if they fit into the budget."""
         self._fresh.pop(row.id, None)
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
@@ -387,8 +398,9 @@ class Memory:
             self.prefixes.add(tokens, kv, states, share.salt, hidden)
 
     def _make_room(self, length: int, more: int = 0) -> bool:
-        """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget; False if it cannot."""
-        left = self.budget - self._cache.nbytes - length * self._cache.token_bytes - more
+        """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget. Returns whether it
+        fits."""
+        left = self.budget - self._used - length * (self._cache.token_bytes + self._beside) - more
         while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
         return left >= 0
@@ -415,8 +427,8 @@ def free_memory(device: torch.device) -> int:
 
 
 def _free_in_group(group: Path) -> list[int]:
-    """Free bytes in the limits of a control group, of version 2 or 1. What was read of files and is not in use counts
-    as used there, and makes room when it is wanted: with a model just read, that is most of it."""
+    """Free bytes in the limits of a control group, of version 2 or 1. Pages of files that are not in use count as used
+    there, but make room when memory is wanted. After a model was read, they are most of it."""
     free = []
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),

@@ -24,16 +24,16 @@ from paceline.target.base import Target
 
 log = logging.getLogger("paceline.prefix_cache")
 
-BLOCK = 64  # Tokens of a file. What follows a prompt's last whole block is not stored.
+BLOCK = 64  # tokens of a file; tokens after a prompt's last whole block are not stored
 FORMAT = "paceline prefix 1"
-"""Changes with what a file holds: a checksum of four bytes, then the block's keys and values."""
+"""Version of the content of a file: a checksum of four bytes, then the block's keys and values."""
 
 
 class PrefixCache:
     """The files of one model in `folder`, which models and processes may share.
 
-    shape       of a block's keys and values: [layers, 2, kv_heads, BLOCK, head_dim].
-    most_bytes  of all files in the folder."""
+    shape       shape of a block's keys and values: [layers, 2, kv_heads, BLOCK, head_dim].
+    most_bytes  limit of the bytes of all files in the folder."""
 
     def __init__(self, folder: str | Path, target: Target, shape: tuple[int, ...], most_bytes: int):
         self.folder, self.shape, self.most_bytes = Path(folder), shape, most_bytes
@@ -46,8 +46,8 @@ class PrefixCache:
             raise PacelineError(f"prefix_cache: {self.folder} cannot be a folder: {error.strerror}") from None
 
     def load(self, tokens: IntArray, least: int, salt: str = "") -> torch.Tensor | None:
-        """Keys and values of the stored blocks with which `tokens` begin; None if these have `least` tokens or fewer.
-        [layers, 2, kv_heads, n, head_dim]"""
+        """Keys and values [layers, 2, kv_heads, n, head_dim] of the stored blocks with which `tokens` begin; None if
+        these have `least` tokens or fewer."""
         there = list(takewhile(Path.exists, self._paths(tokens, salt)))
         blocks: list[torch.Tensor] = []
         if len(there) * BLOCK > least:
@@ -58,7 +58,7 @@ class PrefixCache:
         return torch.cat(blocks, 3) if len(blocks) * BLOCK > least else None
 
     def store(self, tokens: IntArray, copy: Callable[[int], torch.Tensor], salt: str = "") -> None:
-        """Write the whole blocks of `tokens` that are not there yet. copy: keys and values of the first n tokens."""
+        """Write the whole blocks of `tokens` that are not stored yet. copy(n) returns keys and values of n tokens."""
         missing = [(i, path) for i, path in enumerate(self._paths(tokens, salt)) if not path.exists()]
         if not missing:
             return
@@ -87,8 +87,8 @@ class PrefixCache:
                 return block.to(self._target.device)
             log.warning("prefix_cache: %s is damaged, and was removed", path)
             path.unlink(missing_ok=True)
-        except OSError:  # such as: another process has removed it
-            pass
+        except OSError:
+            return None  # another process may have removed it
         return None
 
     def _write(self, path: Path, kv: torch.Tensor) -> None:

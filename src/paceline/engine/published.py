@@ -23,32 +23,33 @@ class Equal:
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """A whole batch, in order of arrival, when no row runs."""
+        """Let a whole batch join, in order of arrival, when no row runs."""
         return [] if running else take(waiting, self.max_batch)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """The prompts, until they are done; then every row."""
+        """Select pieces of the prompts until they are done, then every row."""
         return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
 
 
 class Grouped(Equal):
     """EXSPEC: a window of requests, of which `max_batch` run in a round.
 
-    window         most requests in the window; more than `max_batch`, or there is no choice.
+    window         most requests in the window: more than `max_batch`, so that there is a choice.
     prefill_chunk  most tokens of each row's prompt in one round.
 
-    A request with a length of its own waits long: it runs only among the window's first, while no group is full."""
+    A request whose length no other has waits long: it runs only among the window's first, while no group is full."""
 
     def __init__(self, max_batch: int, prefill_chunk: int, window: int):
         super().__init__(max_batch, prefill_chunk)
         self.window = window
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """As many as fit into the window, in order of arrival."""
+        """Let as many join as fit into the window, in order of arrival."""
         return take(waiting, self.window - len(running))
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """New prompts, `max_batch` at a time; else the window's first full group; else its first rows."""
+        """Select pieces of new prompts, `max_batch` at a time; else the window's first full group, or its first
+        rows."""
         prompts = _prompts(running, self.max_batch, self.prefill_chunk)
         return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
 
@@ -74,7 +75,7 @@ WINDOW = 32  # default window of `grouped`, as in the published program; at leas
 
 
 def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:
-    """The schedule of that name; a Schedule: itself. PacelineError for a wrong name."""
+    """Parse a schedule's name. A Schedule is returned as it is. PacelineError for a wrong name."""
     if not isinstance(spec, str):
         return spec
     name, window = check_schedule(spec)
@@ -86,7 +87,7 @@ def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) ->
 
 
 def check_schedule(spec: str) -> tuple[str, int | None]:
-    """Name and window of `spec`; PacelineError if it is wrong."""
+    """Parse `spec` into name and window. PacelineError if it is wrong."""
     name, colon, window = spec.partition(":")
     if name not in NAMES:
         raise PacelineError(f"there is no schedule {name!r}; there are {', '.join(NAMES)}.{meant(name, NAMES)}")
@@ -98,5 +99,5 @@ def check_schedule(spec: str) -> tuple[str, int | None]:
 
 
 def fitted(target: Target, schedule: Schedule) -> Target:
-    """`target` as the schedule needs it; ModelError as `rectangular`."""
+    """Give `target` the cache that the schedule needs. ModelError as `rectangular`."""
     return rectangular(target) if getattr(schedule, "is_rectangular", False) else target

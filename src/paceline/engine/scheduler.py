@@ -8,7 +8,9 @@ from paceline.core.request import Row
 
 
 class Turn(NamedTuple):
-    """A row that runs in this round. chunk: number of prompt tokens that it runs; 0: it is decoding."""
+    """A row that runs in this round.
+
+    chunk  number of prompt tokens that it runs; 0: it is decoding."""
 
     row: Row
     chunk: int
@@ -21,7 +23,8 @@ class Schedule(Protocol):
         """Remove from `waiting` the requests that join now. The engine puts back those that do not fit into memory."""
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """At least one of the rows of `running`. Rows that wait for another row's keys and values are not in it."""
+        """Select at least one of the rows of `running`, which has no rows that wait for another row's keys and
+        values."""
 
 
 def take(waiting: deque[Row], most: int) -> list[Row]:
@@ -38,19 +41,19 @@ class Pace:
     what the latest rounds without prompt tokens took, plus a price for each prompt token. This is Sarathi-Serve's token
     budget (Agrawal et al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
 
-    max_slowdown  most time of such a round, in rounds without prompt tokens; None: no bound."""
+    max_slowdown  longest time of such a round, in rounds without prompt tokens; None: there is no bound."""
 
     def __init__(self, max_slowdown: float | None = None):
         self.max_slowdown = max_slowdown
         self._without, self._with = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]  # rounds, seconds, prompt tokens
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Learn from a round with so many prompt tokens."""
+        """Learn from a round with `tokens` prompt tokens."""
         sums = self._with if tokens else self._without
         sums[:] = [FADE * before + new for before, new in zip(sums, (1, seconds, tokens), strict=True)]
 
     def chunk(self, most: int) -> int:
-        """Prompt tokens of the next round beside decoding rows, at most `most`."""
+        """The number of prompt tokens of the next round beside decoding rows, at most `most`."""
         rounds, seconds, tokens = self._with
         if self.max_slowdown is None or not self._without[0] or not tokens:
             return most
@@ -67,8 +70,8 @@ class Ragged:
     prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
                    with the fewest tokens left. So a prompt of k tokens takes about 2 k / prefill_chunk rounds if it is
                    the oldest or the shortest.
-    pace           what bounds them further while rows are decoding.
-    most_of_one    most rows of one client; None: as many as fit.
+    pace           `Pace` that bounds prompt tokens further while rows are decoding.
+    most_of_one    most rows of one client; None: there is no limit.
 
     Requests of one client join in the order they came. Of several clients the one with the fewest rows is next; among
     equals, the one whose last turn is longest ago."""
@@ -82,7 +85,7 @@ class Ragged:
         self._turns: dict[str, float] = {}  # by client: when a row of it joined
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """As many as fit into the batch; those that have been preempted first."""
+        """Let as many join as fit into the batch, first those that have been preempted."""
         self._turns |= {row.client: row.joined for row in self._joining if row.joined}  # the others were put back
         self._joining, held = [], Counter(row.client for row in running)
         while len(running) + len(self._joining) < self.max_batch and (row := self._next(waiting, held)) is not None:
@@ -101,7 +104,7 @@ class Ragged:
         return min(turns.values(), key=lambda row: (held[row.client], self._turns.get(row.client, 0.0)), default=None)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """All rows that are decoding, and pieces of prompts up to the chunk."""
+        """Select all rows that are decoding, and pieces of prompts up to the chunk."""
         prompts = {row.id: row for row in running if not row.is_decoding}
         alone, most = len(prompts) == len(running), self.prefill_chunk
         chunks = self._chunks(list(prompts.values()), most if alone else self._pace.chunk(most))

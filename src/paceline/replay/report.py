@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from paceline.draft.cost import RoundTimes
+from paceline.core.tree import Floats
+from paceline.draft.tree_size import forward_times
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.conversations import Reading
@@ -107,7 +108,7 @@ class Cost(NamedTuple):
     forwards    times of forwards by their nodes, in units of a forward over one node.
     forward_ms  milliseconds of that unit; None: drafting counts as free."""
 
-    forwards: RoundTimes
+    forwards: Floats
     forward_ms: float | None = None
 
 
@@ -115,7 +116,7 @@ def predict(tally: Tally, cost: Cost) -> float:
     """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes, and drafting."""
     if not tally.rounds:
         return 1.0
-    times = cost.forwards.of(1)
+    times = cost.forwards
     drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
     return float(tally.new_tokens * times[1] / (tally.sizes @ times[: len(tally.sizes)] + drafting))
 
@@ -124,7 +125,7 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
     """Read `flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
     {"nodes": time}, in any unit, with an entry for "1". PacelineError for anything else."""
     if text == "flat":
-        return Cost(RoundTimes.of_forwards({1: 1.0}), forward_ms)
+        return Cost(forward_times({1: 1.0}), forward_ms)
     if text.startswith("linear:"):
         try:
             step = float(text.removeprefix("linear:"))
@@ -132,7 +133,7 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
             step = -1.0
         if not 0 <= step < np.inf:
             raise PacelineError(f"--verify-cost {text}: linear:X wants a number, 0 or more, such as linear:0.01")
-        return Cost(RoundTimes.of_forwards({1: 1.0, 2: 1.0 + step}), forward_ms)
+        return Cost(forward_times({1: 1.0, 2: 1.0 + step}), forward_ms)
     try:
         entries = loads(Path(text).read_bytes())
         table = dict(sorted((int(nodes), float(time)) for nodes, time in entries.items()))
@@ -142,7 +143,7 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
         raise PacelineError(f'{text} is not a table of verification costs such as {{"1": 23.1, "64": 31.0}}') from None
     if min(table, default=0) != 1 or not all(0 < time < np.inf for time in table.values()):
         raise PacelineError(f'{text} must have an entry for "1" node, the plain forward, and times above 0')
-    return Cost(RoundTimes.of_forwards({nodes: time / table[1] for nodes, time in table.items()}), forward_ms)
+    return Cost(forward_times({nodes: time / table[1] for nodes, time in table.items()}), forward_ms)
 
 
 def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:

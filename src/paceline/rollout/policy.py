@@ -18,7 +18,6 @@ from paceline.target.decoder import Decoder
 from paceline.target.folder import untied
 from paceline.target.hf import HFTarget
 from paceline.target.shape import as_checkpoint, weight_shapes
-from paceline.target.threads import Threads
 
 
 class Policy:
@@ -43,19 +42,18 @@ class Policy:
         with _evaluating(self.model):
             target = self._engine.target
             if self._native:
-                target = self._target(self._engine.target.threads)
+                target = self._target()
             self._engine.with_weights_of(target)
             yield self._engine
 
-    def _target(self, threads: Threads | None = None) -> Target:
-        """The model with its present weights. threads: of the previous target, which are tuned to this machine."""
+    def _target(self) -> Target:
+        """The model with its present weights."""
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
         state = as_checkpoint(self.model.state_dict())
         config = untied(self.model.config, state)
         weights = {name: state[name].detach().to(self._dtype, copy=True) for name in weight_shapes(config)}
-        ends = self.eos_token_ids
-        return Decoder(config, weights, name="the policy", dtype=self._dtype, eos_token_ids=ends, threads=threads)
+        return Decoder(config, weights, name="the policy", dtype=self._dtype, eos_token_ids=self.eos_token_ids)
 
 
 def _fits(model: Any) -> bool:

@@ -24,11 +24,6 @@ class TorchOps:
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         self.cos, self.sin, self.eps = cos, sin, eps
 
-    def begin(self, layout: Layout) -> None:
-        """Look up the rotary tables of this forward's positions, which all layers share."""
-        self._cos = self.cos[layout.positions].unsqueeze(1)
-        self._sin = self.sin[layout.positions].unsqueeze(1)
-
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of x [N, H] with `weight` [H]."""
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -53,7 +48,7 @@ class TorchOps:
             qk = (normed * qk_norm).view_as(qk)
         elif qk_norm is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
-        qk = torch.addcmul(qk * self._cos, qk.roll(qk.shape[-1] // 2, -1), self._sin)
+        qk = torch.addcmul(qk * cache.here(self.cos), qk.roll(qk.shape[-1] // 2, -1), cache.here(self.sin))
         cache.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
@@ -217,7 +212,6 @@ class Mixture(LayerPart):
         self.shared = MLP(weights, "mlp.shared_expert", shape, ops) if self.spec.shared else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As `MLP`."""
         scores = self.router(x)
         share, chosen = self.ops.softmax(scores[:, : self.spec.count]).topk(self.spec.chosen)
         if self.spec.normalised:
@@ -299,5 +293,4 @@ def begin(
         device=like.device,
         pieces=True,
     )
-    ops.begin(layout)
     return layout, cache.writer(layout)

@@ -7,8 +7,7 @@ path and drops the others."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,12 +83,10 @@ class Target(Facts, ABC):
     weights_fingerprint  differs between two trainings.
     quantised            description of the formats of weights in blocks; None without blocks.
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
-    measured             a sentence on the effect of quantising, if `paceline quality` measured it.
-    held                 description of matrices in another format than the file's; None: there are none.
     expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
+    notes                lines about this model that a user should read.
     folder               folder of its checkpoint, which may hold a head; None: it is from a file, or made in memory.
-    tokenizer            the engine's, if any: drafters with token ids on disk compare its fingerprint with theirs.
-    clock                the engine's; `verify` books its time there as "prepare", "layers" and "head".
+    tokenizer            the loader's; drafters with token ids on disk compare its fingerprint with theirs.
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).
     exact                a token's logits depend on its text alone (`make_exact`).
@@ -101,28 +98,14 @@ class Target(Facts, ABC):
     quantised: str | None = None
     activations: int | None = None
     expanded: str | None = None
-    measured: str | None = None
-    held: str | None = None
+    notes: Sequence[str] = ()
     folder: Path | None = None
-    clock: Clock
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
     same_on_any_processor = False
     exact = False
     expert_share = 0.0
     recurrent = False
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines about this model that a user should read."""
-        if self.quantised is None:
-            return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
-        note = (
-            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
-            f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says; inputs of "
-            f"products are rounded to {self.activations} bits"
-        )
-        return [note, f"{self.name}: {self.held}"] if self.held else [note]
 
     @property
     def prefix_key(self) -> str:
@@ -132,20 +115,9 @@ class Target(Facts, ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """Processor threads of a round, for all engines: chosen by measured time on CPUs, fixed on other devices."""
+        """Processor threads of a round, for engines without a number of their own: chosen by measured time on CPUs,
+        fixed on other devices."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
-
-    @contextmanager
-    def threads_of(self, number: int) -> Iterator[None]:
-        """Run rounds on `number` processor threads, then restore the earlier choice, unless the caller fixed another
-        number meanwhile."""
-        before, own = self.threads, Threads(number)
-        self.threads = own
-        try:
-            yield
-        finally:
-            if self.threads is own and own.fixed == number:
-                self.threads = before
 
     @property
     def exact_is_free(self) -> bool:
@@ -161,6 +133,11 @@ class Target(Facts, ABC):
             f"exact: {self.name} runs in transformers, where the number of tokens decides in which order "
             "sums are added; it needs a family that the native decoder runs (docs/models.md)"
         )
+
+    def trim_head(self, ids: torch.Tensor) -> None:
+        """Reduce the head to the K tokens `ids`, int64, ascending, a drafter's trimmed vocabulary: logits are then
+        [M, K], in that order. Inputs may still be any token. ModelError if it has no head that can be trimmed."""
+        raise ModelError(f"{self.name} has no output head that could be trimmed")
 
     def check(self, needs: Needs) -> None:
         """Raise ModelError if this target cannot meet a drafter's needs."""
@@ -179,9 +156,12 @@ class Target(Facts, ABC):
 
     @abstractmethod
     def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
-    ) -> Verdict:
-        """Run all segments in one forward. Nothing is committed."""
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
+        clock: Clock | None = None,
+    ) -> Verdict:  # fmt: skip
+        """Run all segments in one forward. Nothing is committed.
+
+        clock  where the forward books its time, as "prepare", "layers", "head" and, of the best logits, "top_k"."""
 
     @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.core.clock import Clock
 from paceline.core.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
@@ -43,8 +44,6 @@ class RaggedCache:
     """Keys and values of rows that come and go.
 
     kv          [layers, 2, slots, kv_heads, capacity, head_dim]; another tensor once the cache has grown.
-    beside      bytes that the owner keeps for each token beside keys and values; all sizes include them.
-    most_bytes  above this size the cache does not double, but grows to the size that is needed.
     recurrent   the states of layers without keys and values, if there are any."""
 
     def __init__(
@@ -52,8 +51,6 @@ class RaggedCache:
         device: torch.device | str,
     ):  # fmt: skip
         self.max_context = max_context
-        self.beside = 0
-        self.most_bytes: int | None = None
         self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
@@ -75,8 +72,7 @@ class RaggedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache."""
-        return self.kv.nbytes + self.num_slots * (self._slot_bytes + self.beside * self.capacity)
+        return self.kv.nbytes + self.num_slots * self._slot_bytes
 
     @property
     def _slot_bytes(self) -> int:
@@ -85,9 +81,9 @@ class RaggedCache:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token's keys and values, and `beside`."""
+        """Bytes of a token's keys and values."""
         layers, two, _, heads, _, dim = self.kv.shape
-        return layers * two * heads * dim * self.kv.element_size() + self.beside
+        return layers * two * heads * dim * self.kv.element_size()
 
     @property
     def held(self) -> list[int]:
@@ -116,7 +112,6 @@ class RaggedCache:
         return slot
 
     def drop_row(self, slot: int) -> None:
-        """Free a slot."""
         self._check(slot)
         if self.recurrent is not None:
             self.recurrent.drop_row(slot)
@@ -134,16 +129,15 @@ class RaggedCache:
         if not 0 <= slot < len(self._lengths) or slot in self._free:
             raise ValueError(f"slot {slot} holds no row")
 
-    def reserve(self, length: int) -> None:
-        """Grow if a row of `length` tokens or the slots in use do not fit."""
-        slots, capacity = self.num_slots, self.capacity
-        if len(self._lengths) > slots:
-            slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
+    def reserve(self, length: int, slots: int = 0, *, double: bool = True) -> None:
+        """Grow if a row of `length` tokens, the slots in use or `slots` of them do not fit.
+
+        double  grow to twice the size, so that growing often is cheap; False: no further than needed."""
+        wanted, slots, capacity = max(slots, len(self._lengths)), self.num_slots, self.capacity
+        if wanted > slots:
+            slots = max(wanted, 2 * slots if double else 0)
         if length > capacity:
-            capacity = in_granules(max(length, min(2 * capacity, self.max_context + 1)))
-        if self.most_bytes is not None and self.nbytes_of(slots, capacity) > self.most_bytes:
-            slots = max(len(self._lengths), self.num_slots)
-            capacity = max(in_granules(length), self.capacity)
+            capacity = in_granules(max(length, min(2 * capacity, self.max_context + 1) if double else 0))
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         old = self.kv
@@ -286,7 +280,14 @@ class Writer:
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
+        self._here: dict[int, torch.Tensor] = {}
         self.recurrence: Recurrence | None = None
+
+    def here(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows [N, 1, D] of a rotary table [positions, D] for the nodes' positions; all layers share them."""
+        if id(table) not in self._here:
+            self._here[id(table)] = table[self._layout.positions].unsqueeze(1)
+        return self._here[id(table)]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values of the packed nodes, [N + padding, kv_heads, head_dim] each."""
@@ -340,13 +341,12 @@ class CachedTarget(Target):
         self.cache.commit(slot, path)
 
     def truncate(self, slot: int, length: int) -> None:
-        """As `RaggedCache.truncate`."""
         self.cache.truncate(slot, length)
 
-    def _best(self, logits: torch.Tensor, needs: Needs) -> Pair | None:
+    def _best(self, logits: torch.Tensor, needs: Needs, clock: Clock) -> Pair | None:
         """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
         if not needs.top_k:
             return None
         top = top_tokens(logits, needs.top_k)
-        self.clock.lap("top_k")
+        clock.lap("top_k")
         return top

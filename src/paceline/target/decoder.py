@@ -32,7 +32,6 @@ from paceline.target.linear import MAX_ROWS_OWN, Linear, linear
 from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
 from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
-from paceline.target.threads import Threads
 
 if TYPE_CHECKING:
     from paceline.target.graphs import Recorder
@@ -63,13 +62,13 @@ class Decoder(CachedTarget):
     weights_fingerprint  fingerprint of the weights before they were quantised; None: the fingerprint of `weights`.
     made_of              description of the blocks from which `weights` were quantised; None: they were not in blocks.
     inverse_frequencies  [head_dim / 2] instead of the frequencies of `config`.
-    threads              the `Threads` of another target on this machine, with its measurements."""
+    remarks              on weights in blocks, for `notes`."""
 
     def __init__(
         self, config: PretrainedConfig, weights: WeightsByName, *, name: str = "decoder",
         dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", eos_token_ids: Sequence[int] = (),
         weights_fingerprint: str | None = None, made_of: str | None = None,
-        inverse_frequencies: torch.Tensor | None = None, expand: bool = False, threads: Threads | None = None,
+        inverse_frequencies: torch.Tensor | None = None, expand: bool = False, remarks: Sequence[str] = (),
     ):  # fmt: skip
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
@@ -124,17 +123,18 @@ class Decoder(CachedTarget):
             from paceline.target.graphs import Recorder
 
             self.recorder = Recorder(self)
-        self.clock = Clock()
-        if threads is not None:
-            self.threads = threads
+        self.notes = self._notes(remarks)
 
-    @property
-    def notes(self) -> list[str]:
-        if not self.quantised:
-            return super().notes
+    def _notes(self, remarks: Sequence[str]) -> list[str]:
+        if self.quantised is None:
+            return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         from paceline.target.kernels import integer
 
-        return [*super().notes, *integer.warnings()]
+        note = (
+            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits, and drafting does not "
+            f"change what it says; inputs of products are rounded to {self.activations} bits"
+        )
+        return [note, *(f"{self.name}: {remark}" for remark in remarks), *integer.warnings()]
 
     @cached_property
     def embedding(self) -> torch.Tensor:
@@ -224,27 +224,31 @@ class Decoder(CachedTarget):
 
     @torch.inference_mode()
     def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
-    ) -> Verdict:
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
+        clock: Clock | None = None,
+    ) -> Verdict:  # fmt: skip
         """As `Target.verify`, in one forward of the layers."""
+        clock = clock or Clock()
         if self.recorder is not None and on_layer is None:
             verdict = self.recorder.verify(segments, needs)
             if verdict is not None:
-                verdict.top_k = self._best(verdict.logits, needs)
+                clock.lap("layers")
+                verdict.top_k = self._best(verdict.logits, needs, clock)
                 return verdict
         layout = self._plan(segments)
-        self.clock.lap("prepare")
+        clock.lap("prepare")
         x, first = self._resume(segments, layout, needs)
-        logits, taps = self.finish(x, first, layout, self._begin(layout), needs, on_layer)
-        return Verdict.on(segments, logits, taps, self._best(logits, needs))
+        logits, taps = self.finish(x, first, layout, self.cache.writer(layout), needs, on_layer, clock)
+        return Verdict.on(segments, logits, taps, self._best(logits, needs, clock))
 
     def finish(
         self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs,
-        on_layer: LayerCallback | None = None,
+        on_layer: LayerCallback | None = None, clock: Clock | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         """Run the layers from `first` on over states x [N, H]. Returns the wanted logits [M, V] and the states that
         `needs` names, by layer."""
         taps: dict[int, torch.Tensor] = {}
+        clock = clock or Clock()
         stops = {first, *needs.hidden_layers, needs.callback_layer}
         here = [layer for layer in range(first, self.num_layers) if layer in stops]
         for layer, end in pairwise([*here, self.num_layers]):
@@ -253,7 +257,7 @@ class Decoder(CachedTarget):
             if on_layer is not None and layer == needs.callback_layer:
                 on_layer(layer, x[: layout.num_nodes])
             x = self._run(x, range(layer, end), layout, cache)
-        self.clock.lap("layers")
+        clock.lap("layers")
         if BEFORE_NORM in needs.hidden_layers:
             taps[BEFORE_NORM] = x[: layout.num_nodes]
         if self.num_layers in needs.hidden_layers:
@@ -263,7 +267,7 @@ class Decoder(CachedTarget):
         else:
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
         logits = self.head(x)[: layout.num_wanted]
-        self.clock.lap("head")
+        clock.lap("head")
         return logits, taps
 
     def new_cache(self, layers: int, first: int | None = None) -> RaggedCache:
@@ -287,7 +291,7 @@ class Decoder(CachedTarget):
 
         cache  a separate cache of `last - first` layers (`new_cache`), with its own row lengths."""
         layout = self._plan(segments, cache)
-        writer = self._begin(layout, cache)
+        writer = (cache or self.cache).writer(layout)
         if first:
             given = [segment.hidden for segment in segments if segment.hidden is not None]
             x = _padded(torch.cat(given).to(self.dtype), layout)
@@ -318,8 +322,6 @@ class Decoder(CachedTarget):
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
     def trim_head(self, ids: torch.Tensor) -> None:
-        """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits are then [M, K], in that order.
-        Inputs may still be any token."""
         trimmed = self.head_bytes * len(ids) // self.vocab_size
         self.head = self.head.rows(ids)
         self.weight_bytes -= self.head_bytes - trimmed
@@ -351,16 +353,6 @@ class Decoder(CachedTarget):
         if not by_library or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
-
-    def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
-        """Grow the cache for the planned forward if necessary, and look up its rotary positions."""
-        self.begin(layout)
-        return (cache or self.cache).writer(layout)
-
-    def begin(self, layout: Layout) -> None:
-        """Look up the rotary positions of a forward, for all layers."""
-        for ops in self._ops.values():
-            ops.begin(layout)
 
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] that the forward starts from, and its first layer.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import IntArray, ancestors
 from paceline.target.base import Needs
@@ -91,7 +90,6 @@ class GraphRecording:
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
         layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, form.nodes, {})
-        decoder.begin(layout)
         writer = decoder.cache.writer(layout, recorded=True)
         return decoder.finish(decoder.embedded(tokens), 0, layout, writer, Needs(hidden_layers=form.layers))
 
@@ -125,16 +123,9 @@ class Recorder:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(form)
         recording.fill(*self._inputs(segments, form))
-        clock, self._decoder.clock = self._decoder.clock, Clock()  # recording runs nothing, so its laps mean nothing
-        try:
-            if self._record and known and recording._graph is None:
-                recording.record(self._pool)
-            output = recording.run()
-        finally:
-            self._decoder.clock = clock
-        verdict = self._verdict(segments, form, output)
-        clock.lap("layers")
-        return verdict
+        if self._record and known and recording._graph is None:
+            recording.record(self._pool)
+        return self._verdict(segments, form, recording.run())
 
     def _form(self, segments: Sequence[Segment], needs: Needs) -> Form | None:
         decoder, cache = self._decoder, self._decoder.cache

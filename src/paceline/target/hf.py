@@ -92,7 +92,8 @@ class HFTarget(CachedTarget):
         self.num_layers, self.hidden_size = config.num_hidden_layers, config.hidden_size
         self.max_context = config.max_position_embeddings
         self.eos_token_ids = tuple(eos_token_ids)
-        self.clock = Clock()
+        if self.device.type == "cpu":  # keys are not copied for the query heads that share them; the bits are the same
+            os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         own = embedding is not None and (head is None or head.weight is not embedding.weight)
         self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
@@ -114,6 +115,18 @@ class HFTarget(CachedTarget):
         own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
         return f"{super().prefix_key} {own}"
 
+    @torch.no_grad()
+    def trim_head(self, ids: torch.Tensor) -> None:
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear):
+            super().trim_head(ids)
+        bias = None if head.bias is None else head.bias[ids]
+        few = torch.nn.Linear(head.in_features, len(ids), bias is not None, head.weight.device, head.weight.dtype)
+        few.load_state_dict({"weight": head.weight[ids]} | ({} if bias is None else {"bias": bias}))
+        self.model.set_output_embeddings(few.requires_grad_(False))
+        row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
+        self.weight_bytes -= (len(head.weight) - len(ids)) * row
+
     def check(self, needs: Needs) -> None:
         """Raise ModelError for needs that only the native decoder can meet."""
         inside = BEFORE_NORM in needs.hidden_layers  # transformers' last states are those after the norm
@@ -125,20 +138,22 @@ class HFTarget(CachedTarget):
 
     @torch.inference_mode()
     def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
-    ) -> Verdict:
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
+        clock: Clock | None = None,
+    ) -> Verdict:  # fmt: skip
         """As `Target.verify`; each long prompt chunk runs in a forward of its own."""
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
-        results: dict[int, Any] = {}
+        clock, results = clock or Clock(), dict[int, Any]()
         for members in self._forwards(segments):
-            results |= zip(members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True)
+            ran = self._forward([segments[s] for s in members], needs.hidden_layers, clock)
+            results |= zip(members, ran, strict=True)
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
-        self.clock.lap("head")
+        clock.lap("head")
         states = {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers}
-        return Verdict.on(segments, packed, states, self._best(packed, needs))
+        return Verdict.on(segments, packed, states, self._best(packed, needs, clock))
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         """Numbers of the segments of each forward: all short segments by slot, then each long segment alone."""
@@ -147,16 +162,15 @@ class HFTarget(CachedTarget):
             yield sorted(short, key=lambda s: segments[s].slot)
         yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
-    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
-        """Run a forward."""
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int], clock: Clock) -> Results:
         lengths = [self.cache.length(s.slot) for s in segments]
         spare = self._spare(segments, lengths)
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device, padding=spare)
         padding = Padding([s.num_run for s in segments], self.device, spare)
         mask = self._mask(segments, lengths, padding, layout)
         rows = _RowsCache(self.cache.writer(layout), layout, padding, segments, whole=mask is not None)
-        self.clock.lap("prepare")
-        return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
+        clock.lap("prepare")
+        return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers, clock)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
         """The number of nodes to add to a lone draft on a CPU: 3 rows take the time of 4 (docs/measurements.md)."""
@@ -168,21 +182,20 @@ class HFTarget(CachedTarget):
 
     def _run(
         self, segments: Sequence[Segment], padding: Padding, tokens: torch.Tensor, positions: torch.Tensor,
-        mask: torch.Tensor | None, cache: Cache, hidden_layers: Sequence[int],
+        mask: torch.Tensor | None, cache: Cache, hidden_layers: Sequence[int], clock: Clock,
     ) -> Results:  # fmt: skip
         """Run the model over packed `tokens` and `positions`, int64 [N]."""
         keep = max(1, *(s.num_logits for s in segments)) + padding.spare  # 0 would mean all
-        with _shared_keys(self.device):
-            out = self.model(
-                input_ids=padding.pad(tokens),
-                position_ids=padding.pad(positions),
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=keep,
-                output_hidden_states=bool(hidden_layers),
-            )
-        self.clock.lap("layers")
+        out = self.model(
+            input_ids=padding.pad(tokens),
+            position_ids=padding.pad(positions),
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=bool(hidden_layers),
+        )
+        clock.lap("layers")
         results = []
         for row, segment in enumerate(segments):
             begin, end = padding.queries - padding.spare - segment.num_run, padding.queries - padding.spare
@@ -209,23 +222,6 @@ class HFTarget(CachedTarget):
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
-
-
-GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
-"""transformers' switch that lets torch handle query heads that share key heads; each call of attention reads it."""
-
-
-@contextmanager
-def _shared_keys(device: torch.device) -> Iterator[None]:
-    """On a CPU, do not copy keys and values for the query heads that share them. The bits stay the same."""
-    if device.type != "cpu" or GROUPED in os.environ:
-        yield
-        return
-    os.environ[GROUPED] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(GROUPED, None)
 
 
 class Padding:

@@ -218,7 +218,6 @@ class LayerPart:
 
     @property
     def products(self) -> list[Linear]:
-        """The matrix products."""
         return [inner for inner in self._walk() if isinstance(inner, Linear)]
 
     def make_exact(self, ops: TorchOps) -> None:

@@ -39,6 +39,7 @@ def load(
     exact: bool | None = None,
     threads: int | None = None,
     activations: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Target:
     """Load a model, ready to verify.
 
@@ -56,6 +57,7 @@ def load(
     activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16 where that takes
              little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and nearly all
              answers equal those of the same weights in float32.
+    tokenizer    its tokenizer; None: the one beside its weights, if there is one.
 
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
@@ -65,9 +67,9 @@ def load(
         if dtype == "auto" and files.is_packaged(model) and to.type != "cpu":
             precision = None  # blocks run on CPUs alone
         to = _cpu(path.name, device) if precision else to
-        made: Target = _load_file(path, wanted, precision, to, native, activations)
+        made: Target = _load_file(path, wanted, precision, to, native, activations, tokenizer)
     else:
-        made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code, activations)
+        made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code, activations, tokenizer)
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
     if threads is not None:
@@ -77,7 +79,7 @@ def load(
 
 def _load_folder(
     model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
-    native: bool | None, trust_remote_code: bool, activations: int | None,
+    native: bool | None, trust_remote_code: bool, activations: int | None, tokenizer: Tokenizer | None,
 ) -> Target:  # fmt: skip
     name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
@@ -105,10 +107,12 @@ def _load_folder(
         )
     else:
         config = files.untied(config, tensors)
+        remarks: list[str] = []
         if in_blocks:
             from paceline.target.quantised import checkpoint
 
             weights, made_from = checkpoint.read(folder, config, tensors)
+            remarks = [] if makes_blocks else checkpoint.measured(folder)
         else:
             weights = {**native_weights(folder, config, tensors)}
             made_from = files.fingerprint(weights)
@@ -117,21 +121,17 @@ def _load_folder(
             dtype = wanted or torch.float32
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
-            made_of=made_of, expand=precision is None,
+            made_of=made_of, expand=precision is None, remarks=remarks,
         )  # fmt: skip
-        if made.quantised is not None and made_of is None:
-            from paceline.target.quantised import checkpoint
-
-            made.measured = checkpoint.measured(folder)
     made.folder = folder
-    if has_tokenizer(folder):
-        made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+    if tokenizer is not None or has_tokenizer(folder):
+        made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
     return made
 
 
 def _load_file(
     path: Path, dtype: torch.dtype | None, precision: str | None, device: torch.device, native: bool | None,
-    activations: int | None,
+    activations: int | None, tokenizer: Tokenizer | None,
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
@@ -139,7 +139,7 @@ def _load_file(
 
     made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations)
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
-        made.tokenizer = load_tokenizer(path)
+        made.tokenizer = tokenizer or load_tokenizer(path)
     return made
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.clock import Clock
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.errors import ModelError
@@ -163,25 +164,25 @@ class RectangularTarget(HFTarget):
     cache: RectangularCache  # type: ignore[assignment]
 
     def __init__(self, inner: HFTarget):
-        vars(self).update(vars(inner) | {"threads": inner.threads})
+        vars(self).update(vars(inner))
         layers, _, _, heads, _, size = inner.cache.kv.shape
         self.cache = RectangularCache(layers, heads, size, inner.cache.kv.dtype, inner.device)
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
         yield list(range(len(segments)))
 
-    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> Results:
+    def _forward(self, segments: Sequence[Segment], hidden_layers: Sequence[int], clock: Clock) -> Results:
         lengths = [self.cache.length(s.slot) for s in segments]
         block = self.cache.arrange([s.slot for s in segments], [s.num_run for s in segments])
-        self.clock.lap("align")
+        clock.lap("align")
         padding = Padding([s.num_run for s in segments], self.device)
         tokens = self._packed(s.tokens for s in segments)
         positions = self._packed(length + s.depth for length, s in zip(lengths, segments, strict=True))
         columns = block.end + block.width
         places = [(pad, block.end, columns - s.num_run) for pad, s in zip(block.pads, segments, strict=True)]
         mask = self._additive(visible(segments, places, block.width, columns))
-        self.clock.lap("prepare")
-        return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
+        clock.lap("prepare")
+        return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers, clock)
 
     def _packed(self, of_segments: Iterable[IntArray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([*of_segments])).to(self.device)

@@ -51,11 +51,9 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both tensors."""
         return self.matrices.nbytes + self.inputs.nbytes
 
     def clone(self) -> State:
-        """A copy."""
         return State(self.matrices.clone(), self.inputs.clone())
 
 
@@ -120,7 +118,6 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a state."""
         d = self.delta
         numbers = d.values * d.key_dim + (d.kernel - 1) * d.channels
         return self.layers * numbers * self.dtype.itemsize
@@ -137,7 +134,6 @@ class RecurrentState:
         self.rows[slot] = RecurrentRow(self._empty(), nodes)
 
     def drop_row(self, slot: int) -> None:
-        """Forget a row."""
         del self.rows[slot]
 
     def move(self, new_slot: Mapping[int, int]) -> None:

@@ -8,7 +8,8 @@ rounds are faster. Later another trial doubles the number.
 Sums may be rounded differently on another number of threads; the caller decides whether the number may change."""
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter, process_time
 
@@ -39,6 +40,17 @@ class Threads:
         """Use `number` threads from now on; None: choose, and forget earlier measurements."""
         self.fixed = number
         self._start(torch.get_num_threads())
+
+    @contextmanager
+    def at(self, number: int) -> Iterator[None]:
+        """A context in which `number` threads are used, and nothing is learnt. The number stays if it is fixed anew."""
+        before = {**vars(self)}
+        self.fix(number)
+        try:
+            yield
+        finally:
+            if self.fixed == number:
+                vars(self).update(before)
 
     def _start(self, most: int) -> None:
         self.most, self.number, self.using = most, self.fixed or most, self.fixed or most

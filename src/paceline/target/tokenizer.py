@@ -201,7 +201,6 @@ class SentencePiece:
         return len(self._processor)
 
     def get_vocab(self) -> dict[str, int]:
-        """Token -> id."""
         return self._vocab
 
     def id_to_token(self, token: int) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from paceline.draft.spec import option
@@ -158,25 +158,37 @@ def _filled(group: Any, values: dict[str, Any]) -> Any:
     return group(**nested, **{name: values.pop(name) for name in known if name not in nested})
 
 
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Arguments, options, and those of each dataclass with a GROUP, each under its title."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        if not getattr(param, "envvar", True):
+            param.show_envvar = False  # every option has one, by its name
+        if (record := param.get_help_record(ctx)) is not None:
+            is_argument = param.param_type_name == "argument"
+            panel = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+            sections.setdefault(panel, []).append(record)
+    for title, records in sections.items():
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 class Grouped(TyperCommand):
-    """A command whose help shows its options in groups: those of each dataclass with a GROUP."""
+    """A command whose help shows its options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for param in self.get_params(ctx):
-            if not getattr(param, "envvar", True):
-                param.show_envvar = False  # type: ignore[attr-defined]  # every option has one, by its name
-            if (record := param.get_help_record(ctx)) is not None:
-                is_argument = param.param_type_name == "argument"
-                panel = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
-                sections.setdefault(panel, []).append(record)
-        sections["Options"] = sections.pop("Options")  # last
-        for title, records in sections.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        _format_options(self, ctx, formatter)
+
+
+class _Commands(TyperGroup):
+    """A command with commands of its own."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def app_of(**more: Any) -> typer.Typer:
     """A command line without commands, in plain text."""
-    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **more)
+    return typer.Typer(cls=_Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **more)

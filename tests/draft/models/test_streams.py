@@ -89,9 +89,7 @@ WARPED = {
 FIXED, SVIP = {"stop": "fixed", "draft": 3}, {"stop": "svip", "threshold": 0.38}
 
 
-@pytest.mark.parametrize(
-    ("options", "warped"), [(FIXED, "as it is"), (FIXED, "filtered"), (SVIP, "penalised")]
-)
+@pytest.mark.parametrize(("options", "warped"), [(FIXED, "as it is"), (FIXED, "filtered"), (SVIP, "penalised")])
 def test_every_answer_has_the_targets_probability(options, warped):
     """By enumeration: guesses that stand, guesses that are replaced, and guesses that end a window."""
     target, params = TableTarget(seed=3, **SMALL), WARPED[warped]

@@ -1,6 +1,5 @@
 """VocabTrim: which tokens are kept, what a trimmed head computes, and that the output stays the target's."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,23 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import models, native
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import largest_difference, plain, speculative
 
-from paceline.core.request import Row
-from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft.models.draft_model import Draft, DraftModel
-from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.vocab import (
     FILE,
     Vocabulary,
-    cut_head,
     kept_tokens,
     most_frequent,
     read_vocabulary,
     vocab_size,
 )
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 from paceline.target.load import load
@@ -207,7 +200,7 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     full, trimmed = (load(draft, dtype="float32") for _ in range(2))
     assert isinstance(trimmed, HFTarget)
     keep = kept_tokens("40", draft, TableTarget(models.VOCAB_SIZE))
-    cut_head(trimmed, keep, "refused")
+    trimmed.trim_head(keep)
     logits = []
     for model in (full, trimmed):
         segment = Segment.chunk(model.add_row(8), np.array([5, 300, 7, 30]), last=True)
@@ -215,55 +208,5 @@ def test_heads_of_transformers_are_trimmed_too(family, tmp_path):
     torch.testing.assert_close(logits[1], logits[0][:, keep])
     bias = 4 if family == "gptj" else 0
     assert full.weight_bytes - trimmed.weight_bytes == (models.VOCAB_SIZE - 40) * (64 * 4 + bias)
-    with pytest.raises(MethodError, match="refused"):
-        cut_head(TableTarget(models.VOCAB_SIZE), keep, "refused")
-
-
-# Sampling ---------------------------------------------------------------------------------------------------------
-
-KEEP = torch.tensor([1, 4])
-LAW = torch.tensor([0.15, 0.25, 0.2, 0.05, 0.15, 0.2], dtype=torch.float64)
-"""60 % of it lies outside of what is kept."""
-TARGET = TableTarget(6, logits=lambda prefix: np.log(np.roll(LAW.numpy(), 0 if prefix[-1] in (1, 4) else 1)))
-DRAFT_MODEL = TableTarget(6, seed=3, scale=1.0)
-SAMPLING = SamplingParams(temperature=1.0)
-
-
-class TableModel(DraftModel):
-    """A table with a trimmed head; it remembers nothing, and runs a row anew each round."""
-
-    vocab_size, columns = TARGET.vocab_size, KEEP
-
-    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        found = []
-        for draft, wanted in zip(drafts, num_logits, strict=True):
-            paths: list[list[int]] = []
-            for token, above in zip(draft.tokens, draft.parent, strict=True):
-                paths.append([*(paths[above] if above >= 0 else []), token])
-            found += [DRAFT_MODEL.logits_after(path)[KEEP] for path in paths[len(paths) - wanted :]]
-        return torch.stack(found)
-
-    def length(self, row):
-        return 0
-
-
-def table_drafter(**options):
-    drafter = ModelDrafter(ModelDrafterConfig(stop="fixed", draft=2, **options))
-    drafter.open = lambda target: TableModel()
-    drafter.bind(TARGET)
-    return drafter
-
-
-def trimmed(tokens, random):
-    """A draft behind `tokens` that takes all its randomness from `random`."""
-    row = Row(0, tokens, SamplingParams(temperature=1.0, max_tokens=9), max_context=99)
-    row.random = random
-    [tree] = table_drafter().propose([row])
-    return tree
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_the_distribution_is_the_targets_exactly(tokens):
-    assert float(LAW[KEEP].sum()) == pytest.approx(0.4)
-    found = speculative(TARGET, [1], SAMPLING, trimmed, tokens)
-    assert largest_difference(found, plain(TARGET, [1], SAMPLING, tokens)) < 1e-12
+    with pytest.raises(ModelError, match="has no output head that could be trimmed"):
+        TableTarget(models.VOCAB_SIZE).trim_head(keep)

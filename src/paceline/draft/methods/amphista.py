@@ -15,28 +15,19 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
-from paceline.draft.models.layers import (
-    check_numbers,
-    load_module,
-    native,
-    nbytes,
-    own_layers,
-    own_shapes,
-    placed,
-    shapes_of,
-)
-from paceline.draft.models.networks import JointHeads, concat_scaled
+from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
+from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
 from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear
 
 STAGES = ("stage1.0.", "stage2.0.")
-"""What the names of the two causal layers' tensors begin with."""
+"""Beginnings of the names of the two causal layers' tensors."""
 FIXED = {
     "tap": "pre_norm", "stage1_layers": 1, "stage1_input": "state", "stage2_layers": 1, "stage2_input": "concat",
     "mlp": "residual", "positions": "learnt", "encoder_layers": 1, "encoder_sight": "full",
 }  # fmt: skip
-"""Of the network in config.json, what was a choice once."""
+"""Entries of the network in config.json that were options once, and their only values."""
 
 
 class AmphistaHeads(Heads):
@@ -64,7 +55,7 @@ class AmphistaHeads(Heads):
         self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Stage 1 reads the states, stage 2 what it makes of them and the token after each."""
+        """Run stage 1 over the states, and stage 2 over its output and the token after each."""
         layout, cache = self.layers.begin(segments, states)
         states = self.layers(states, layout, cache, last=1)
         after = F.embedding(torch.from_numpy(following).to(states.device), self.target.embedding)

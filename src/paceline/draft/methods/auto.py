@@ -1,12 +1,12 @@
 """auto: for each row the drafter that pays most.
 
-In every round, drafters that copy are asked first, then those that run a model: each for the rows that have no draft
-yet, or one that is worth less than what it brings on average. What that is, and whether asking pays at all, says the
-budget (`paceline.engine.budget`), which also cuts the drafts; without one, the first drafter that has a draft is taken.
-More: docs/methods/auto.md.
+In every round, drafters that copy are asked first, then those that run a model. Each is asked for the rows that have no
+draft yet, or a draft that is worth less than the drafter's average. The budget (`paceline.engine.budget`) knows what
+drafts are worth, decides whether asking pays at all, and cuts the drafts. Without a budget, the first draft is taken.
+Details: docs/methods/auto.md.
 
-It is lossless. A draft that was drawn (`DraftTree.draft_probs`) is never exchanged: whether its drafter is asked for a
-row is decided before, and then nobody else is."""
+It is lossless. A draft that was drawn (`DraftTree.draft_probs`) is never exchanged: its drafter is chosen for a row
+before it drafts, and no other is asked after it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from statistics import fmean
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.cost import Table
 from paceline.draft.fallback import Fallback
+from paceline.draft.options import Options, option
 from paceline.draft.registry import create
-from paceline.draft.spec import Options, cut, exchanged, option
+from paceline.draft.spec import cut, exchanged
 from paceline.errors import MethodError
 
 TRIALS, TURN = 12, 16  # rounds in which each is asked first at the beginning; one round in so many later
@@ -35,7 +36,7 @@ class AutoConfig(Options):
 class Auto(Fallback):
     """Chooses among drafters by row and round: the one whose draft pays most.
 
-    specs  of the drafters, as the user named them."""
+    specs  specs of the drafters, as the user wrote them."""
 
     name = "auto"
     lossless = "yes"
@@ -52,7 +53,7 @@ class Auto(Fallback):
         self._rounds = 0
 
     def bind(self, target: Facts) -> None:
-        """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
+        """Bind every part and read the table. MethodError from a part, or for a table that does not fit."""
         super().bind(target)
         self.times_rounds = self.config.table is None
         if self.config.table is not None:
@@ -88,8 +89,8 @@ class Auto(Fallback):
         return trees
 
     def _order(self) -> list[Drafter]:
-        """Those that copy, the one that brought most first; then those that run a model. At the beginning all are first
-        in turn, and later another one now and then, to show what they bring."""
+        """The order in which drafters are asked: first those that copy, by their average, then those that run a model.
+        To measure them, each is first in turn at the beginning, and now and then later."""
         copying = [part for part in self.parts if not _is_late(part)]
         first = min(copying, key=lambda part: self._turns.get(part, 0), default=None)
         copying.sort(key=lambda part: -self._brought.get(part, 0.0))
@@ -103,7 +104,7 @@ class Auto(Fallback):
 
 
 def _is_late(drafter: Drafter) -> bool:
-    """Whether it runs a model, and is asked after the others."""
+    """Whether the drafter runs a model, so that it is asked after the others."""
     return drafter.weight_bytes > 0 or drafter.needs.resume_layer is not None
 
 

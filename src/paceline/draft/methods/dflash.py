@@ -32,9 +32,9 @@ from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import top_with_logprobs
+from paceline.draft.options import option
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2, read
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
-from paceline.draft.spec import option
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import linear
@@ -42,7 +42,9 @@ from paceline.target.quantised.blocks import tensors_of
 
 
 class DFlashNetwork:
-    """The drafter, bound to a target. head: its output head; columns: tokens of the head's rows, None for all."""
+    """A drafter's network, bound to a target.
+
+    head     its output head. columns: tokens of the head's rows; None: all tokens."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         self.form, self.config, self.columns = read(path, config, tensors, target)
@@ -71,8 +73,9 @@ class DFlashNetwork:
             layer.attention.write(context, cache, number)
 
     def fill(self, anchors: Sequence[int], blocks: Sequence[Segment]) -> torch.Tensor:
-        """What the output head reads at the positions that draft (`Segment.num_logits`), from blocks that begin with
-        the tokens `anchors` and are masks otherwise. Their keys and values are not kept."""
+        """Run blocks that begin with the tokens `anchors` and are masks otherwise. Their keys and values are not kept.
+
+        Returns the input of the output head at the positions that draft (`Segment.num_logits`)."""
         begins = np.cumsum([0, *(block.num_run for block in blocks)]).tolist()
         x, norm = self.mask.repeat(begins[-1], 1), self.layers.ops.norm
         x[begins[:-1]] = self.table[list(anchors)]
@@ -93,9 +96,10 @@ class DFlashNetwork:
         return after @ self.weights[W2][columns].transpose(-1, -2)
 
     def confidence(self, states: torch.Tensor, before: torch.Tensor) -> list[float]:
-        """The chance that the token drafted from each of `states` [R, H], after the token `before` [R], is accepted.
+        """The probability of acceptance of the token drafted from each of `states` [R, H], after the token `before`
+        [R].
 
-        It does not depend on that token, so that a chain may end by it (DSpark, section 3)."""
+        It does not depend on the drafted token, so that a chain may end by it (DSpark, section 3)."""
         read = torch.cat([states, self.weights[W1][before]], -1) if self.form.rank else states
         logits = F.linear(read, *(self.weights[name] for name in CONFIDENCE))[:, 0]
         chances: list[float] = logits.float().sigmoid().tolist()
@@ -117,7 +121,7 @@ class DFlashConfig(FeatureConfig):
 
 
 class DFlashModel(StatesModel, BlockModel):
-    """A network that fills blocks. A draft's `features` are the states [D, H] and the logits [D, K] of its block's
+    """A model that fills blocks. A draft's `features` are the states [D, H] and the logits [D, K] of its block's
     positions, before any bias."""
 
     def __init__(self, network: DFlashNetwork, config: DFlashConfig, target: Facts):
@@ -135,7 +139,6 @@ class DFlashModel(StatesModel, BlockModel):
         return min(row.max_draft, self.form.block - (not self.form.from_anchor)) if known == len(row) - 1 else 0
 
     def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `RunHead`."""
         self.network.read(states, segments)
         return states
 
@@ -169,7 +172,7 @@ class DFlashModel(StatesModel, BlockModel):
         return self.network.confidence(states, _before(drafts, states))
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """With a Markov head, probabilities are corrected over the candidates; other tokens weigh what they did."""
+        """As in `BlockModel`. A Markov head corrects the probabilities of the candidates, not of other tokens."""
         columns, logs = top_with_logprobs(draft.features[1][:depth].contiguous(), ranks, None)
         tokens, shares = columns if self.columns is None else self.columns[columns], logs.exp()[:, None]
         if self.form.rank:

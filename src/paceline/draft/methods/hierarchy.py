@@ -3,9 +3,9 @@
 Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchical Drafting based on Temporal Locality
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
-* W, the context (D_c): what followed the last token in this request, newest first;
-* S, the model (D_m): what followed it most often in the model's recorded answers (`model`) and past ones (`past`);
-* L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
+* W, the context (D_c): sequences after the same last token in this request, newest first;
+* S, the model (D_m): the most frequent ones in the model's recorded answers (`model`) and in past ones (`past`);
+* L, the statistics (D_s): the most frequent ones after the last 2 tokens, then the last 1, in a corpus (`corpus`).
 
 Where we differ from the published method and why: docs/methods/hierarchy.md."""
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
 from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
@@ -80,9 +80,9 @@ class Hierarchy(Drafter):
             self._past.learn(row)
 
     def collect(self, row: Request) -> list[Gram]:
-        """The sequences that the stores propose after the row, at most k of n - 1 tokens, in the order of the stores.
+        """Collect the sequences that the stores propose after the row, in their order: at most k of n - 1 tokens.
 
-        A sequence replaces one with which it begins, and is left out where another begins with it."""
+        A sequence replaces one with which it begins, and is left out if another begins with it."""
         sequences: list[Gram] = []
         for gram in chain.from_iterable(self._stores[letter](row) for letter in self.config.order):
             for at, other in enumerate(sequences):
@@ -96,19 +96,19 @@ class Hierarchy(Drafter):
         return sequences
 
     def _context(self, row: Request) -> Iterator[Gram]:
-        """W, after taking in the row's new tokens."""
+        """Ask W, after adding the row's new tokens."""
         self._contexts[row.id].update(row.tokens)
         yield from self._contexts[row.id].after(row.last_token)
 
     def _model(self, row: Request) -> Iterator[Gram]:
-        """S: finished requests, then recorded answers, cut to n tokens."""
+        """Ask S: finished requests, then recorded answers, cut to n tokens."""
         for past in self._past.halves:
             yield from past.after(row.last_token)
         if self._frequent is not None:
             yield from (gram[: self.config.n - 1] for gram in self._frequent.after(row.last_token))
 
     def _statistics(self, row: Request) -> Iterator[Gram]:
-        """L: after the last 2 tokens, then the last 1."""
+        """Ask L for continuations of the last 2 tokens, then of the last 1."""
         if self._array is not None:
             for length in range(min(KEY, len(row)), 0, -1):
                 low, high = self._array.find(row.tokens[-length:])
@@ -130,7 +130,8 @@ class Hierarchy(Drafter):
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
     """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
 
-    lines  [m, length]: what follows a key, padded with -1, sorted. Of equally frequent ones the earlier goes first."""
+    lines  [m, length]: continuations of a key, padded with -1, sorted. Of equally frequent ones the earlier is
+           first."""
     begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
     begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
     count = np.zeros(lines.shape, np.int64)

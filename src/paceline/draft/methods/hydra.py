@@ -15,17 +15,8 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.fixed_tree import Best, FixedTree, FixedTreeConfig, Heads
-from paceline.draft.models.layers import (
-    load_module,
-    native,
-    nbytes,
-    own_layers,
-    own_shapes,
-    placed,
-    shapes_of,
-    table_and_head,
-)
-from paceline.draft.models.networks import PREFIX, GroundedHeads
+from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed, table_and_head
+from paceline.draft.models.networks import PREFIX, GroundedHeads, load_module, shapes_of
 from paceline.draft.published.hydra import read
 from paceline.draft.shapes import Template
 from paceline.target.base import Facts
@@ -62,14 +53,14 @@ class HydraHeads(Heads):
         self.layer, self.nbytes = target.num_layers, nbytes(here, "hydra_lm_head")
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """The states after the prefix layer and its norm; without one, as they are."""
+        """Run the prefix layer and its norm over the states, if there is one."""
         if self.prefix is None:
             return states
         layout, cache = self.prefix.begin(segments, states)
         return self.prefix.ops.norm(self.prefix(states, layout, cache), self.prefix.vectors[NORM])
 
     def guess(self, states: torch.Tensor, roots: IntArray, tree: Template, best: Best) -> IntArray:
-        """Level by level: every node with children is one row of its depth's head."""
+        """Guess level by level: every node with children is a row of its depth's head."""
         tokens = np.zeros((len(roots), len(tree.parent)), np.int64)
         tokens[:, 0] = roots
         for k in range(len(tree.levels) - 1):
@@ -90,7 +81,7 @@ class HydraHeads(Heads):
 
 
 def _ways(tree: Template, nodes: IntArray, depth: int) -> IntArray:
-    """For nodes at that depth the way down to each from the root, int64 [nodes, depth + 1]."""
+    """The path from the root to each of `nodes`, which have this depth, int64 [nodes, depth + 1]."""
     way = [nodes]
     for _ in range(depth):
         way.insert(0, tree.parent[way[0]])

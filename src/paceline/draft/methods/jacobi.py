@@ -25,7 +25,7 @@ import torch
 from paceline.core.logits import top_tokens
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import continuation
 
 
@@ -60,7 +60,6 @@ class Jacobi(Drafter):
         self._random: dict[int, np.random.Generator] = {}
 
     def bind(self, target: Facts) -> None:
-        """Lay out the shape."""
         super().bind(target)
         self._candidates = min(self._candidates, target.vocab_size)
         within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
@@ -77,7 +76,7 @@ class Jacobi(Drafter):
         self._random.pop(row.id, None)
 
     def draft(self, row: Request) -> DraftTree:
-        """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
+        """Draft the copied chain, then the shape with the table's tokens. Siblings have different tokens."""
         # Missing rows of the table get random tokens of the text, without its last one.
         table = self._tables[row.id]
         missing = self.depth - len(table), self._candidates
@@ -104,7 +103,7 @@ class Jacobi(Drafter):
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 
     def observe(self, round: Round) -> None:
-        """Fill the tables from the slots of the round's trees, of any drafter."""
+        """Fill the tables from the slots of the round's trees, whichever drafter made them."""
         decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
         nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
         wanted = [round.logits(i)[at] for i, at in zip(decided, nodes, strict=True)]
@@ -114,14 +113,14 @@ class Jacobi(Drafter):
             self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
 
     def _copied(self, row: Request) -> list[int]:
-        """The copied chain, at most `depth` tokens."""
+        """The tokens of the copied chain, at most `depth`."""
         if self.config.retrieve == "none":
             return []
         return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
 
 
 def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
-    """The shape that the options ask for."""
+    """The paths of the shape that the options describe."""
     if not config.tree:
         return shapes.chain(config.window)
     if config.checkpoint is not None:
@@ -145,7 +144,8 @@ def slots(tree: DraftTree, last: int) -> list[int]:
 
 
 def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
-    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`, if any."""
+    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`; none without a
+    match."""
     places = np.flatnonzero(text[:-1] == text[-1]) + 1
     for back in range(2, min(ngram, len(text)) + 1):
         longer = places[places >= back]

@@ -28,8 +28,7 @@ from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, p
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.vocab import kept_tokens
-from paceline.draft.spec import option
+from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
@@ -54,7 +53,7 @@ def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 class Adapter:
     """norm(f + attention(norm(f))) over early states f, with a cache of its own. The target's head reads the output.
 
-    weights  of `adapter_shapes`."""
+    weights  tensors by the names in `adapter_shapes`."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
         here = placed(weights, target, dtype)
@@ -65,7 +64,8 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the segments' nodes, given their early states [N, H]; [M, H] of those whose logits are wanted."""
+        """Run the segments' nodes, given their early states [N, H]. Returns the states [M, H] of the nodes whose logits
+        are wanted."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -83,6 +83,8 @@ class EarlyModel(StatesModel):
         self.needs = Needs(hidden_layers=(exit,), resume_layer=exit)
         self.adapter, self.exit, self.target, self.head = adapter, exit, target, target.head
         if config.vocab is not None:
+            from paceline.draft.models.vocab import kept_tokens
+
             self.columns = kept_tokens(config.vocab, config.checkpoint, target)
             self.head = target.head.rows(self.columns)
         early = sum(layer.nbytes for layer in target.layers[:exit])
@@ -95,7 +97,8 @@ class EarlyModel(StatesModel):
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes, from the root on; their states [nodes, H]."""
+        """Run the target's first layers over each draft's new nodes, from the root on. Returns the states [nodes, H] of
+        each draft."""
         early = []
         for draft in drafts:
             root = draft.num_committed - 1
@@ -110,21 +113,22 @@ class EarlyModel(StatesModel):
         self.pending.cache.commit(self.pending.slot(draft.row), nodes)
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """As `RunHead`."""
         return self.adapter(states, segments)
+
+    def wrap(self, proposer: Proposer) -> Proposer:
+        return WithStates(proposer, self)
 
 
 class WithStates:
-    """A proposer whose trees have the early states of all their nodes, so that the target goes on from there.
+    """A proposer whose trees have the early states of all their nodes, from which the target goes on.
 
-    A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The keys
-    and values are put into the tree's order, in which the target commits them."""
+    A chain's last token and a tree's leaves were not expanded, but are verified too, so they are run now. The keys and
+    values are put into the tree's order, in which the target commits them."""
 
     def __init__(self, proposer: Proposer, model: EarlyModel):
         self.proposer, self.model = proposer, model
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """As in `Proposer`."""
         trees = self.proposer.propose(drafts, beside)
         orders = [order_of_tree(*each) for each in zip(drafts, trees, strict=True)]
         late = [draft for draft in drafts if draft.num_run < len(draft.tokens)]
@@ -153,9 +157,6 @@ class Kangaroo(ModelDrafter):
         exit = exit_layer(path, config, target.num_layers)
         check_all(path, weights, adapter_shapes(target.shape))
         return EarlyModel(Adapter(weights, target, self.config.dtype), exit, target, self.config)
-
-    def proposer_of(self, model: EarlyModel) -> Proposer:  # type: ignore[override]
-        return WithStates(super().proposer_of(model), model)
 
 
 def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:

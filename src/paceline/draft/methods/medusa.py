@@ -11,8 +11,8 @@ Acceptance is lossless. The authors' typical acceptance, which is not, is `pacel
 import torch
 
 from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
-from paceline.draft.models.layers import load_module, nbytes, placed
-from paceline.draft.models.networks import ResidualHeads
+from paceline.draft.models.layers import nbytes, placed
+from paceline.draft.models.networks import ResidualHeads, load_module
 from paceline.draft.published.medusa import SHARED, TOKENS, read
 from paceline.target.base import Facts
 from paceline.target.linear import linear

@@ -19,16 +19,15 @@ from weakref import finalize
 
 import torch
 
+from paceline.core.clock import seconds_of
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
-from paceline.draft.cost import seconds_of
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.models.layers import native
 from paceline.draft.models.proposers import drawn_chain
 from paceline.draft.models.text_model import TextModel
-from paceline.draft.models.vocab import kept_tokens
-from paceline.draft.spec import Options, option, parse, quoted
+from paceline.draft.options import Options, option, quoted
+from paceline.draft.spec import parse
 from paceline.errors import MethodError
 from paceline.target.load import device_named, load_tokenizer
 
@@ -59,11 +58,14 @@ class MirrorConfig(Options):
 
 @dataclass
 class Counts:
-    """Windows counted, and times in seconds.
+    """Counts of windows, and times in seconds.
 
-    hits, misses   windows that were drafted ahead or not, by the number of tokens accepted of the window before.
-    waited         time that the target's side waited for windows. exposed: its part in rounds with a miss.
-    fresh, ahead   of the last rounds: drafting windows in a round with a miss, and looking ahead in line."""
+    hits     number of windows that were drafted ahead, by the number of accepted tokens of the window before.
+    misses   number of windows that were not, likewise.
+    waited   time that the target's side waited for windows.
+    exposed  the part of `waited` in rounds with a miss.
+    fresh    times of drafting windows after a miss, in the last rounds.
+    ahead    times of looking ahead in line, in the last rounds."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
@@ -74,12 +76,12 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of windows drafted ahead, of those that could have been."""
+        """The share that was drafted ahead, of the windows that could have been."""
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
     def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
-        """Count a round's windows. seconds: how long the target's side waited for them."""
+        """Count a round's windows, for which the target's side waited `seconds`."""
         for ask, window in zip(asks, windows, strict=False):
             if window.hit is not None:
                 (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
@@ -93,7 +95,7 @@ class Counts:
 class Mirror(Drafter):
     """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
 
-    side  the draft's side, here or in its process; None before `bind`, and after it was closed or lost."""
+    side  the draft's side, here or in its process; None before `bind`, and after the process was closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -132,7 +134,7 @@ class Mirror(Drafter):
             self.side = Lookahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker:
-        """The process, with cores of its own where there are enough."""
+        """Start the draft's process, with cores of its own where there are enough."""
         c = self.config
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
@@ -168,7 +170,7 @@ class Mirror(Drafter):
         self._resources.close()
 
     def _tell(self, act: Callable[[Lookahead | DraftWorker], None]) -> None:
-        """Call the draft's side; if it has died or hangs, warn and go on without it."""
+        """Call the draft's side. If it has died or hangs, warn and go on without it."""
         if self.side is not None:
             try:
                 act(self.side)
@@ -215,6 +217,8 @@ class EarlyExit:
     a layer that the target lacks."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
+        from paceline.draft.models.layers import native
+
         target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
         layer = target.num_layers // 2 if config.layer is None else config.layer
         last = target.num_layers - 1
@@ -223,6 +227,8 @@ class EarlyExit:
         self.layer, self._target = layer, target
         self._columns, self._head = None, target.head
         if config.vocab is not None:
+            from paceline.draft.models.vocab import kept_tokens
+
             self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
             self._head = target.head.rows(self._columns)
         self._count = SPREAD * config.candidates + 1
@@ -234,7 +240,7 @@ class EarlyExit:
 
 
 def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
-    """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
+    """Make the drafter that drafts ahead. Returns its spec and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
     path, spec = config.checkpoint, _draft_spec(config)

@@ -19,11 +19,8 @@ from paceline.draft.models.checkpoint import check_target, recorded_target
 from paceline.draft.models.draft_model import DraftModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.streams import StreamedChain, open_streams
 from paceline.draft.models.text_model import TextModel
-from paceline.draft.models.tokenizers import Retokenized, SharedTokens, TextDrafts, TokenizerChoice, VocabBridge
-from paceline.draft.models.vocab import cut_head, kept_tokens
-from paceline.draft.spec import option, quoted
+from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts, Target
 from paceline.target.load import has_tokenizer, load, load_tokenizer
@@ -49,7 +46,7 @@ class StreamedConfig(ModelConfig):
     """Options of `model`."""
 
     streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
-    tokenizer: TokenizerChoice = option(
+    tokenizer: Literal["target", "own", "tli", "slem"] = option(
         "target", "of the draft model: the target's, or its own; tli: draft tokens that both have; slem: draft text"
     )
 
@@ -72,10 +69,18 @@ class Model(ModelDrafter):
         config, own = self.config, own_tokenizer(self.config, target)
         network = load_network(config, target)
         if own is not None:
-            return across_tokenizers(network, own, config, target)
+            from paceline.draft.models.tokenizers import across_tokenizers
+
+            translated = across_tokenizers(config.checkpoint, config.tokenizer, config.context, network, own, target)
+            way, more = ("slem", ", and drafts no tree") if translated.bridge.drafts_text else ("tli", "")
+            if config.streams or config.vocab is not None or (more and config.tree):
+                raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
+            return translated
         columns = trim(network, config, target)
         if not config.streams:
             return TextModel(network, target.vocab_size, columns, context=config.context)
+        from paceline.draft.models.streams import open_streams
+
         streams = open_streams(config.checkpoint, network, config.streams)
         run, count = lambda drafts, segments: streams.run(segments), streams.count
         model = TextModel(network, target.vocab_size, columns, run=run, context=config.context, num_streams=count)
@@ -83,14 +88,15 @@ class Model(ModelDrafter):
         return model
 
     def proposer_of(self, model: DraftModel) -> Proposer:
-        if self.config.streams:
-            return StreamedChain(model, self.rule, self.config.sample == "best")
-        proposer = super().proposer_of(model)
-        return Retokenized(proposer, model) if isinstance(model, TextDrafts) else proposer
+        if not self.config.streams:
+            return super().proposer_of(model)
+        from paceline.draft.models.streams import StreamedChain
+
+        return StreamedChain(model, self.rule, self.config.sample == "best")
 
 
 def load_network(config: ModelConfig, target: Facts) -> Target:
-    """The draft model. MethodError if it cannot draft for the target as the options say."""
+    """Load the draft model. MethodError if it cannot draft for the target as the options say."""
     path = config.checkpoint
     own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a quantised draft model stays quantised
     network = load(path, dtype=own if config.dtype == "auto" else config.dtype, device=target.device)
@@ -108,11 +114,15 @@ def load_network(config: ModelConfig, target: Facts) -> Target:
 
 
 def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | None:
-    """Cut the output head to the tokens of the option `vocab`; the tokens of its rows, None for all of the target's."""
+    """Cut the output head to the tokens of the option `vocab`. Returns the tokens of its rows; None: all of the
+    target's.
+    """
     if config.vocab is not None:
+        from paceline.draft.models.vocab import check_map, kept_tokens
+
         columns = kept_tokens(config.vocab, config.checkpoint, target)
-        refusal = f"vocab={config.vocab}: {config.checkpoint} has no output head that could be trimmed; leave vocab out"
-        cut_head(network, columns, refusal)
+        check_map(columns, network.vocab_size)
+        network.trim_head(columns)
         return columns
     if network.vocab_size < target.vocab_size:  # the same tokenizer, padded to fewer rows
         return torch.arange(network.vocab_size, device=target.device)
@@ -120,7 +130,7 @@ def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | 
 
 
 def own_tokenizer(config: ModelConfig, target: Facts) -> Tokenizer | None:
-    """The draft model's tokenizer if it is not the target's. MethodError if that is not what the options say."""
+    """The draft model's tokenizer if it is not the target's, else None. MethodError if the options say otherwise."""
     path, wanted = config.checkpoint, getattr(config, "tokenizer", "target")
     if target.tokenizer is None:
         if wanted != "target":
@@ -135,28 +145,6 @@ def own_tokenizer(config: ModelConfig, target: Facts) -> Tokenizer | None:
     if wanted == "target":
         check_tokenizer(path, own, target.tokenizer)
     return None if own.fingerprint == target.tokenizer.fingerprint else own
-
-
-def across_tokenizers(network: Target, own: Tokenizer, config: StreamedConfig, target: Facts) -> DraftModel:
-    """The draft model with the tokenizer `own`. MethodError for options that it excludes."""
-    path, bridge = config.checkpoint, VocabBridge(own, target, config.tokenizer, network.vocab_size)
-    if network.recurrent:
-        raise MethodError(
-            f"{path} has a tokenizer of its own and a recurrent state, which cannot take back tokens whose text is "
-            "tokenized again"
-        )
-    way = "slem" if bridge.drafts_text else "tli"
-    if config.streams or config.vocab is not None or (bridge.drafts_text and config.tree):
-        more = ", and drafts no tree" if bridge.drafts_text else ""
-        raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
-    shared = f"{path} has a tokenizer of its own, with {bridge.share:.0%} of the target's tokens: it drafts "
-    if bridge.drafts_text:
-        notes = [shared + "text, which is tokenized again (slem)"]
-        return TextDrafts(TextModel(network, bridge.vocab_size, context=config.context), bridge, notes)
-    cut_head(network, bridge.own_ids, f"{path} has no output head that can be cut: take tokenizer=slem")
-    columns = bridge.target_ids.to(target.device)
-    inner = TextModel(network, target.vocab_size, columns, context=config.context)
-    return SharedTokens(inner, bridge, [shared + "these alone (tli)"])
 
 
 def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:

@@ -25,8 +25,8 @@ from paceline.draft.models.checkpoint import open_drafter, recorded_target
 from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.options import option
 from paceline.draft.published.mtp import OUTER, check_head, head_in, head_of, head_shape
-from paceline.draft.spec import option
 from paceline.errors import MethodError
 from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts

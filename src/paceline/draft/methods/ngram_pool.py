@@ -30,7 +30,7 @@ from paceline.core.logits import best_token
 from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
 from paceline.draft.base import Drafter, DraftTree, Request, Round
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams
 from paceline.draft.text.past import TwoHalves
@@ -46,10 +46,10 @@ class NgramPoolConfig(Options):
 
 
 class Window:
-    """The tokens iterated on the side: rows[0] is the oldest iteration.
+    """The tokens iterated on the side; rows[0] is the oldest iteration.
 
-    tokens  the first row, window + level - 3 tokens: until there are level - 1 rows every step adds one, and each row
-            loses the token that the text has moved past."""
+    tokens  the first row, window + level - 3 tokens. Until there are level - 1 rows, every step adds a row, and each
+            row loses its first token, because the text has moved on."""
 
     def __init__(self, tokens: Sequence[int], level: int):
         self.level = level
@@ -62,7 +62,7 @@ class Window:
         return len(self.rows[0]) + len(self.rows) - 1
 
     def hang(self, draft: DraftTree) -> DraftTree:
-        """`draft` with the window's nodes below its root, as probes."""
+        """Add the window's nodes below the root of `draft`, as probes."""
         tokens, parent = draft.tokens.tolist(), draft.parent.tolist()
 
         def add(token: int, above: int) -> int:
@@ -82,7 +82,7 @@ class Window:
         return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
-        """Add the row that the forward `predicted`, one token a column; returns the n-grams that it completes."""
+        """Add the row that the forward `predicted`, a token for each column. Returns the n-grams that it completes."""
         rows = [*self.rows, predicted]
         if len(rows) < self.level:
             self.rows = [row[1:] for row in rows]

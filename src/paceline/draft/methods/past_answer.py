@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Prediction(Drafter):
         return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
-        """The place in the text after the longest match with the end of the answer, or None; the first one at or after
-        `before`, else the first one."""
+        """The place in the text after the longest match with the end of the answer: the first at or after `before`,
+        else the first of all; None without a match."""
         for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(text, length)
             ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length

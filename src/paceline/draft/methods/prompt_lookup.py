@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.copying import up_to_end
 from paceline.errors import MethodError
 
@@ -42,7 +42,7 @@ class PromptLookupConfig(Options):
 
 
 class PromptLookup(Drafter):
-    """Copies what followed the same few tokens earlier in the text."""
+    """Copies the tokens that followed the same few tokens earlier in the text."""
 
     name = "prompt-lookup"
     lossless = "yes"
@@ -54,12 +54,11 @@ class PromptLookup(Drafter):
         self._past: IntArray = np.empty(0, np.int64)
 
     def bind(self, target: Facts) -> None:
-        """Compile."""
         super().bind(target)
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
-        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at `max_draft`."""
+        """The tokens that the rule proposes after `text` int64 [n], before cuts at end tokens and `max_draft`."""
         shortest, longest = self.config.ngrams
         full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
@@ -89,8 +88,9 @@ def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-un
     """The first place in `text` after the longest match with the end of `ending`, `shortest` to `longest` tokens long,
     and the length of the match; -1 and shortest - 1 if nothing matches.
 
-    follow  least tokens after that place. apart: the place must lie before the last n tokens of the text,
-    n being the length of the match (published: start < len - n)."""
+    follow  least number of tokens after that place.
+    apart   the place must lie before the last n tokens of the text, where n is the length of the match (published:
+            start < len - n)."""
     end, last = len(text), len(ending) - 1
     best, place = shortest - 1, -1
     for start in range(shortest, end - follow + 1):

@@ -15,8 +15,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
+from paceline.draft.options import Options, option
 from paceline.draft.shapes import compile_template, template_of
-from paceline.draft.spec import Options, option
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
@@ -75,7 +75,7 @@ class Recycling(Drafter):
             self._matrices[row.id] = self.matrix.copy()
 
     def observe(self, round: Round) -> None:
-        """Learn from every verified node, of any drafter."""
+        """Learn from every verified node, whichever drafter made it."""
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
             if len(successors):
@@ -98,7 +98,8 @@ class Recycling(Drafter):
 
 @njit(cache=True)
 def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-def]
-    """tokens, parent int64 [n]: those of the template's first `size` nodes for which the matrix has tokens.
+    """Fill the template's first `size` nodes from the matrix. Returns tokens and parents, int64 [n], of the filled
+    nodes.
 
     A token that is missing (-1) or in `ends` has no children."""
     tokens, above = np.empty(size, np.int64), np.empty(size, np.int64)
@@ -123,8 +124,8 @@ def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
-    """Write row tokens[i] = successors[i] for every node i. Of a token's nodes those of `path` count before others and
-    the earlier before the later, then shallow ones before deep, better ranks before worse."""
+    """Write successors[i] into row tokens[i] for every node i. Of several nodes with the same token, one wins: the
+    first on `path`, or else the shallowest, and of equally deep nodes the first."""
     for level in range(depth.max(), -1, -1):
         for node in range(len(tokens) - 1, -1, -1):
             if depth[node] == level:

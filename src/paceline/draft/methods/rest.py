@@ -1,4 +1,4 @@
-"""rest: a tree of what most often follows the end of the text in a corpus.
+"""rest: draft a tree of the tokens that most often follow the end of the text in a corpus.
 
 He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). The longest suffix of
 the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array. The continuations of all its
@@ -11,7 +11,7 @@ Where we differ from the published method and why: docs/methods/rest.md."""
 from dataclasses import dataclass
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import HITS, SuffixArray
 from paceline.errors import MethodError

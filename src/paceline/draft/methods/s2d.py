@@ -32,7 +32,7 @@ from paceline.draft.models.checkpoint import read_drafter
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.text_model import TextModel
-from paceline.draft.spec import option
+from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
@@ -59,13 +59,14 @@ class Section:
 
     Nodes are numbered from the end of this cache: first the committed tokens that have not run here, then the draft's.
 
-    threshold    of the exit.
+    threshold    threshold of the exit.
     deeper       the next section; None after the last exit.
     nbytes       bytes of weights that these layers and their exit read.
-    ran          by slot: number of nodes run since the last commit.
-    waiting      by slot: states [n, H], before layer `first`, of the next nodes to run.
-    exits_taken  times that a draft left here. decided: those of its tokens that were accepted or rejected.
-    accepted     those that were accepted."""
+    ran          number of nodes run since the last commit, by slot.
+    waiting      states [n, H], before layer `first`, of the next nodes to run, by slot.
+    exits_taken  number of times that a draft left here.
+    decided      number of its tokens that were accepted or rejected.
+    accepted     number of its tokens that were accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -79,14 +80,14 @@ class Section:
         self.exits_taken = self.decided = self.accepted = 0
 
     def start(self, slot: int) -> None:
-        """No nodes have been run since the last commit, and none wait."""
+        """Begin anew: no nodes have been run since the last commit, and none wait."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
     def segment(self, whole: Segment, lag: int) -> Segment:
         """The nodes of a segment of the first section that have not been run here.
 
-        lag: the row's tokens in the first section's cache that are not in this one. Their states are known, so that
-        nobody asks which tokens they are."""
+        lag  number of the row's tokens in the first section's cache that are not in this one. Their states are known,
+             so their ids are not needed."""
         slot, hidden = whole.slot, self.waiting[whole.slot] if self.first else None
         tokens = np.concatenate([np.zeros(lag, np.int64), whole.tokens])
         parent = np.concatenate([np.arange(-1, lag - 1), whole.parent + lag])
@@ -107,8 +108,9 @@ class Section:
 class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
-    sections  its layers, cut at its exits. num_tokens: the target's; its own head may have more rows, of padding.
-    exits     by row: the sections at which the draft's tokens left (of a tree: its levels), in their order."""
+    sections    its layers, cut at its exits.
+    num_tokens  number of the target's tokens; its own head may have more rows, of padding.
+    exits       the sections at which the draft's tokens left (of a tree: its levels), in their order, by row."""
 
     def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
@@ -117,11 +119,10 @@ class SortedNetwork:
         self.sections = [Section(decoder, first, *exit) for first, exit in zip([0, *lasts], exits, strict=False)]
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
-        self.weight_bytes = decoder.weight_bytes - sum(layer.nbytes for layer in decoder.layers[lasts[-1] :])
         self.exits: dict[int, list[Section]] = {}
+        self.weight_bytes = decoder.weight_bytes - sum(layer.nbytes for layer in decoder.layers[lasts[-1] :])
 
     def add_row(self, expected_length: int) -> int:
-        """As a target's."""
         with ExitStack() as undo:  # if there is no memory for one of the caches
             slots = set()
             for section in self.sections:
@@ -134,23 +135,21 @@ class SortedNetwork:
         return slot
 
     def drop_row(self, slot: int) -> None:
-        """As a target's."""
         for section in self.sections:
             section.cache.drop_row(slot)
 
     def length(self, slot: int) -> int:
-        """As a target's; deeper sections may have fewer tokens."""
+        """Number of the row's tokens in the first section's cache; deeper sections may have fewer."""
         return self.sections[0].cache.length(slot)
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
-        """As a target's."""
         end = self.length(slot)
         for section in self.sections:
             section.commit(slot, end, nodes)
 
     def run(self, drafts: Sequence[Draft], segments: Sequence[Segment]) -> torch.Tensor:
-        """Run each draft's segment up to the first exit that is sure enough; the logits that are wanted. A segment of
-        which none are wanted, such as a piece of a prompt, goes through all layers."""
+        """Run each draft's segment up to the first exit that is sure enough. A segment without wanted logits, such as a
+        piece of a prompt, goes through all layers. Returns the wanted logits."""
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))
         for section in self.sections:
@@ -170,7 +169,8 @@ class SortedNetwork:
         return torch.cat([logits[i] for i in sorted(logits)]) if logits else self.sections[0].nothing
 
     def _through(self, section: Section, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it; the states after it, [n, H] a row, wait for the next one."""
+        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each row, which now
+        wait for the next section."""
         slots = [segment.slot for segment in segments]
         segments = [section.segment(one, self.length(one.slot) - section.cache.length(one.slot)) for one in segments]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -191,7 +191,7 @@ class SortedNetwork:
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] of the drafts that leave after a section. wanted: by draft, its states [n, H].
+        """Logits [n, K] of the drafts that leave after a section. wanted: states [n, H] by draft.
 
         A draft leaves if one of its n distributions, at the request's temperature, has a token above the threshold: a
         chain has one distribution, a tree those of a level (SD2)."""
@@ -258,7 +258,7 @@ class Sorted(ModelDrafter):
         self.network.exits.pop(row.id, None)
 
     def observe(self, round: Round) -> None:
-        """Count what became of the tokens of every exit."""
+        """Count the decisions about the tokens of every exit."""
         for i, row in enumerate(round.rows):
             exits, path = self.network.exits.pop(row.id, []), round.accepted[i].path
             if exits and round.is_from(i, self):
@@ -305,7 +305,7 @@ def _possible(thresholds: list[float]) -> list[float]:
 
 
 def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
-    """The numbers in `text`, with commas between; none without a text. MethodError names the option `what`."""
+    """Parse numbers with commas between them; None has none. MethodError names the option `what`."""
     try:
         return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import continuation, up_to_end
 from paceline.draft.text.past import TwoHalves
@@ -41,7 +41,7 @@ class SamConfig(Options):
 
 
 class Sam(Drafter):
-    """Copies what followed the longest suffix of the text that occurred before (suffix automaton)."""
+    """Copies the tokens after the longest suffix of the text that occurred before (suffix automaton)."""
 
     name = "sam"
     lossless = "yes"
@@ -73,7 +73,8 @@ class Sam(Drafter):
             self._past.learn(row, *self.eos_token_ids[:1])
 
     def draft(self, row: Request) -> DraftTree:
-        """From the longest match; among equal ones the row's own, then the corpus's, then the newest request's."""
+        """Copy after the longest match; of equal matches the row's own is first, then the corpus's, then the newest
+        request's."""
         most, ends, automaton = min(self.config.draft, row.max_draft), self.end_tokens(row), self._automata[row.id]
         automaton.extend(row.tokens[len(automaton) :])  # only committed tokens go in, so none is taken back
         length, start = automaton.match()
@@ -97,7 +98,8 @@ class Sam(Drafter):
 
 
 class _Texts:
-    """Finished requests, at most `capacity` tokens. No cursor is kept in it: appending a text may split its state."""
+    """Finished requests of at most `capacity` tokens. They are matched anew in each round, because appending a text may
+    split the state of an earlier match."""
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
@@ -107,12 +109,12 @@ class _Texts:
         return len(self.automaton)
 
     def learn(self, text: IntArray) -> None:
-        """One more request."""
+        """Add a finished request."""
         begin = len(self.automaton)
         self._text[begin : begin + len(text)] = text
         self.automaton.extend(text)
 
     def after(self, state: int, size: int) -> IntArray:
-        """The `size` tokens after the state's last occurrence; fewer where the text ends."""
+        """The `size` tokens after the state's last occurrence, or fewer where the text ends."""
         start = self.automaton.recent(state)
         return self._text[start : min(start + size, len(self.automaton))].astype(np.int64)

@@ -5,8 +5,9 @@ Oliaro et al. 2025, "SuffixDecoding: Extreme Speculative Decoding for Emerging A
 to `depth` tokens: one tree for each request, one for all finished ones (`past`). Each suffix of the text that occurs in
 a tree, m tokens long, gives a draft: its most frequent continuation, up to `factor` * m + `offset` tokens.
 
-    prob    of a node: the product of count(child) / count(node) on its path; nodes below `min_prob` are left out
-    score   of a draft: the sum of its nodes' probs, an estimate of the tokens that will be accepted
+    prob    probability of a node: the product of count(child) / count(node) on its path; below `min_prob` it is left
+            out
+    score   score of a draft: the sum of its nodes' probs, an estimate of the tokens that will be accepted
 
 The draft with the highest score over all trees is proposed; among equals, that of the longer match.
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up

@@ -1,1 +1,1 @@
-"""What drafters with a model of their own share: the drafting loop, stop rules, trimmed vocabularies, checkpoints."""
+"""Parts of drafters with a model: the drafting loop, stop rules, trimmed vocabularies, checkpoints."""

@@ -1,4 +1,4 @@
-"""Drafts of which one forward says all tokens: chains, and trees over the positions' distributions."""
+"""Drafts whose tokens all come from one forward: chains, and trees over the positions' distributions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ MOST = 63  # nodes of a tree, where its size is decided by what pays
 
 
 class BlockModel(DraftModel):
-    """A model whose one forward says something of all tokens of a draft."""
+    """A model that predicts all tokens of a draft in one forward."""
 
     def fill(self, drafts: Sequence[Draft]) -> None:
-        """Run every draft's block. Its positions say nothing yet of the tokens drafted before them."""
+        """Run every draft's block. Its positions do not know yet which tokens are drafted before them."""
         raise NotImplementedError
 
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: StopRule) -> list[float]:
-        """What the stop rule decides by, for the next token of every chain. logits [R, K]: what it is drawn from."""
+        """The numbers by which the stop rule decides on the next token of every chain.
+
+        logits  [R, K], from which that token is drawn."""
         raise NotImplementedError
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; and, after each candidate of
-        the position before (one row: after any), their order, best first, and probabilities, [depth, rows, ranks]."""
+        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; their order, best first, and
+        their probabilities, [depth, rows, ranks], with a row for each candidate of the position before, or one row if
+        they do not depend on it."""
         raise NotImplementedError
 
 
 class Block(Chain):
-    """Chains out of blocks: tokens are drawn from left to right, position by position."""
+    """Chains of blocks, whose tokens are drawn from left to right.
+
+    model  runs a whole block in `fill`."""
 
     model: BlockModel
 
@@ -55,12 +60,14 @@ class BlockTree:
     """Trees of the paths that are most probable by a block's distributions (DDTree, Ringel and Romano 2026, arXiv
     2604.12989, algorithm 1). No token is drawn, so at a temperature a tree counts as a set of point masses.
 
-    size  number of nodes, or says it. width: candidates at each position."""
+    size   number of nodes, or a function that gives it.
+    width  number of candidates at each position."""
 
     def __init__(self, model: BlockModel, width: int, size: int | Fitting):
         self.model, self.width, self.size = model, width, size
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+        """Draft one tree for each text; `beside` is the number of other rows of the round."""
         if not drafts:
             return []
         self.model.fill(drafts)

@@ -26,9 +26,8 @@ import torch
 
 from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
-from paceline.core.tree import IntArray
+from paceline.core.tree import Floats, IntArray
 from paceline.draft.base import View
-from paceline.draft.cost import Floats
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Chain, top_with_logprobs
@@ -51,7 +50,9 @@ def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> li
 
 
 class Ask(NamedTuple):
-    """A request for a row's window. new: the row's tokens since the last request."""
+    """A request for a row's window.
+
+    new  the row's tokens since the last request."""
 
     id: int
     new: Sequence[int]
@@ -61,9 +62,9 @@ class Ask(NamedTuple):
 class Window:
     """A row's draft.
 
-    probs  distributions [V] that the tokens were drawn from; empty if they were not drawn.
-    hit    whether it was drafted ahead; None where nothing could be, such as the first window of a row.
-    calls  forwards that it needed."""
+    probs  distributions [V] from which the tokens were drawn; empty if they were not drawn.
+    hit    whether it was drafted ahead; None if that was not possible, as for the first window of a row.
+    calls  number of forwards that it needed."""
 
     id: int
     tokens: list[int]
@@ -103,14 +104,14 @@ class _State:
 
 
 def _shifted_row(row: Row, by: int) -> View:
-    """A row, with the random draws of the round that begins `by` tokens later."""
+    """The row with the random draws of the round that begins `by` tokens later."""
     random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
     random.free.begin(row.num_new + by)
     return View(row, random=random)
 
 
 class Lengths:
-    """How far runs of tokens get: drafts until they end by themselves, windows until a token is rejected.
+    """Statistics of the length of runs of tokens, such as of windows up to the first rejected token.
 
     memory  runs after which the counts are halved."""
 
@@ -120,7 +121,7 @@ class Lengths:
         self._could = np.full(DEEPEST + 1, 1.25)
 
     def note(self, length: int, limit: int) -> None:
-        """A run ended after `length` tokens; one that could have no more than `limit` counts up to there."""
+        """Record a run that ended after `length` tokens. A run that reached its `limit` counts up to there."""
         length = min(length, DEEPEST - 1)
         self._could[: min(length + 1, limit)] += 1
         self._went_on[:length] += 1
@@ -143,8 +144,8 @@ class Lookahead:
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
     branches        most branches for a row; None: num_candidates for every position.
-    fresh           draft a window if none was drafted ahead; else it is empty.
-    joined          candidates that are given are added to the draft's own, and do not replace them."""
+    fresh           draft a window if none was drafted ahead; False: such a window is empty.
+    joined          add given candidates to the draft's own; False: they replace them."""
 
     def __init__(
         self, drafter: ModelDrafter, num_candidates: int, branches: int | None = None, fresh: bool = True,
@@ -161,13 +162,12 @@ class Lookahead:
         self._out: list[_State] = []
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """A row joins. params: with the seed of the draft's own draws."""
+        """Add a row. params: the request's, with the seed of the draft's own draws."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
         self._states[id] = _State(row)
         self.model.start(row)
 
     def drop(self, id: int) -> None:
-        """A row has left."""
         state = self._states.pop(id)
         self._out = [other for other in self._out if other is not state]
         self.drafter.drop(state.row)
@@ -189,7 +189,7 @@ class Lookahead:
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
         """Commit the accepted tokens, and make the outcome's branch the row's window. Returns whether there was a
-        branch; None where there could be none: at a row's beginning, or after another drafter's draft."""
+        branch; None if there could be none, at a row's beginning or after another drafter's draft."""
         main, window, table = state.main, state.window, state.table
         state.row.extend(new)
         state.table = {}
@@ -216,7 +216,7 @@ class Lookahead:
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
-        """Draft windows now, as plain speculation does; by row id."""
+        """Draft windows now, as plain speculation does. Returns drafts by row id."""
         for state in states:
             state.tops = []
             state.row.random.free.begin(state.row.num_new)
@@ -237,8 +237,8 @@ class Lookahead:
         return self.model.begin(row, self.drafter.end_tokens(row))
 
     def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[list[Top]]]:
-        """Let drafts grow by what a forward says; those that go on, and of each draft the candidates for every position
-        that was decided: with streams several."""
+        """Let drafts grow by the logits of a forward. Returns the drafts that go on, and each draft's candidates for
+        every position that was decided, which with streams are several."""
         decided = [len(draft.tokens) - draft.num_guesses for draft in drafts]
         counts = [1 + draft.num_guesses for draft in drafts]
         for draft in drafts:
@@ -252,15 +252,15 @@ class Lookahead:
         return going, made
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than can get a branch,
-        because the drafted token gets none."""
+        """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than branches, because
+        the drafted token gets none."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
         return top_of(logits, self._most + 1, self.model.columns)
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
 
-        given  candidates by row; a row without any gets no branch. None: the draft's own are the only ones."""
+        given  candidates by row; a row without any gets no branch. None: only the draft's own are used."""
         if not self.num_candidates:
             return
         states = [state for state in self._out if state.row.finish_reason is None and self._has_room(state)]

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.spec import quoted
+from paceline.draft.options import quoted
 from paceline.errors import PATHS, MethodError, meant
 from paceline.jsonl import loads
 from paceline.target.base import Facts
@@ -35,7 +35,7 @@ PICKLED = (".bin", ".pt", ".pth")  # endings of files that torch pickled
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a drafter's checkpoint remembers of the target it was trained for. An empty fingerprint is unknown."""
+    """The facts in a drafter's checkpoint on the target for which it was trained. An empty fingerprint is unknown."""
 
     name: str
     tokenizer_fingerprint: str
@@ -58,9 +58,9 @@ class TargetFacts:
 
 
 def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and tensors (on the CPU, as they are stored) of the drafter in folder `path`.
+    """Read the drafter in folder `path`: its configuration, and its tensors, on the CPU, as they are stored.
 
-    target  the target it is to draft for; None: not checked.
+    target  the target for which it will draft; None: that is not checked.
 
     Raises MethodError if there is no such drafter, it is of another kind, cut off, or for another target."""
     folder = Path(path).expanduser()
@@ -71,7 +71,7 @@ def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dic
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
-    """config.json of the drafter of this kind in `folder`; MethodError if there is no such drafter."""
+    """Read config.json of the drafter of this kind in `folder`. MethodError if there is no such drafter."""
     config = _config(folder, kind)
     stored = config.get(KIND)
     if stored is None:
@@ -84,11 +84,11 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and tensors (on the CPU, as they are stored) of the head at `path`: a folder, or a file of weights
-    with its config.json.
+    """Read the head at `path`, a folder or a file of weights with its config.json: its configuration, and its tensors,
+    on the CPU, as they are stored.
 
-    A head that `paceline train` wrote says which target it is for, which is checked unless `target` is None; of others
-    the caller checks what they say. MethodError if there is no such head or it cannot be read."""
+    The target of a head that `paceline train` wrote is checked, unless `target` is None; callers check those of other
+    heads. MethodError if there is no such head or it cannot be read."""
     file = Path(path).expanduser()
     folder = file.parent if file.is_file() else file
     config = _config(folder, kind)
@@ -161,7 +161,7 @@ def _check_version(wrote: Any, folder: Path) -> None:
 def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
     """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another.
 
-    any_target  it drafts for every target with the tokenizer of the one it was trained for."""
+    any_target  the drafter drafts for every target with the tokenizer of the one for which it was trained."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:
         if made_for.tokenizer_fingerprint != here.tokenizer_fingerprint:
@@ -192,7 +192,7 @@ def _facts(folder: Path, config: dict[str, Any]) -> TargetFacts:
 
 
 def recorded_target(path: str | Path) -> TargetFacts | None:
-    """The target that a folder of `paceline train` was made for; None if it does not say."""
+    """Read for which target a folder of `paceline train` was made; None if it does not say."""
     folder = Path(path).expanduser()
     config = _config(folder, "model") if (folder / CONFIG).is_file() else {}
     return _facts(folder, config) if "target" in config else None

@@ -1,4 +1,4 @@
-"""Draft and DraftModel: a row's draft while it grows; and how the model runs that drafts, and what it keeps of a row.
+"""Draft is a row's draft while it grows; DraftModel is the interface of a model that drafts, with its memory of rows.
 
 Drafted tokens lie after the row's committed ones in the model's cache, and `commit` keeps those that were accepted, so
 nothing is rolled back. Committed tokens that it has not run come first in a draft: usually one, two after a draft that
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,21 +20,24 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.target.base import Needs
 
+if TYPE_CHECKING:
+    from paceline.draft.models.proposers import Proposer
+
 
 @dataclass
 class Draft:
     """Nodes that the model runs, in the order in which it runs them.
 
-    tokens, parent  the first `num_committed` nodes are committed tokens that the model has not run; the last of them is
-                    the tree's root. The others are drafted.
+    tokens, parent  nodes and their parents. The first `num_committed` nodes are committed tokens that the model has not
+                    run; the last of them is the tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
-    most            most tokens to draft.
-    num_assumed     drafted tokens that count as committed: the window begins after them (`branches.py`).
-    num_guesses     drafted tokens at the end that streams guessed and the model has not confirmed.
-    num_run         number of nodes that were run. calls: forwards so far.
-    probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
+    most            largest number of tokens to draft.
+    num_assumed     number of drafted tokens that count as committed; the window begins after them (`branches.py`).
+    num_guesses     number of drafted tokens at the end that streams guessed and the model has not confirmed.
+    num_run         number of nodes that were run. calls: number of forwards so far.
+    probs           distributions [V] from which the drafted tokens were drawn; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, for models that use states.
-    run_index       for each node of the proposed tree the node here; None if it was never run."""
+    run_index       number here of each node of the proposed tree; None if it was never run."""
 
     row: Request
     num_committed: int
@@ -83,7 +87,7 @@ class Draft:
         return list(zip_longest(tokens, probs))
 
     def accepted(self, path: Sequence[int]) -> list[int]:
-        """The nodes, of those that were run, that are committed when `path` of the proposed tree is accepted."""
+        """The nodes to commit when `path` of the proposed tree is accepted: those of them that were run."""
         nodes = list(range(self.num_committed))
         for node in path[1:]:
             index = self.run_index[node]
@@ -104,10 +108,10 @@ def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[
 class DraftModel:
     """A model that drafts, bound to a target.
 
-    vocab_size    of the tokens that it drafts: the target's, but where it drafts text (`tokenizers.py`).
+    vocab_size    number of tokens of its vocabulary: the target's, unless it has another tokenizer (`tokenizers.py`).
     columns       tokens int64 [K] of the columns of its logits; None: all tokens.
-    needs         what it needs of the target's forward.
-    weight_bytes  bytes of weights that a forward of it reads.
+    needs         outputs and hooks of the target's forward that it needs.
+    weight_bytes  bytes of weights that its forward reads.
     notes         lines that a user should read."""
 
     vocab_size: int
@@ -116,8 +120,12 @@ class DraftModel:
     weight_bytes = 0
     notes: Sequence[str] = ()
 
+    def wrap(self, proposer: Proposer) -> Proposer:
+        """The proposer to use with this model: `proposer`, or one around it that changes its trees."""
+        return proposer
+
     def start(self, row: Request) -> None:
-        """A row joins, of which nothing has been run."""
+        """Add a row, of which nothing has been run."""
         raise NotImplementedError
 
     def drop(self, row: Request) -> None:
@@ -129,23 +137,25 @@ class DraftModel:
         raise NotImplementedError
 
     def room(self, row: Request) -> int:
-        """Most tokens that can be drafted after a row now; 0: none, and nothing is run for it."""
+        """The largest number of tokens that can be drafted after a row now. With 0, nothing is run for it."""
         return row.max_draft
 
     def catch_up(self, row: Request) -> None:
-        """Run what waits of a row's text, such as a prompt, in chunks, but for its last tokens."""
+        """Run the waiting text of a row, such as a prompt, in chunks, but not its last tokens."""
 
     def begin(self, row: Request, ends: frozenset[int]) -> Draft:
-        """An empty draft of a row. ends: tokens after which nothing can be accepted."""
+        """Begin a draft of a row. ends: tokens after which nothing can be accepted."""
         return Draft.chain(row, row.tokens[self.length(row) :].tolist(), ends)
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run each draft's nodes from `num_run` on; logits [sum(num_logits), K] after its last `num_logits[i]`."""
+        """Run each draft's nodes from `num_run` on. Returns logits [sum(num_logits), K], those of draft i after its
+        last `num_logits[i]` nodes."""
         raise NotImplementedError
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Keep `nodes` (ascending, from 0), of those of `draft` that were run, and forget the others."""
+        """Keep those nodes of `draft` that are in `nodes`, ascending from 0, and forget the others that were run."""
         raise NotImplementedError
 
     def feed(self, round: Round) -> None:
-        """Take the target's states of what a round has committed, whoever drafted it. Drafts are committed before."""
+        """Take the target's states of the tokens that a round committed, whichever drafter made them. Drafts are
+        committed before."""

@@ -31,7 +31,8 @@ class Closed(Exception):
 
 
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for the process, with its draft model on `device`; of the tokenizer, the fingerprint."""
+    """The facts of `target` for the process, which has the draft model on `device`. Of the tokenizer, only name and
+    fingerprint are sent."""
     facts = {name: getattr(target, name) for name in Facts.__annotations__}
     tokenizer = target.tokenizer and SimpleNamespace(
         fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
@@ -43,9 +44,9 @@ def facts_to_send(target: Facts, device: torch.device) -> Facts:
 class Setup:
     """How to start the process.
 
-    drafter  its spec. facts: of the target. ahead: the options of `Lookahead`.
-    own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
-    threads  processor threads. cores: where it may run; empty: everywhere.
+    drafter  spec of the drafter. facts: facts of the target. ahead: options of `Lookahead`.
+    own      only the draft's own candidates are used, so the process looks ahead without waiting for others.
+    threads  processor threads. cores: cores on which it may run; empty: all.
     limit_s  most seconds for a response."""
 
     drafter: str
@@ -58,7 +59,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The process, seen from the target's side: the methods of `Lookahead`. Closed if it does not start."""
+    """The target's side of the process, with the methods of `Lookahead`. Raises Closed if it does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -77,15 +78,12 @@ class DraftWorker:
         _limit(self._pipe, setup.limit_s)
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """As `Lookahead.open`."""
         self._send("open", id, prompt, params, max_context)
 
     def drop(self, id: int) -> None:
-        """As `Lookahead.drop`."""
         self._send("drop", id)
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """As `Lookahead.windows`."""
         windows = self._ask("windows", asks)
         return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
@@ -95,7 +93,6 @@ class DraftWorker:
             self._send("look_ahead", given)
 
     def close(self) -> None:
-        """End the process."""
         self._end()
 
     def _send(self, kind: str, *message: Any) -> None:
@@ -142,8 +139,8 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
 
 
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
-    """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
-    where there are too few cores, or the system does not name them."""
+    """Divide this process's cores: (all but the last `threads`, for the target; the others, for the draft). Both are
+    empty if there are too few cores, or the system does not name them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= threads:
         return frozenset(), frozenset()
@@ -156,7 +153,7 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        with target.threads_of(len(cores)) if isinstance(target, Target) else nullcontext():
+        with target.threads.at(len(cores)) if isinstance(target, Target) else nullcontext():
             yield
     finally:
         os.sched_setaffinity(0, before)
@@ -192,7 +189,6 @@ def _ready(setup: Setup) -> Lookahead:
 
 
 def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
-    """Answer one message."""
     if kind == "windows":
         windows = ahead.windows(*message)
         arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]

@@ -22,8 +22,7 @@ from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
 from paceline.draft.models.pending import StatesModel
-from paceline.draft.models.vocab import kept_rows
-from paceline.draft.spec import option
+from paceline.draft.options import option
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
 from paceline.target.linear import Linear
@@ -43,8 +42,8 @@ class FeatureConfig(ModelDrafterConfig):
 class Network:
     """Base of heads that are bound to a target.
 
-    taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: its own.
-    table    [V, H]: embeds tokens. head: its output head. columns: tokens of the head's rows; None: all.
+    taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: cache of its layers.
+    table    embedding [V, H]. head: its output head. columns: tokens of the head's rows; None: all tokens.
     nbytes   bytes of weights that a forward reads, without the output head."""
 
     taps: tuple[int, ...]
@@ -67,7 +66,7 @@ class Network:
 class FeatureModel(StatesModel):
     """A head over features that drafts token by token, and reads its own output.
 
-    head, columns  of the network, without the tokens that the option `vocab` leaves out."""
+    head, columns  the network's, without the tokens that the option `vocab` leaves out."""
 
     def __init__(self, network: Network, config: FeatureConfig, target: Facts):
         super().__init__(target, network.taps, network.cache, self.run_head)
@@ -91,7 +90,9 @@ class FeatureModel(StatesModel):
         return self.head(read)
 
     def _features(self, draft: Draft) -> torch.Tensor:
-        """The features of the nodes to be run: of the target's states in the first step, then their parents' output."""
+        """The features of the nodes to be run: made of the target's states in the first step, later their parents'
+        output.
+        """
         if not draft.num_run:
             return self.network.first(self.pending.of(draft.row))
         return torch.cat(draft.features)[draft.parent[draft.num_run :]]
@@ -114,5 +115,7 @@ def head_of(network: Any, config: FeatureConfig, target: Facts) -> tuple[Linear,
     """A network's output head and the tokens of its rows, without those that the option `vocab` leaves out."""
     if config.vocab is None:
         return network.head, network.columns
+    from paceline.draft.models.vocab import kept_rows
+
     rows, columns = kept_rows(network.columns, config.vocab, config.checkpoint, target)
     return network.head.rows(rows), columns

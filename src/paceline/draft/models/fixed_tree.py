@@ -1,4 +1,4 @@
-"""Trees of fixed shape that heads fill: the drafter, and what it asks of heads.
+"""Trees of fixed shape that heads fill: the drafter, and the interface of heads.
 
 From one state a row, and from the root, heads guess the tokens of a template's nodes; the node of rank r at depth d
 gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from paceline.core.clock import seconds_of
 from paceline.core.logits import top_tokens
 from paceline.core.request import Request
 from paceline.core.round import Round
@@ -21,13 +22,13 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.core.typical import Typical
 from paceline.draft import shapes
 from paceline.draft.base import Drafter
-from paceline.draft.cost import SIZES, best_size, seconds_of, time_forwards
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
 from paceline.draft.models.pending import Pending
 from paceline.draft.models.vocab import kept_rows
+from paceline.draft.options import Options, option
 from paceline.draft.shapes import RankPath, Template
-from paceline.draft.spec import Options, option
+from paceline.draft.tree_size import SIZES, best_size, time_forwards
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
@@ -55,14 +56,14 @@ class FixedTreeConfig(Options):
 
 
 class Heads:
-    """Base of heads, bound to a target: what a paper contributes.
+    """Base of heads, bound to a target. A method's subclass is its paper's network.
 
     depth    number of heads, the largest depth of a draft.
-    layer    of the target's states that they read (`Needs.hidden_layers`).
+    layer    layer whose states they read (`Needs.hidden_layers`).
     nbytes   bytes of weights that a draft reads, without output heads.
     outputs  their own output heads, one for each depth; None: the target's for all.
     tokens   tokens int64 [K] of the output heads' columns; None: all tokens.
-    cache    of layers of their own over committed text, if any."""
+    cache    cache of their own layers over committed text; None: they have none."""
 
     depth: int
     layer: int
@@ -72,14 +73,16 @@ class Heads:
     cache: RaggedCache | None = None
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """The states [N, H] from which to draft, of the target's states [N, H] of committed tokens, by layers of their
-        own. Nothing is committed. segments: the states' positions and tokens; following: int64 [N], the token after
-        each."""
+        """Run their own layers over the target's states [N, H] of committed tokens. Nothing is committed.
+
+        following  int64 [N], the token after each state. segments: the states' positions and tokens.
+
+        Returns states [N, H], from which they draft."""
         return states
 
     def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """What the output heads of the first `depth` depths, or of all, read, [N, depths, H], if that does not depend
-        on drafted tokens."""
+        """The inputs [N, depths, H] of the output heads of the first `depth` depths, or of all, for heads that do not
+        read drafted tokens."""
         raise NotImplementedError
 
     def guess(self, states: torch.Tensor, roots: IntArray, tree: Template, best: Best) -> IntArray:
@@ -92,19 +95,19 @@ class Heads:
         return np.concatenate([roots[:, None], table[:, tree.depth[1:] - 1, tree.rank[1:]]], 1)
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        """What the output heads read at every position of a text, [T, depth, H], to measure their accuracy.
+        """The inputs [T, depth, H] of the output heads at every position of a text, to measure their accuracy.
 
-        tokens int64 [T]; states [T, H] of `run_head`. Tokens after the end count as 0."""
+        tokens  int64 [T]; tokens after the end count as 0. states: output [T, H] of `run_head`."""
         return self.inputs(states, self.depth)
 
 
 class FixedTree(Drafter):
     """Drafts a tree of fixed shape that heads fill.
 
-    Network  makes the `Heads` of (options, target); MethodError if it cannot.
-    heads    these. outputs: their output heads, or the target's, as the option `vocab` leaves them.
+    Network  class of the heads, made of (options, target); MethodError if they do not fit.
+    heads    the heads. outputs: their output heads, or the target's, trimmed as the option `vocab` says.
     columns  tokens int64 [K] of the output heads' columns; None: all tokens.
-    folder   of the heads and of slots.json."""
+    folder   folder of the heads and of slots.json."""
 
     lossless = "yes"
     Config: ClassVar[type[FixedTreeConfig]] = FixedTreeConfig
@@ -206,7 +209,7 @@ class FixedTree(Drafter):
             self._ranks = int(self.template.rank.max()) + 1
 
     def _accuracies(self, depth: int, ranks: int) -> list[list[float]]:
-        """How often each rank of each depth is right: as measured for these heads, or else as published."""
+        """The share of right candidates by depth and rank, as measured for these heads, or else as published."""
         known = (self.folder / shapes.SLOTS_FILE).is_file()
         shares = shapes.read_accuracies(str(self.folder)) if known else shapes.SLOTS
         return [list(row[:ranks]) for row in shares[:depth]]

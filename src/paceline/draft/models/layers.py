@@ -1,7 +1,6 @@
-"""What draft heads are built of: their weights, and decoder layers with a cache of their own.
+"""Parts of draft heads: their weights, and decoder layers with a cache of their own.
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
-    network = load_module(network, here, target)             # a network that is written as a module
     layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
 
 Fewer bits change how often a draft is right, never the output. Knows no head."""
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.core.segment import Segment
@@ -22,7 +21,7 @@ from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import Linear
 from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
 from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 
@@ -47,44 +46,13 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
 
 
-def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
-    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
-    names = module.state_dict().keys()
-    own = {name: w for name, w in weights.items() if name in names}
-    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
-    module.load_state_dict(dense, strict=False)
-    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
-    for name, inner in list(module.named_modules()):
-        blocks = weights.get(f"{name}.weight")
-        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
-            above, _, last = name.rpartition(".")
-            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
-    return module
-
-
-def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the module's parameters."""
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
-class Product(nn.Module):
-    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
-
-    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
-        super().__init__()
-        self.product = linear([blocks], bias, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-
-
 def nbytes(weights: WeightsByName, *without: str) -> int:
     """Bytes of the weights whose names do not begin with one of `without`."""
     return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
 
 
 def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
-    """The target's input embedding [V, H] and output head. MethodError if it does not show them."""
+    """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
     if isinstance(target, Decoder):
         return target.embedding, target.head
     if isinstance(target, HFTarget):
@@ -98,7 +66,9 @@ def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
 
 
 def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
-    """The target as a native decoder; MethodError for another one. what: the method, and why it needs one."""
+    """Check that the target is a native decoder, and return it. MethodError for another one.
+
+    what  the method, and the reason why it needs one. instead: an alternative."""
     if isinstance(target, Decoder):
         return target
     raise MethodError(
@@ -113,7 +83,7 @@ _READ = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
 )  # fmt: skip
-"""Entries of a head's config.json that say what its layers look like."""
+"""Entries of a head's config.json that describe its layers."""
 _SIZES = {*_READ[:6], "vocab_size"}
 
 
@@ -163,8 +133,8 @@ def layer_config(where: Any, config: Entries, target: Facts) -> PretrainedConfig
 def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Name and shape of a layer's tensors.
 
-    width  of the attention's input: EAGLE-3's first layer reads twice the hidden size.
-    norms  names of the norms before the attention: EAGLE-1's first layer has none."""
+    width  width of the attention's input; EAGLE-3's first layer reads twice the hidden size.
+    norms  names of the norms before the attention; EAGLE-1's first layer has none."""
     return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
@@ -174,9 +144,9 @@ NORM = "input_layernorm"
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
-    weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
-    ops      the elementwise steps.
-    vectors  set here: the weights that are not in blocks."""
+    weights   tensors on the target's device. Every name begins with a layer's prefix.
+    prefixes  prefix of each layer's names. ops: the elementwise steps.
+    vectors   the weights that are not in blocks."""
 
     def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
@@ -186,8 +156,9 @@ class HeadLayers:
         )
 
     def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
-        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states; window: the
-        most tokens that a node sees."""
+        """Plan a forward over the segments' nodes, and reserve memory in the cache.
+
+        like  their states. window: largest number of tokens that a node sees."""
         return begin(segments, self.cache, self.shape, self.ops, like, window)
 
     def __call__(

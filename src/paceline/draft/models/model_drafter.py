@@ -10,12 +10,11 @@ from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.draft.cost import best_sizes, time_forwards
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.proposers import BestTree, Chain, Fitting, Proposer
 from paceline.draft.models.stop import Outcome
-from paceline.draft.spec import Options, option
+from paceline.draft.options import Options, option
 from paceline.target.base import Facts
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
@@ -66,7 +65,7 @@ class ModelDrafter(Drafter):
         self.tree_size = fitting(target) if self.config.tree == "auto" else int(self.config.tree)
         model = self.model = self.open(target)
         self.needs, self.weight_bytes, self.notes = model.needs, model.weight_bytes, model.notes
-        self.proposer = self.proposer_of(model)
+        self.proposer = model.wrap(self.proposer_of(model))
 
     def start(self, row: Request) -> None:
         self.model.start(row)
@@ -119,5 +118,7 @@ class ModelDrafter(Drafter):
 
 def fitting(target: Facts) -> Fitting:
     """Sizes of trees by what forwards of the target take here."""
+    from paceline.draft.tree_size import best_sizes, time_forwards
+
     times = time_forwards(target)
     return lambda chances, beside: best_sizes(chances, times, beside)

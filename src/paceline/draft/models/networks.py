@@ -1,16 +1,20 @@
-"""Residual blocks: what draft heads put between the target's state and an output head.
+"""Networks of draft heads: residual blocks between the target's state and an output head.
 
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.1.1): head k is x + SiLU(W x + b), repeated, then an output head.
-W begins at 0, so that an untrained head says what the target's own head says. So does b here; the authors leave it
-random. Names of the parameters are those of their files."""
+W begins at 0, so that an untrained head predicts what the target's own head does. Here b is 0, too; the authors leave
+it random. Names of the parameters are those of their files."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from paceline.errors import MethodError
+from paceline.target.base import Facts
+from paceline.target.linear import linear
+from paceline.target.quantised.blocks import Blocks, WeightsByName
 
 
 class ResBlock(nn.Module):
@@ -42,8 +46,8 @@ PREFIX = "prefix_embeding_layer"  # what the authors' files call the prefix laye
 
 
 class GroundedHeads(nn.Module):
-    """K heads of `layers` blocks. Head k's first block begins as the identity on the state, so an untrained head says
-    what the target's own head says.
+    """K heads of `layers` blocks. Head k's first block begins as the identity on the state, so an untrained head
+    predicts what the target's own head does.
 
     tied  the blocks after the first are one block, run again and again, as the authors' are."""
 
@@ -56,8 +60,8 @@ class GroundedHeads(nn.Module):
         return len(self.hydra_mlp)
 
     def forward(self, k: int, state: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-        """What head k's output head reads, [N, width], from a state [N, width] and the embeddings [N, width] of the
-        k + 1 tokens that follow it."""
+        """Run head k over a state [N, width] and the embeddings [N, width] of the k + 1 tokens that follow it. Returns
+        the input [N, width] of its output head."""
         y: Tensor = self.hydra_mlp[k](torch.cat([state, *tokens], -1))
         return y
 
@@ -91,7 +95,7 @@ def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
 class JointHeads(nn.Module):
     """`count` heads over a state, and an encoder over their positions.
 
-    width  of the states; heads: attention heads of the encoder; eps: of its norms.
+    width  width of the states. heads: attention heads of the encoder. eps: epsilon of its norms.
     inner  width of the gated MLP after its attention; None: there is none."""
 
     def __init__(self, count: int, width: int, heads: int, inner: int | None, eps: float) -> None:
@@ -102,7 +106,7 @@ class JointHeads(nn.Module):
         self.encoder = nn.Sequential(EncoderBlock(width, heads, inner, eps))
 
     def forward(self, z: Tensor) -> Tensor:
-        """States [N, width] to what the final norm and the output head read, [N, count, width]."""
+        """Run all heads over states [N, width]. Returns the input [N, count, width] of final norm and output head."""
         read: Tensor = self.encoder(torch.stack([mlp(z) for mlp in self.mlps], 1) + self.position_embedding.weight)
         return read
 
@@ -121,7 +125,7 @@ class EncoderBlock(nn.Module):
         self.ffn = None if inner is None else Gated(width, inner, eps)
 
     def forward(self, u: Tensor) -> Tensor:
-        """[N, K, width], the same."""
+        """Run the block over [N, K, width]; the shape stays."""
         h = self.input_norm(u)
         q, k, v = (
             part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
@@ -145,3 +149,37 @@ class Gated(nn.Module):
         h = self.norm(x)
         y: Tensor = x + self.down_proj(silu(self.gate_proj(h)) * self.up_proj(h))
         return y
+
+
+# Loading -------------------------------------------------------------------------------------------------------------
+
+
+def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
+    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
+    names = module.state_dict().keys()
+    own = {name: w for name, w in weights.items() if name in names}
+    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
+    module.load_state_dict(dense, strict=False)
+    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+    for name, inner in list(module.named_modules()):
+        blocks = weights.get(f"{name}.weight")
+        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
+            above, _, last = name.rpartition(".")
+            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
+    return module
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the module's parameters."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+class Product(nn.Module):
+    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__()
+        self.product = linear([blocks], bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])

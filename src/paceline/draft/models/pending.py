@@ -32,11 +32,11 @@ after each."""
 
 
 class Pending:
-    """Of every row the states that wait, oldest first, [n, L * H]: of L layers side by side, in the given order.
+    """The states of every row that wait, oldest first, [n, L * H]: those of L layers side by side, in the given order.
 
-    layers    as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm.
-    cache     of the head's layers; None: it has none, and no keys or values are kept.
-    run_head  as `RunHead`."""
+    layers    L layers, numbered as in `Needs.hidden_layers`.
+    cache     cache of the head's layers; None: it has none, and no keys or values are kept.
+    run_head  function that runs the head."""
 
     def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead):
         self.layers = tuple(layers)
@@ -49,19 +49,17 @@ class Pending:
         self._slots: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
-        """A row joins: nothing waits, and nothing has been read."""
+        """Add a row, of which nothing waits and nothing has been read."""
         self._slots[row.id] = self.cache.add_row(row.expected_length)
         self._states[row.id], self._first[row.id] = self._nothing, 0
 
     def drop(self, row: Request) -> None:
-        """Forget a row."""
         self._states.pop(row.id, None)
         self._first.pop(row.id, None)
         if row.id in self._slots:
             self.cache.drop_row(self._slots.pop(row.id))
 
     def slot(self, row: Request) -> int:
-        """Where the row is in the cache."""
         return self._slots[row.id]
 
     def cached(self, row: Request) -> int:
@@ -77,7 +75,8 @@ class Pending:
         return self._states[row.id][self.cached(row) - self._first[row.id] :]
 
     def feed(self, round: Round) -> None:
-        """Take the states of what the round committed, whoever drafted it. Of a long prompt most are read at once."""
+        """Take the states of the tokens that the round committed, whichever drafter made them. Most states of a long
+        prompt are read at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
             held = torch.cat([self._states[row.id], states])
@@ -90,7 +89,7 @@ class Pending:
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the head over the rows' next states, [n, L * H] each, and commit them; [sum(n), H]."""
+        """Run the head over the rows' next states, [n, L * H] each, and commit them. Returns its output [sum(n), H]."""
         segments, following = [], []
         for row, of_row in zip(rows, states, strict=True):
             begin = self.cached(row)
@@ -103,7 +102,7 @@ class Pending:
         return made
 
     def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
-        """`read` all states of these rows that wait; the output of each row that had some, by id."""
+        """`read` all states of these rows that wait. Returns the output of each row that had some, by id."""
         waiting = [row for row in rows if self.count(row)]
         if not waiting:
             return {}
@@ -113,7 +112,7 @@ class Pending:
 
 
 class StatesModel(DraftModel):
-    """Base of models that read the target's states: they wait in `pending` until a draft begins."""
+    """Base of models that read the target's states, which wait in `pending` until a draft begins."""
 
     def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache, run_head: RunHead):
         self.vocab_size = target.vocab_size

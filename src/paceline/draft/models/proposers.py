@@ -34,7 +34,9 @@ class Proposer(Protocol):
     """Anything that makes trees of drafts."""
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """The tree of each draft, which is empty still. beside: other tokens of the forward that will verify them."""
+        """Grow the empty `drafts`. Returns the tree of each.
+
+        beside  number of other tokens of the forward that will verify them."""
 
 
 class Stepwise:
@@ -44,7 +46,7 @@ class Stepwise:
         self.model, self.rule = model, rule
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """`DraftModel.extend`, and note what has been run."""
+        """Call `DraftModel.extend`, and count the nodes and forwards."""
         logits = self.model.extend(drafts, num_logits)
         for draft in drafts:
             draft.num_run = len(draft.tokens)
@@ -57,16 +59,17 @@ class Stepwise:
 
 
 class TokenSampler:
-    """Draws tokens from logits over some columns, warped as each row wants it.
+    """Draws tokens from logits over some columns, which are warped by each row's parameters.
 
     vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all.
-    takes_best  take the most probable token, at a temperature too."""
+    takes_best  take the most probable token, also at a temperature."""
 
     def __init__(self, vocab_size: int, columns: torch.Tensor | None, takes_best: bool = False):
         self.vocab_size, self.columns, self.takes_best = vocab_size, columns, takes_best
 
     def draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
-        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution."""
+        """Add a token to every draft, drawn from its row of logits [R, K]. Returns False for rows of logits that are no
+        distribution."""
         best = best_of_rows(logits) if any(self._is_best(draft.row) for draft in drafts) else []
         drew = []
         for r, draft in enumerate(drafts):
@@ -77,7 +80,7 @@ class TokenSampler:
         return drew
 
     def distribution(self, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
-        """The distribution [V] of the draft's next token by logits [1, K]. PacelineError if they are none."""
+        """The distribution [V] of the draft's next token, given logits [1, K]. PacelineError if they give none."""
         if draft.row.params.shifts_logits:  # penalties are the tokens' own, whatever column they have
             return probabilities(self._spread(logits, -torch.inf), draft.row.params, [draft.context])[0]
         return self._spread(probabilities(logits, draft.row.params, [])[0], 0.0)
@@ -87,7 +90,7 @@ class TokenSampler:
         return not row.params.shifts_logits and (row.params.is_greedy or self.takes_best)
 
     def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
-        """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
+        """Draw a token from logits [1, K], warped by the row's parameters; None if none can be drawn."""
         params, random = draft.row.params, draft.row.random
         try:
             if params.is_greedy or self.takes_best:
@@ -110,7 +113,7 @@ class TokenSampler:
 
     @cached_property
     def _tokens(self) -> IntArray:
-        """`columns` on the CPU, where looking one up waits for nothing."""
+        """`columns` on the CPU, where a look-up does not wait for a device."""
         assert self.columns is not None
         return self.columns.cpu().numpy()
 
@@ -139,11 +142,11 @@ class Chain(Stepwise):
         return [chain_tree(draft) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
-        """Add a token to every chain from its row of logits [R, K]; those that go on."""
+        """Add a token to every chain from its row of logits [R, K]. Returns the chains that go on."""
         return self.draw(drafts, logits, self.rule.signals(logits))
 
     def draw(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
-        """`grow`, where the stop rule decides by these signals."""
+        """As `grow`; the stop rule decides by `signals`."""
         drew = self.sampler.draw(drafts, logits)
         return [
             draft
@@ -166,8 +169,9 @@ class Growth:
     """A tree while it grows (Li et al. 2024, EAGLE-2, section 4).
 
     found   candidates so far, level by level.
-    level   numbers of those that are run next, best first; at first the root, -1. depth: of their children.
-    width   most children of a node, and most nodes of a level.
+    level   numbers of the candidates that are run next, best first; at first the root, -1.
+    depth   depth of their children.
+    width   largest number of children of a node, and of nodes of a level.
     size    number of candidates to verify; it may change while the tree grows."""
 
     def __init__(self, draft: Draft, width: int, size: int):
@@ -189,7 +193,7 @@ class Growth:
                     self.found.append(Candidate(token, above, so_far + min(score, 0.0)))
 
     def descend(self) -> bool:
-        """Make the best new candidates the next level. False if none of them would be verified."""
+        """Make the best new candidates the next level. Returns False if none of them would be verified."""
         new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.ends]
         self.level = new[: self.width]
         for candidate in self.level:
@@ -221,7 +225,7 @@ class BestTree(Stepwise):
     verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is drawn, so
     at a temperature the tree counts as a set of point masses.
 
-    size  number of candidates to verify; or says it, again after every level."""
+    size  number of candidates to verify, or a function that gives it after every level."""
 
     def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | Fitting):
         super().__init__(model, rule)
@@ -249,14 +253,14 @@ class BestTree(Stepwise):
 
 
 def chain_tree(draft: Draft) -> DraftTree:
-    """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
+    """The draft as a chain, with the distributions of its tokens if they were drawn."""
     root, end = draft.num_committed - 1, len(draft.tokens)
     draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
     return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, draft.calls)
 
 
 def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], calls: int) -> DraftTree:
-    """A chain of `tokens`. probs: the distributions [V] they were drawn from; empty if they were not drawn."""
+    """Make a chain of `tokens`. probs: the distributions [V] from which they were drawn; empty if they were not."""
     tree = DraftTree.chain(root, list(tokens), calls=calls)
     if probs:
         tree.draft_probs = torch.stack([*probs, torch.zeros_like(probs[0])])

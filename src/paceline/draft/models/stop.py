@@ -1,4 +1,4 @@
-"""Stop rules: when a drafter that has a model stops drafting. Any rule works with any such drafter.
+"""Stop rules decide when a drafter that has a model stops drafting. Any rule works with any such drafter.
 
     rule = RULES["svip"](cap=40)
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
@@ -50,11 +50,11 @@ class StopRule:
         self.threshold = type(self).threshold if threshold is None else threshold
 
     def most(self, row: int) -> int:
-        """Most tokens to draft for a row now."""
+        """The largest number of tokens to draft for a row now."""
         return self.cap
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """The number by which `stop` decides, for each row still drafting: logits [R, K] to R numbers."""
+        """The number by which `stop` decides, for each row of logits [R, K]."""
         return [0.0] * len(logits)
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -65,7 +65,7 @@ class StopRule:
         """Learn from the round."""
 
     def drop(self, row: int) -> None:
-        """A row has ended."""
+        """Forget a row."""
 
 
 class Fixed(StopRule):
@@ -128,7 +128,7 @@ RULES: dict[str, type[StopRule]] = {rule.__name__.lower(): rule for rule in (Fix
 
 
 def best_probabilities(logits: torch.Tensor) -> list[float]:
-    """Probability of the best token at temperature 1: logits [R, K] to R numbers; NaN where logits are."""
+    """The probability of the best token at temperature 1, for each row of logits [R, K]; NaN where logits are."""
     if is_compiled(logits):
         return [certainty_of_row(logits, r)[1] for r in range(len(logits))]
     best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
@@ -136,7 +136,7 @@ def best_probabilities(logits: torch.Tensor) -> list[float]:
 
 
 def entropies(logits: torch.Tensor) -> list[float]:
-    """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
+    """The entropy in nats at temperature 1, never negative, for each row of logits [R, K]; NaN where logits are."""
     if is_compiled(logits):
         return [certainty_of_row(logits, r)[0] for r in range(len(logits))]
     entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()

@@ -1,17 +1,17 @@
 """Streams: several drafted tokens from one forward of a draft model (Speculative Streaming).
 
 Bhendawade et al. 2024 (arXiv 2402.11131), on the draft as in Mirror-SD (arXiv 2510.13161, section 3). A draft model
-with streams (`paceline train streams`) says the next token after every token that it runs, and its streams say those
-after that one. They are guesses: the next forward runs them, and a guess stands if the model itself would have it.
+with streams (`paceline train streams`) predicts the next token after every token that it runs, and its streams predict
+those after that one. They are guesses: the next forward runs them, and a guess is kept if the model itself predicts it.
 
-    forward      runs        says
+    forward      runs        predicts
     1            ... t       a, and guesses b' c'
     2            a b' c'     b, not b'; and guesses c'' d''
     3            b c'' d''   c = c'', d = d'', e; and guesses f' g'
 
 Every token has the distribution that is recorded with it. One that was run again has the model's own: drawn, a guess is
 kept with probability min(1, q / q'), else replaced out of what is left of q. Guesses at the end of a full window have
-that of their stream. No decision is made by a guess before it is run: that would change its distribution.
+that of their stream. No decision depends on a guess before it is run, because that would change its distribution.
 
 A token's streams are nodes below it in the last layers alone, which see its ancestors, itself, and the streams before
 them; no token sees a stream. Their keys and values are overwritten by the next forward."""
@@ -115,12 +115,13 @@ class StreamedChain(Chain):
     """A chain whose model has streams: `DraftModel.extend` gives logits [M, 1 + count, K]."""
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
-        """Add to every chain what a forward says of its last nodes, one more than it has guesses; those that go on."""
+        """Add tokens to every chain by the logits of its last nodes, one more than its guesses. Returns the chains
+        that go on."""
         parts = logits.split([1 + draft.num_guesses for draft in drafts])
         return [draft for draft, part in zip(drafts, parts, strict=True) if self._grow(draft, part)]
 
     def _grow(self, draft: Draft, logits: torch.Tensor) -> bool:
-        """`grow` of one chain: logits [1 + num_guesses, 1 + count, K]; True: go on."""
+        """`grow` one chain by logits [1 + num_guesses, 1 + count, K]. Returns whether it goes on."""
         guesses = draft.take_guesses()
         signals = self.rule.signals(logits[:, 0])
         for i, signal in enumerate(signals):
@@ -138,8 +139,8 @@ class StreamedChain(Chain):
         return draft.length < draft.most
 
     def _replace(self, draft: Draft, logits: torch.Tensor, guess: int, given: torch.Tensor) -> bool:
-        """Add a token distributed as logits [1, K] say: the guess, drawn from `given` [V], as often as that allows.
-        False where they are no distribution."""
+        """Add a token with the distribution of logits [1, K]. The guess, which was drawn from `given` [V], is kept as
+        often as that allows. Returns False for logits that are no distribution."""
         random = draft.row.random
         try:
             q = self.sampler.distribution(draft, logits)

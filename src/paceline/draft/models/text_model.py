@@ -27,10 +27,10 @@ class TextModel(DraftModel):
 
     With a `context`, its cache may hold only the end of a row's text, from token `first(row)` on.
 
-    network      keeps the rows: a target, or what has its slots, lengths and `commit`.
-    run          how it runs nodes; None: as the target that it is.
-    context      most tokens of a text that it reads at once, the last ones of a longer one; None: all.
-    num_streams  streams beside every token that it runs (`streams.py`)."""
+    network      a target, or an object with a target's slots, lengths and `commit`.
+    run          function that runs nodes; None: `verify` of the target.
+    context      largest number of tokens that it reads at once, the last ones of a longer text; None: all.
+    num_streams  number of streams beside every token that it runs (`streams.py`)."""
 
     def __init__(
         self, network: Any, vocab_size: int, columns: torch.Tensor | None = None, *, run: Run | None = None,
@@ -58,11 +58,10 @@ class TextModel(DraftModel):
         self._slots[row.id] = self.network.add_row(expected)
 
     def slot(self, row: Request) -> int:
-        """Where the row is in the cache."""
         return self._slots[row.id]
 
     def first(self, row: Request) -> int:
-        """The first token of the row in the cache."""
+        """The number of the row's first token in the cache."""
         return self._first[row.id]
 
     def length(self, row: Request) -> int:
@@ -76,8 +75,8 @@ class TextModel(DraftModel):
         return int(min(row.max_draft, unread + 1 - self.num_streams))
 
     def _begins(self, row: Request) -> int:
-        """The first token of a row that the draft model sees in this round: `context` tokens back if it has more than
-        those to read, or if its own context is full; else as before."""
+        """The number of the first token that the draft model sees in this round: `context` tokens back if more than
+        those are unread, or if its own context is full; else as before."""
         first, length = self._first[row.id], len(row)
         if self.context is None:
             return first

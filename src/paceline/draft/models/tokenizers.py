@@ -9,9 +9,11 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202
 Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +27,8 @@ from paceline.draft.models.proposers import Proposer
 from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
-from paceline.target.base import Facts
+from paceline.target.base import Facts, Target
 from paceline.target.tokenizer import Tokenizer
-
-TokenizerChoice = Literal["target", "own", "tli", "slem"]
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
@@ -50,9 +50,10 @@ class Translator:
         self._adds_space = self._after_line_break("a") != goal.encode_text("a")
 
     def __call__(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-        """Their translation, and those at the end that are only a part of a character, which it leaves out.
+        """Translate `tokens`. Returns their translation, and the tokens at the end that are only a part of a character
+        and are left out of it.
 
-        before: tokens of `source` that come before, a few are enough; none: the text begins here."""
+        before  tokens of `source` before these, of which a few are enough; none: the text begins here."""
         out: list[int] = []
         left: list[int] = []
         begin = 0
@@ -66,7 +67,8 @@ class Translator:
         return out, left
 
     def begins_word(self, token: int) -> bool:
-        """Whether a token of `source` begins a word or has no text: `goal` does not join what is before and after."""
+        """Whether a token of `source` begins a word or has no text, so that `goal` does not join the texts before and
+        after it."""
         return token in self.special or whole_text(self.source, [token], [token])[0].startswith(" ")
 
     def _encode(self, text: str, continues: bool) -> list[int]:
@@ -83,12 +85,12 @@ class Translator:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Tokens without text, and how they are spelled."""
+    """The spellings of tokens without text."""
     return {int(i): str(token.content) for i, token in tokenizer.inner.added_tokens_decoder.items() if token.special}
 
 
 def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of `tokens` after `before`, without a character that is not whole; and the tokens that are left out."""
+    """The text of `tokens` after `before`, without an incomplete character, and the tokens that are left out of it."""
     texts = []
     for cut in range(min(SPLIT, len(tokens)) + 1):
         detokenizer = tokenizer.detokenizer(before)
@@ -99,13 +101,14 @@ def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int
 
 
 def intersection(own: Tokenizer, target: Tokenizer) -> dict[int, int]:
-    """Tokens of `own` -> tokens of `target` with the same text, or spelled alike if they have none; one to one."""
+    """Map tokens of `own` to tokens of `target` with the same text, or spelling if they have none, one to one."""
     known = _spelled(target)
     return {id: known[spelling] for spelling, id in _spelled(own).items() if spelling in known}
 
 
 def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
-    """The tokens by their bytes, special ones by their names. Of two with the same bytes, the one that is no byte."""
+    """Tokens by their bytes, special tokens by their names. Of two with the same bytes, the one that is no byte
+    token."""
     out: dict[bytes | str, int] = {name: id for id, name in special_tokens(tokenizer).items()}
     for id in sorted(set(tokenizer.inner.get_vocab().values()) - special_tokens(tokenizer).keys()):
         spelling = tokenizer.spelling(id)
@@ -129,14 +132,15 @@ class _Text:
 
 
 class VocabBridge:
-    """Between a draft model and a target that have different tokenizers.
+    """The bridge between a draft model and a target that have different tokenizers.
 
-    drafts_text  slem: drafts are the draft model's tokens until `retokenize`. False: tli, they are the target's.
-    own_ids      int64 [K], ascending: tokens of the draft model that the target has. target_ids: the target's ids.
-    share        of the target's tokens that the draft model has.
-    vocab_size   of the draft's tokenizer: one more than its highest id."""
+    drafts_text  whether drafts are the draft model's tokens until `retokenize` (slem), not the target's (tli).
+    own_ids      tokens of the draft model that the target has, int64 [K], ascending.
+    target_ids   the target's ids of these tokens, int64 [K].
+    share        share of the target's tokens that the draft model has.
+    vocab_size   one more than the highest id of the draft's tokenizer."""
 
-    def __init__(self, own: Tokenizer, facts: Facts, way: TokenizerChoice, own_rows: int):
+    def __init__(self, own: Tokenizer, facts: Facts, way: str, own_rows: int):
         assert facts.tokenizer is not None
         target, target_rows = facts.tokenizer, facts.vocab_size
         pairs = sorted((a, b) for a, b in intersection(own, target).items() if a < own_rows and b < target_rows)
@@ -190,7 +194,6 @@ class VocabBridge:
         return tokens[len(text.left) :]
 
     def drop(self, row: Request) -> None:
-        """Forget a row."""
         self._texts.pop(row.id, None)
 
     @staticmethod
@@ -208,7 +211,7 @@ class Translating(DraftModel):
 
     def read(self, row: Request, **own: Any) -> View:
         """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
-        change when it goes on. The one at the end always goes: it is run for what follows."""
+        change when it goes on. The last token is always cut off, so that it is run again for the next one."""
         ids = self.bridge.text(row)
         held = self._held.get(row.id, _NOTHING)
         if len(held):
@@ -261,8 +264,8 @@ class SharedTokens(Translating):
 
 
 class TextDrafts(Translating):
-    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` makes the
-    target's of them."""
+    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` converts them
+    to the target's tokens."""
 
     def begin(self, row: Request, ends: frozenset[int]) -> Draft:
         text = self.read(row, params=SamplingParams(), target_row=row, target_ends=ends)
@@ -272,6 +275,9 @@ class TextDrafts(Translating):
         # What was accepted is seen when the row's text is read.
         self.keep(draft, draft.tokens, range(draft.num_run))
 
+    def wrap(self, proposer: Proposer) -> Proposer:
+        return Retokenized(proposer, self)
+
 
 class Retokenized:
     """A proposer whose chains become chains of the target's tokens."""
@@ -280,7 +286,6 @@ class Retokenized:
         self.proposer, self.bridge = proposer, model.bridge
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """As in `Proposer`."""
         self.proposer.propose(drafts, beside)
         return [self._retokenized(draft) for draft in drafts]
 
@@ -290,3 +295,26 @@ class Retokenized:
         tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.target_ends)
         draft.run_index = [None] * (len(tokens) + 1)
         return DraftTree.chain(text.last_token, tokens, calls=draft.calls)
+
+
+def across_tokenizers(
+    path: str, way: str, context: int | None, network: Target, own: Tokenizer, target: Facts
+) -> Translating:
+    """The draft model `network` of the folder `path`, whose tokenizer is `own`. MethodError if it cannot draft.
+
+    way      value of the option `tokenizer`: "tli", "slem" or "own".
+    context  number of the text's last tokens that it reads; None: all."""
+    bridge = VocabBridge(own, target, way, network.vocab_size)
+    if network.recurrent:
+        raise MethodError(
+            f"{path} has a tokenizer of its own and a recurrent state, which cannot take back tokens whose text is "
+            "tokenized again"
+        )
+    shared = f"{path} has a tokenizer of its own, with {bridge.share:.0%} of the target's tokens: it drafts "
+    if bridge.drafts_text:
+        notes = [shared + "text, which is tokenized again (slem)"]
+        return TextDrafts(TextModel(network, bridge.vocab_size, context=context), bridge, notes)
+    network.trim_head(bridge.own_ids)
+    columns = bridge.target_ids.to(target.device)
+    inner = TextModel(network, target.vocab_size, columns, context=context)
+    return SharedTokens(inner, bridge, [shared + "these alone (tli)"])

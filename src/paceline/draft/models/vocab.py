@@ -19,9 +19,7 @@ from torch import Tensor
 from paceline.draft.published.vocab import MEMBERS, OFFSETS, check_map, from_offsets
 from paceline.errors import MethodError
 from paceline.jsonl import loads
-from paceline.target.base import Facts, Target
-from paceline.target.decoder import Decoder
-from paceline.target.hf import HFTarget
+from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
 
 FILE = "paceline/vocab.safetensors"
@@ -32,8 +30,8 @@ FILE = "paceline/vocab.safetensors"
 class Vocabulary:
     """The tokens that a drafter keeps.
 
-    keep       int64 [K], ascending token ids.
-    counts     int64 [V]: how often the target wrote each token; None: unknown (a map of another project).
+    keep       token ids int64 [K], ascending.
+    counts     number of times the target wrote each token, int64 [V]; None: unknown (a map of another project).
     must       groups of tokens that are kept whatever their counts, the most important group first.
     tokenizer  fingerprint of its tokenizer; "": unknown.
     facts      more entries of the file's header.
@@ -109,29 +107,6 @@ def read_vocabulary(file: Path) -> Vocabulary:
     if "hash" in header and header.pop("hash") != vocabulary.hash:
         raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
     return vocabulary
-
-
-def cut_head(model: Target, keep: Tensor, refusal: str) -> None:
-    """Reduce a model's head to the tokens `keep` int64 [K], ascending. MethodError `refusal` if it has none to cut."""
-    check_map(keep, model.vocab_size)
-    if isinstance(model, Decoder):
-        return model.trim_head(keep)
-    head = model.model.get_output_embeddings() if isinstance(model, HFTarget) else None
-    if not isinstance(model, HFTarget) or not isinstance(head, torch.nn.Linear):
-        raise MethodError(refusal)
-    model.model.set_output_embeddings(_rows(head, keep))
-    row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
-    model.weight_bytes -= (len(head.weight) - len(keep)) * row
-
-
-def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
-    """A copy of a head with the outputs `keep` alone."""
-    few = torch.nn.Linear(head.in_features, len(keep), head.bias is not None, head.weight.device, head.weight.dtype)
-    few.requires_grad_(False)
-    few.weight.copy_(head.weight[keep])
-    if head.bias is not None:
-        few.bias.copy_(head.bias[keep])
-    return few
 
 
 def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:

@@ -1,1 +1,1 @@
-"""Checkpoints of others: a module a format, which makes our names and options of a config.json and its tensors."""
+"""Checkpoints of others: each module reads a format, and gives its tensors and options our names."""

@@ -32,13 +32,13 @@ NEUTRAL = {"output_multiplier": 1, "final_logit_softcapping": 0, "input_embeddin
 
 @dataclass(frozen=True)
 class DFlashSpec:
-    """What config.json says of a drafter.
+    """A drafter's facts, as its config.json has them.
 
-    taps             layers whose inputs it reads. block: positions of a block, the last token's included.
-    from_anchor      every position drafts the token after it; else its own, and the first, the last token's, none.
-    mask             token whose embedding is the mask; None: the file has a vector for it.
-    attention_spans  of each layer: most tokens that a position sees (None: all), and whether it sees no later one.
-    rank             of the Markov head; 0: there is none. has_confidence: whether there is a confidence head."""
+    taps             layers whose inputs the drafter reads. block: positions of a block, the last token's included.
+    from_anchor      whether each position drafts the token after it; if not, each but the first drafts its own.
+    mask             token whose embedding is the mask; None if the file has a vector for it.
+    attention_spans  for each layer the most tokens that a position sees (None: all), and whether it sees no later one.
+    rank             rank of the Markov head; 0 if there is none. has_confidence: whether there is a confidence head."""
 
     taps: tuple[int, ...]
     block: int
@@ -50,7 +50,7 @@ class DFlashSpec:
 
     @classmethod
     def read(cls, path: str, config: Entries, target: Facts) -> DFlashSpec:
-        """From config.json in any of the published layouts. MethodError for a drafter that cannot be read here."""
+        """Read config.json in any of the published layouts. MethodError for a drafter that cannot be read here."""
         nested = [config.get(key) or {} for key in ("transformer_layer_config", "dflash_config")]
         if not all(isinstance(part, dict) for part in nested):
             raise MethodError(f"{path}: transformer_layer_config or dflash_config is no group of named entries")
@@ -89,7 +89,9 @@ class DFlashSpec:
         return cls(taps, given["block_size"], from_anchor, given.get("mask_token_id"), spans, rank, has_confidence)
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of its tensors, without optional ones. vocab: tokens; drafted: those that it drafts."""
+        """Name and shape of the tensors, without optional ones.
+
+        vocab  number of the target's tokens. drafted: number of tokens that it drafts."""
         h = shape.hidden_size
         shapes = {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         for number in range(shape.num_layers):
@@ -101,8 +103,9 @@ class DFlashSpec:
 
 
 def _from_anchor(given: Mapping[str, Any]) -> Any:
-    """What a file says of it, or else what files of its kind mean. Readers of DSpark in the `speculators` format
-    disagree: such a file must say it."""
+    """DFlashSpec.from_anchor as a file says it, or as files of its kind mean it; None if that is not known.
+
+    Readers of DSpark in the `speculators` format disagree, so such a file must say it."""
     stated, names = given.get("sample_from_anchor"), str(given.get("architectures"))
     if stated is not None or given.get("speculators_model_type") == "dspark":
         return stated
@@ -112,8 +115,8 @@ def _from_anchor(given: Mapping[str, Any]) -> Any:
 def read(
     path: str, config: Entries, tensors: Tensors, target: Facts
 ) -> tuple[DFlashSpec, PretrainedConfig, Tensor | None]:
-    """What config.json says, the configuration of the layers, and the target's ids int64 [K] of the drafter's
-    vocabulary (None: all tokens). MethodError unless the tensors are a whole drafter for the target."""
+    """Returns the drafter's facts, the configuration of its layers, and its vocabulary: the target's ids int64 [K]
+    (None: all tokens). MethodError unless the tensors are a whole drafter for the target."""
     spec, vocab = DFlashSpec.read(path, config, target), target.vocab_size
     described = config.get("transformer_layer_config") or config
     layers = neural.layer_config(path, {"vocab_size": vocab, **described, "model_type": "qwen3"}, target)

@@ -1,6 +1,6 @@
 """EAGLE-3's heads: the `speculators` format, which `paceline train eagle3` writes, and the authors' ("midlayer.").
 
-Ours are the names of the former, without optional tensors."""
+Our names are those of the `speculators` format, without optional tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -26,10 +26,10 @@ NAMES = {r"midlayer\.(.+)": r"layers.0.\1"}
 class Flags:
     """How a head differs from the paper's (EAGLE-3.1), as its config.json says.
 
-    norm_before_residual  the layer adds to the normed feature.
-    norm_before_fc        one norm over all tapped states.
-    fc_norm               a norm for each tapped state.
-    norm_output           the next node reads the normed output."""
+    norm_before_residual  whether the layer adds to the normed feature.
+    norm_before_fc        whether one norm is over all tapped states.
+    fc_norm               whether each tapped state has a norm.
+    norm_output           whether the next node reads the normed output."""
 
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -38,7 +38,8 @@ class Flags:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From config.json. A missing flag is off, but norm_before_residual is on in the `speculators` format."""
+        """Read the flags in config.json. A missing one is off; norm_before_residual is on in the `speculators`
+        format."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
         given = {name: bool(value) for name, value in named.items() if value is not None}
@@ -46,7 +47,8 @@ class Flags:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a head reads if it names none: the paper's, or the last three of a small target."""
+    """The layers whose inputs a head reads if it names none: the paper's layers, or the last three of a small
+    target."""
     if num_layers >= 7:
         return (2, num_layers // 2, num_layers - 3)
     return tuple(range(max(num_layers - 3, 0), num_layers))
@@ -66,7 +68,9 @@ def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, .
 
 
 def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a head's tensors, without optional ones. width: of one tapped state; taps: their number."""
+    """Name and shape of a head's tensors, without optional ones.
+
+    width  width of one tapped state. taps: number of tapped states."""
     h = shape.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (h, taps * width),
@@ -88,9 +92,10 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 class Eagle3Head:
     """A head as its file has it.
 
-    layers   configuration of its decoder layers. taps: the layers whose inputs it reads.
-    columns  the target's ids int64 [K] of its vocabulary; None: all tokens.
-    weights  by our names. table: [V, H], its embedding; the target's where the two are equal, which saves memory."""
+    layers   configuration of the head's decoder layers. taps: the layers of the target whose inputs it reads.
+    columns  the target's ids int64 [K] of the head's vocabulary; None: all tokens.
+    weights  the tensors by our names.
+    table    the head's embedding [V, H]; it is the target's tensor where the two are equal, which saves memory."""
 
     layers: PretrainedConfig
     flags: Flags
@@ -101,7 +106,7 @@ class Eagle3Head:
 
     @classmethod
     def read(cls, path: str, config: Entries, tensors: Tensors, target: Facts) -> Self:
-        """From config.json and the tensors of its file. MethodError if they are no head for the target."""
+        """Read a head from its config.json and its tensors. MethodError if they are no head for the target."""
         tensors = renamed(tensors, NAMES)
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
         layers = neural.layer_config(path, described, target)

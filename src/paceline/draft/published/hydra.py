@@ -1,6 +1,6 @@
 """Hydra's heads, in the authors' files, which `paceline train hydra` writes too.
 
-Ours: `hydra_mlp.{head}.{block}.*`, `hydra_lm_head.{head}.*`, and the prefix layer by the authors' names."""
+Our names are `hydra_mlp.{head}.{block}.*`, `hydra_lm_head.{head}.*`, and the prefix layer by the authors' names."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ READ: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("grounded_heads", (True,), "has heads that do not read drafted tokens (grounded_heads is false)"),
     ("hidden_state_offset", (0, None), "reads a state other than the last one (hidden_state_offset is not 0)"),
 )  # fmt: skip
-"""Entries of config.json with the values that are read here, and what is said of others: the authors' experiments."""
+"""Entries of config.json with the values that can be read, and an error for others (the authors' experiments)."""
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
 """Endings of names that nothing reads: an unused embedding, and tables of rotations."""
 NAMES = {r"(hydra_lm_head\.\d+)\.\d+\.(.+)": r"\1.\2"}  # an output head is number 1, after its dropout
@@ -28,7 +28,9 @@ BLOCK = re.compile(r"(hydra_mlp\.\d+)\.(\d+)\.(.+)")
 
 
 def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
-    """The heads at `path`: tensors by our names, number of heads, blocks of each. MethodError for another kind."""
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
+
+    MethodError for another kind of head."""
     config, found = open_head(path, "hydra", target)
     for entry, values, why in READ:
         if (value := config.get(entry, values[0])) not in values:
@@ -38,8 +40,7 @@ def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
 
 def _by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renumber the blocks of each head 0, 1, 2: the authors' files also count dropouts. What nothing reads is left out.
-    """
+    """Renumber the blocks of each head 0, 1, 2, as the authors' files also count dropouts. Drop UNUSED tensors."""
     found = {(match[1], int(match[2])) for name in tensors if (match := BLOCK.fullmatch(name))}
     numbers = {head: sorted(number for one, number in found if one == head) for head, _ in found}
     out = {}
@@ -52,7 +53,7 @@ def _by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _untied(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """With `tied` in its config.json a file has the blocks after a head's first once: all of them, then."""
+    """All blocks of a head: a file with `tied` in its config.json has the blocks after the first only once."""
     out = dict(tensors)
     for name, tensor in tensors.items() if config.get("tied") else ():
         if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):

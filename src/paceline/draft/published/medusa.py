@@ -1,6 +1,6 @@
 """Medusa's heads: the authors' files, vLLM's, and heads inside the checkpoint of a whole model (Medusa-2).
 
-Ours: `{head}.{block}.linear.*`; `lm_heads.{head}.weight` for output heads of their own, or one SHARED by all."""
+Our names are `{head}.{block}.linear.*`, and `lm_heads.{head}.weight` for separate output heads or SHARED for one."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
-from paceline.draft.models.layers import shapes_of, table_and_head
-from paceline.draft.models.networks import ResidualHeads
+from paceline.draft.models.layers import table_and_head
+from paceline.draft.models.networks import ResidualHeads, shapes_of
 from paceline.draft.published.names import count_heads, renamed
 from paceline.draft.published.vocab import check_map
 from paceline.errors import ModelError
@@ -27,8 +27,9 @@ NAMES = {
 
 
 def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
-    """The heads at `path`: tensors by our names, number of heads, blocks of each. Missing biases are zeros, and a copy
-    of the target's output head is left out.
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
+
+    Missing biases are zeros, and a copy of the target's output head is left out.
 
     Heads and blocks are counted, whatever config.json says: published ones are wrong. MethodError unless the tensors
     are a whole set of heads for the target, and nothing else."""
@@ -57,7 +58,7 @@ def read(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
 
 def _file(path: str) -> str:
-    """The file of weights in a folder, where it has a name of its own."""
+    """The file FILE of a folder if there is one, or else `path` itself."""
     own = Path(path).expanduser() / FILE
     return str(own) if own.is_file() else path
 

@@ -19,23 +19,24 @@ LAYOUTS = (
     (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
     (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
 )
-"""What a head's names begin with in a checkpoint; those of its product, of the norms of embedding and state, and of its
-last norm; what the names in its layer go on with. Names here are those of the first layout without "mtp."."""
+"""Each layout has the pattern with which a head's names begin; the names of its product, of the norms of embedding and
+state, and of its last norm; and the beginning of the names in its layer. Our names are those of the first layout
+without "mtp."."""
 OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
 STATE_FIRST = "input_proj.weight"  # MiMo's product takes the state before the embedding
 SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
-"""Endings of names of what is the target's own."""
+"""Endings of the names of tensors that the target has too."""
 FOREIGN = {
     "kv_a_proj": "latent attention (MLA)",
     "linear_attn": "a running state",
     "shared_expert": "experts that all tokens share",
     "mlp.experts": "other experts than its target's",
 }
-"""What a head's layer may have and its target's lack, by parts of names."""
+"""Kinds of layers that a head may have where its target has none, by parts of names."""
 
 
 def head_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of a head's tensors in a checkpoint, by their names here. Of several heads the first; empty without one."""
+    """Names of the first head's tensors in a checkpoint, by our names; empty if there is no head."""
     names = list(names)
     for pattern, outer, inside in LAYOUTS:
         product = re.compile(f"({pattern}){outer[0]}\\.weight")
@@ -50,7 +51,9 @@ def head_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> Tensors:
-    """The head in a checkpoint with these names, by the names here; empty without one. read: returns a tensor."""
+    """The first head in a checkpoint, tensors by our names; empty if there is none.
+
+    checkpoint  names of its tensors. read: function that returns the tensor of a name."""
     names = head_names(checkpoint)
     tensors = {own: read(name) for own, name in names.items()}
     if tensors and names[OUTER[0]].endswith(STATE_FIRST) and (product := tensors[OUTER[0]]).ndim:
@@ -65,13 +68,13 @@ def head_in(folder: Path) -> Tensors:
 
 
 def head_shape(shape: Shape, tensors: Tensors) -> Shape:
-    """The shape of a head's one layer, in a target of `shape`. It sees the whole text, and has experts if a router."""
+    """The shape of a head's one layer for a target of `shape`. It sees the whole text; with a router it has experts."""
     kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in tensors)
     return replace(shape, num_layers=1, layers=(kind,))
 
 
 def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
-    """MethodError unless these are the tensors of a head for a target of this shape. None: it is not native."""
+    """MethodError unless these are the tensors of a head for a target of this shape (None: for no native target)."""
     wanted: dict[str, tuple[int, ...]] = {}
     if target is not None:
         shape, h = head_shape(target, tensors), target.hidden_size

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 def renamed(tensors: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
-    """The tensors by our names. names: for patterns of whole names, ours, with \\1 for a group; other names stay."""
+    """The tensors by our names.
+
+    names  our name for each pattern of a whole name, with \\1 for a group. Other names stay."""
     out = {}
     for name, tensor in tensors.items():
         found = ((re.fullmatch(pattern, name), ours) for pattern, ours in names.items())
@@ -19,7 +21,7 @@ def renamed(tensors: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
 
 
 def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
-    """(number of heads, blocks of each) by the names of tensors, which are `start`, head, block and more."""
+    """Number of heads and number of blocks of each, from names that have `start`, the head and the block in front."""
     found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
     if not found:
         raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")

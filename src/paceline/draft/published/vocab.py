@@ -9,7 +9,7 @@ from paceline.errors import MethodError
 from paceline.target.base import Facts
 
 OFFSETS, MEMBERS = "d2t", "t2d"
-"""EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
+"""EAGLE-3's names of two tensors: the id minus the column of every kept token, and whether every token is kept."""
 
 
 def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:

@@ -1,1 +1,1 @@
-"""What copying drafters read: automata, trees, arrays and counts. None of it knows what a drafter is."""
+"""Indexes of text for drafters that copy: automata, trees, arrays and counts. They know no drafter."""

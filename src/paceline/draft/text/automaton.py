@@ -22,8 +22,8 @@ STAMP_HOPS = 64
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
-    length  its tokens; 0 when the last token is new.
-    recent  tokens up to where it ends for the last time; text[recent] follows it."""
+    length  number of its tokens; 0 when the last token is new.
+    recent  number of tokens up to the last place where it ends; text[recent] follows it."""
 
     length: int
     recent: int
@@ -38,9 +38,9 @@ _HERE, _NOWHERE = -1, -2
 
 
 class SuffixAutomaton:
-    """Compiled, on int32 arrays. Holds no text: copy what followed a match from your own.
+    """A compiled automaton on int32 arrays. It holds no text; the caller copies from its own text after a match.
 
-    capacity  tokens to make room for, at most 128 bytes each; the arrays double when there are more.
+    capacity  number of tokens to make room for, at most 128 bytes each. The arrays double when there are more.
 
     The arrays have room for the largest automaton of n tokens: 2n - 1 states and 3n - 4 edges."""
 
@@ -78,7 +78,8 @@ class SuffixAutomaton:
         return int(after), int(matched)
 
     def recent(self, state: int) -> int:
-        """Where the state's strings end for the last time, as in `match`."""
+        """Number of tokens up to the last place where the state's strings end. It may be an older place, as in
+        `match`."""
         return int(self._states[state, RECENT])
 
     def _grow(self, capacity: int) -> None:
@@ -91,7 +92,7 @@ class SuffixAutomaton:
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache of earlier runs, so that no later call has to."""
+    """Compile the automaton, or load it from the cache of earlier runs, so that no later call has to."""
     automaton = SuffixAutomaton(1)
     automaton.extend([0, 0, 1])
     automaton.transfer(0, 0, [0])
@@ -106,7 +107,6 @@ def enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 @njit(cache=True)
 def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-def]
-    """SuffixAutomaton.extend."""
     for token in tokens:
         last = counts[LAST]
         end = states[last, LENGTH] + 1
@@ -136,7 +136,6 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
-    """SuffixAutomaton.transfer."""
     for token in tokens:
         place = _locate(states, edges, table, state, token)
         while place == _NOWHERE and state > 0:
@@ -209,7 +208,6 @@ def _target(states, edges, state, place):  # type: ignore[no-untyped-def]
 
 @njit
 def _add(states, edges, table, counts, state, token, target):  # type: ignore[no-untyped-def]
-    """A new edge."""
     if states[state, TOKEN] < 0:
         states[state, TOKEN] = token
         states[state, TARGET] = target

@@ -1,4 +1,4 @@
-"""What drafters that copy share: continuations, and cuts at end tokens."""
+"""Continuations of a text and cuts at end tokens, for drafters that copy."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from paceline.core.tree import IntArray
 def continuation(text: IntArray, start: int, count: int) -> IntArray:
     """The `count` tokens that follow `text[:start]`, start < len(text).
 
-    Where the text ends, the copy goes on from its own beginning, as in LZ77: a periodic text continues its period."""
+    At the end of the text the copy goes on from its own beginning, as in LZ77: a periodic text continues its period."""
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 

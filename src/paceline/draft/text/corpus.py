@@ -49,9 +49,10 @@ class Plan:
     """How to build a corpus.
 
     parts       names in PARTS.
-    max_tokens  stop reading there, within a document; None: read everything.
+    max_tokens  number of tokens after which reading stops, within a document; None: everything is read.
     eos         the token between documents, as text or number; None: the tokenizer's own.
-    estimated   called between reading and building with (tokens, documents, bytes on disk, bytes of memory)."""
+    estimated   function that is called between reading and building, with the numbers of tokens, documents, bytes on
+                disk and bytes of memory."""
 
     parts: Sequence[str] = tuple(PARTS)
     max_tokens: int | None = None
@@ -69,7 +70,9 @@ class Plan:
 def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: Plan, notify: Report) -> Store:
     """Build a store of the documents at `out`; it appears there whole or not at all.
 
-    source  of the documents, for messages. Raises StoreError for no text or no end token, and what `read` raises."""
+    source  name of the documents' source, for messages.
+
+    Raises StoreError for no text or no end token, and the errors of `read`."""
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
     with writing(out, kind="corpus", tokenizer=tokenizer.fingerprint, **facts) as store:

@@ -1,4 +1,4 @@
-"""n-gram stores: what followed a token in this request, in the model's own answers, and in finished requests.
+"""n-gram stores: the tokens that followed a token in this request, in the model's answers, in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
 (Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
@@ -21,17 +21,16 @@ MOST = 100_000  # n-grams a store on disk keeps; the published setting
 
 
 def grams(text: IntArray, n: int) -> Iterator[Gram]:
-    """Every n-gram of `text`, in order."""
     tokens = text.tolist()
     return zip(*(tokens[i:] for i in range(n)), strict=False)
 
 
 class RecentNgrams:
-    """D_c: what followed each token, newest first.
+    """D_c: the tokens that followed each token, newest first.
 
-    n     tokens of an n-gram, the key included.
-    ways  n-grams kept of a key: beyond that, the one not seen for longest is forgotten.
-    read  tokens of the text, given to `update`, that are left out."""
+    n     number of tokens of an n-gram, the key included.
+    ways  number of n-grams of a key. Of more, the one that was not seen for longest is forgotten.
+    read  number of tokens of the text given to `update` that are left out, from its beginning."""
 
     def __init__(self, n: int, ways: int, read: int = 0):
         self.n, self.ways = n, ways
@@ -39,7 +38,7 @@ class RecentNgrams:
         self._by_key: dict[int, OrderedDict[Gram, None]] = {}
 
     def __len__(self) -> int:
-        """Tokens of the texts that it has learnt."""
+        """Number of tokens of the texts that were learnt."""
         return self._tokens
 
     def update(self, text: IntArray) -> None:
@@ -48,7 +47,6 @@ class RecentNgrams:
         self._read = max(self._read, len(text) - self.n + 1)  # the last n - 1 tokens begin none that is complete
 
     def learn(self, text: IntArray) -> None:
-        """Add every n-gram of `text`."""
         self._tokens += len(text)
         for gram in grams(text, self.n):
             self.add(gram)
@@ -62,15 +60,15 @@ class RecentNgrams:
             same_key.popitem(last=False)
 
     def after(self, token: int) -> list[Gram]:
-        """What followed `token`, newest first."""
+        """The tokens that followed `token`, n - 1 in each tuple, newest first."""
         return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
 
 
 class FrequentNgrams:
     """D_m: the n-grams that stand in most documents of a corpus, most frequent first; read only.
 
-    starts  int64 [V + 1]: n-grams that begin with token t are rows starts[t] to starts[t + 1] of `values`.
-    values  int32 [m, n - 1]: the tokens after the first."""
+    starts  int64 [V + 1]. N-grams that begin with token t are rows starts[t] to starts[t + 1] of `values`.
+    values  the tokens after the first, int32 [m, n - 1]."""
 
     def __init__(self, starts: NDArray[np.int64], values: NDArray[np.int32]):
         self._starts, self._values = starts, values
@@ -81,13 +79,13 @@ class FrequentNgrams:
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 
     def after(self, token: int) -> Iterator[Gram]:
-        """What followed `token`, most frequent first."""
+        """The tokens that followed `token`, n - 1 in each tuple, most frequent first."""
         begin, end = self._starts[token : token + 2].tolist() if token < len(self._starts) - 1 else (0, 0)
         return (tuple(self._values[row].tolist()) for row in range(begin, end))
 
 
 class PastNgrams:
-    """A growing D_m: n-grams that stand in most texts first, the latest first among equals; at most `ways` of a key."""
+    """A growing D_m, at most `ways` n-grams of a key. Those in most texts come first, the latest first among equals."""
 
     def __init__(self, n: int, ways: int):
         self.n, self.ways = n, ways
@@ -108,7 +106,7 @@ class PastNgrams:
             self._best[gram[0]] = others[: self.ways]
 
     def after(self, token: int) -> list[Gram]:
-        """What followed `token`, most frequent first."""
+        """The tokens that followed `token`, n - 1 in each tuple, most frequent first."""
         return [gram[1:] for gram in self._best.get(token, ())]
 
 

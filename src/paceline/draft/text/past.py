@@ -1,4 +1,4 @@
-"""The memory of finished requests that drafters share which copy from them."""
+"""The memory of finished requests for drafters that copy from them."""
 
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -11,7 +11,7 @@ from paceline.errors import MethodError
 
 
 class TextMemory(Protocol):
-    """Holds texts, so many tokens."""
+    """A memory of texts; its length is their number of tokens."""
 
     def __len__(self) -> int: ...
     def learn(self, text: IntArray) -> None: ...
@@ -21,10 +21,12 @@ M = TypeVar("M", bound=TextMemory)
 
 
 class TwoHalves(Generic[M]):
-    """Finished requests in two halves of a memory of `tokens` tokens, the newer half first; none for 0 or 1 tokens.
+    """A memory of the last finished requests, in two halves, the newer half first.
 
-    Texts go into the newer half. When it is full, it replaces the older one, so the last tokens / 2 or more are always
-    known. make: an empty memory for a number of tokens."""
+    Texts go into the newer half. When it is full, it replaces the older one, so at least the last tokens / 2 are known.
+
+    tokens  number of tokens of both halves; there are no halves for 0 or 1.
+    make    function that returns an empty memory for a number of tokens."""
 
     def __init__(self, tokens: int, make: Callable[[int], M]):
         self._half, self._make = tokens // 2, make

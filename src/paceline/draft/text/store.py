@@ -24,19 +24,21 @@ Progress = Callable[[float], None]  # called with the share done, 0 to 1
 
 
 def silent(done: float) -> None:
-    """Progress that nobody follows."""
+    """Report progress to nobody."""
 
 
 @dataclass
 class StoreWriter:
-    """A store that is being written; `facts` go into the header."""
+    """A store that is being written.
+
+    facts   further entries of the header.
+    arrays  size in bytes of each array that has been written."""
 
     folder: Path
     facts: dict[str, Any]
     arrays: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
-        """Write one array."""
         np.save(self.folder / f"{name}.npy", array, allow_pickle=False)
         self.arrays[name] = (self.folder / f"{name}.npy").stat().st_size
 
@@ -68,7 +70,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
 
 @dataclass(frozen=True)
 class Store:
-    """An opened store; `header`: the content of store.json."""
+    """An opened store with the content of its store.json."""
 
     folder: Path
     header: dict[str, Any]
@@ -86,14 +88,14 @@ class Store:
 
 
 def open_for(target: Facts, folder: str | Path) -> Store:
-    """The corpus in `folder`, for a drafter: it must be of the target's tokenizer, if the target has one."""
+    """The corpus in `folder`. StoreError unless it is of the target's tokenizer, if the target has one."""
     return open_store(folder, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
     """The store in `folder`; StoreError if it is missing, truncated, of another kind or of another tokenizer.
 
-    tokenizer  fingerprint that it must have; None: any."""
+    tokenizer  fingerprint of the tokenizer that the store must have; None: any."""
     folder = Path(folder)
     file = folder / HEADER
     if not file.exists():

@@ -1,7 +1,8 @@
 """Suffix array of a corpus: all places of a run of tokens are one range of a sorted array.
 
-Built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"): suffixes sorted by their first n tokens
-are sorted by 2n with the ranks of what follows these; those that are told apart already are left alone."""
+It is built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"). Suffixes sorted by their first n
+tokens are sorted by their first 2n with the ranks of the suffixes n tokens later. Suffixes that already differ from
+all others stay where they are."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -19,9 +20,9 @@ Positions = NDArray[np.int32]
 
 
 def sorted_positions(text: NDArray[Any], ends: IntArray, report: Progress) -> Positions:
-    """int32 [n]: the start of each suffix of `text` int [n], in sorted order. A suffix ends with its document.
+    """The start of each suffix of `text` int [n], int32 [n], in sorted order. A suffix ends with its document.
 
-    ends  int64 [d], the offset after each document."""
+    ends  the offset after each document, int64 [d]."""
     # A symbol of its own after each document, below all tokens: two suffixes differ before or at it.
     string = np.insert(text.astype(np.int32) + np.int32(len(ends)), ends, np.arange(len(ends), dtype=np.int32))
     order = np.argsort(string, kind="stable").astype(np.int32)
@@ -50,7 +51,7 @@ HITS = 1000  # most places that are read of a key, if nothing else is said
 def build_part(
     text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Progress = silent
 ) -> dict[str, NDArray[Any]]:
-    """The array for a corpus store: `suffix_positions` int32 [n], the start of each suffix, in sorted order.
+    """Make the array of a corpus store: `suffix_positions` int32 [n], the start of each suffix, in sorted order.
 
     text  int [n], documents one after another, each ending with the end token; ends as in `sorted_positions`.
 
@@ -86,36 +87,40 @@ class SuffixArray(Speculator):
         self.heaviest(0, 0, 0, 1, 1, frozenset())
 
     def find(self, key: Sequence[int] | IntArray) -> tuple[int, int]:
-        """The range (lo, hi) of `positions` where `key` stands, hi - lo times."""
+        """The range (lo, hi) of the `positions` at which `key` stands; it stands there hi - lo times."""
         lo, hi = _find(self.text, self.ends, self.positions, np.asarray(key, np.int64))
         return int(lo), int(hi)
 
     def longest(self, context: Sequence[int] | IntArray, most: int = 16, least: int = 2) -> tuple[int, int, int]:
-        """(length, lo, hi) of the longest suffix of `context`, `least` to `most` tokens, that occurs; else 0, 0, 0."""
+        """The longest suffix of `context` that occurs, of `least` to `most` tokens, as (length, lo, hi); else (0, 0,
+        0)."""
         key = np.asarray(context[-most:], np.int64)
         length, lo, hi = _longest(self.text, self.ends, self.positions, key, least)
         return int(length), int(lo), int(hi)
 
     def places(self, lo: int, hi: int, most: int) -> Positions:
-        """The places lo..hi; of more than `most`, an even spread."""
+        """The places lo..hi, or `most` of them in even steps if there are more."""
         count = min(most, hi - lo)
         return self.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
 
     def heaviest(
         self, lo: int, hi: int, skip: int, size: int, depth: int, ends: frozenset[int], most: int = HITS
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """What most often follows the places lo..hi, which begin with a key of `skip` tokens: a tree.
+        """A tree of the tokens that most often follow the places lo..hi, which begin with a key of `skip` tokens.
 
-        Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
-        `size` nodes, `depth` deep, and nothing after a token of `ends` or the end of a document. most: places read."""
+        Returns tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first. There
+        are at most `size` nodes, at most `depth` deep, and none after a token of `ends` or the end of a document.
+
+        most  number of places to read."""
         stop = np.array([self.end_token, *ends], np.int64)
         nodes, _ = likeliest(self.text, self.places(lo, hi, most), skip, size, depth, stop, 0.0, True)
         return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]
 
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
-        """int32 [m, length]: the tokens after the places lo..hi, -1 after a document's end.
+        """The tokens after the places lo..hi, int32 [m, length], with -1 after the end of a document.
 
-        most  places read. skip: tokens of the key, with which the places begin."""
+        most  number of places to read.
+        skip  number of tokens of the key, with which the places begin."""
         places = self.places(lo, hi, most)
         ends = self.ends[np.searchsorted(self.ends, places, side="right")]
         read = places[:, None] + skip + np.arange(length)
@@ -123,10 +128,10 @@ class SuffixArray(Speculator):
         return np.where(inside, self.text[np.where(inside, read, 0)].astype(np.int32), -1)
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
-        """The same as a suffix tree of the corpus; the counts are the sizes of ranges.
+        """Draft as a suffix tree of the corpus would; the sizes of ranges are its counts.
 
-        Nothing follows the end of a document. All of `context` is looked up, so cut it to the tree's depth before. Of
-        equally frequent continuations the smaller token comes first."""
+        Nothing follows the end of a document. All of `context` is looked up, so the caller cuts it to the tree's depth.
+        Of equally frequent continuations the smaller token comes first."""
         return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
 
 
@@ -147,7 +152,7 @@ def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _find(text, ends, positions, key):  # type: ignore[no-untyped-def]
-    """Range of the suffixes that begin with `key`."""
+    """The range of the suffixes that begin with `key`."""
     lo = _first(text, ends, positions, key, 0, len(positions), 0)
     return lo, _end_of(text, ends, positions, key, lo)
 
@@ -175,7 +180,7 @@ def _first(text, ends, positions, key, lo, hi, least):  # type: ignore[no-untype
 
 @njit
 def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1: the suffix is before the key, begins with it, or is after it. A document's end comes first."""
+    """-1, 0 or 1 if the suffix is before the key, begins with it, or is after it. A document's end comes first."""
     end_token = text[len(text) - 1]
     for i in range(len(key)):
         token = np.int64(text[begin + i])
@@ -191,7 +196,6 @@ def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixArray._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     if len(text) == 0 or (len(context) and context[len(context) - 1] == text[len(text) - 1]):
         return best[0], best[1], best[2], match

@@ -1,4 +1,4 @@
-"""Suffix tree of bounded depth: how often any run of tokens has been seen, and what followed it.
+"""A suffix tree of bounded depth counts every run of tokens and the tokens that followed it.
 
 Every place of a sequence is the start of a path of up to `depth` tokens; the paths of the last `depth` places grow with
 each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
@@ -46,7 +46,7 @@ def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyp
 
 @njit
 def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
-    """Extend the path that ends at `node` by text[at]; its new end."""
+    """Extend the path that ends at `node` by text[at]. Returns its new end."""
     child = _child(nodes, heads, text, node, text[at])
     if child >= 0:
         return _follow(nodes, heads, text, counts, node, child, at)
@@ -60,7 +60,7 @@ def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
 
 @njit
 def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """_grow, where the edge to `child` begins with text[at]."""
+    """Do the work of _grow where the edge to `child` begins with text[at]."""
     alone = node != ROOT and nodes[node, COUNT] == nodes[child, COUNT] + 1  # only this path ended at `node`
     if nodes[child, LENGTH] > 1:
         if alone:  # slide the node down the edge
@@ -283,10 +283,12 @@ def speculate(nodes, heads, text, active, context, most, factor, offset, min_pro
 
 @njit
 def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """Tokens, parents and probabilities of what follows `used` tokens of the edge to `node`; shares are times `prob`.
+    """Tokens, parents and probabilities of the continuations after `used` tokens of the edge to `node`.
 
-    One list in order of probability is read from the front, and what may follow the entry read is inserted. An entry is
-    a drafted token: its node, the tokens used of that node's edge, and its parent."""
+    prob  probability of that place, by which all shares are multiplied.
+
+    One list in order of probability is read from the front, and the continuations of each entry are inserted. An entry
+    is a drafted token: its node, the tokens used of that node's edge, and its parent."""
     entries, probs = np.empty((size, 3), np.int64), np.empty(size, np.float64)
     num, read = 0, 0
     while True:
@@ -311,7 +313,8 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
-    """Insert an entry, int64 [columns], after those at least as likely; a full list loses its last. The new `num`."""
+    """Insert an entry, int64 [columns], after those at least as likely; a full list loses its last. Returns the new
+    `num`."""
     if num == len(entries) and probs[num - 1] >= prob:
         return num
     i = min(num, len(entries) - 1)
@@ -329,11 +332,13 @@ Run = Sequence[int] | IntArray  # of tokens
 
 
 class Speculation(NamedTuple):
-    """What may follow a context.
+    """A possible continuation of a context.
 
-    tokens, parent  int64 [n]; parent 0 is the root, 1 the first token.
-    probs           float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
-    match           tokens of the context that were matched."""
+    tokens  token ids int64 [n].
+    parent  parent of each token, int64 [n]; 0 is the root, 1 the first token.
+    probs   estimated probability of each token, float64 [n].
+    score   sum of the probabilities, an estimate of the number of accepted tokens.
+    match   number of tokens of the context that were matched."""
 
     tokens: IntArray
     parent: IntArray
@@ -351,7 +356,7 @@ class Speculator:
         """The continuation with the highest score, over all suffixes of `context`; among equals, of the longest one.
 
         After m matched tokens it has up to min(most, floor(factor * m + offset)) tokens, each with a probability of at
-        least `min_prob`: the most frequent path, or with `branch` the likeliest nodes of all."""
+        least `min_prob`. They are the most frequent path, or with `branch` the likeliest nodes of all."""
         sizes = most, float(factor), float(offset), float(min_prob), branch
         tokens, parent, probs, match = self._speculate(context, *sizes)
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
@@ -364,8 +369,8 @@ class Speculator:
 class SuffixTree(Speculator):
     """Counts of all runs of up to `depth` tokens in its sequences.
 
-    depth     tokens of the longest run counted, context and draft together.
-    capacity  tokens to make room for, at most 92 bytes each; the arrays double when there are more."""
+    depth     number of tokens of the longest run that is counted, context and draft together.
+    capacity  number of tokens to make room for, at most 92 bytes each. The arrays double when there are more."""
 
     def __init__(self, depth: int, capacity: int = 64):
         self.depth = depth
@@ -411,7 +416,7 @@ class SuffixTree(Speculator):
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
 
     def _make_room(self, more: int) -> None:
-        """Make room for `more` tokens; the text of removed sequences goes."""
+        """Make room for `more` tokens and drop the text of removed sequences."""
         live = len(self)
         capacity = max(2 * (live + more), len(self._text))
         gone = int(self._counts[TEXT]) - live
@@ -425,7 +430,7 @@ class SuffixTree(Speculator):
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache of earlier runs, so that no later call has to."""
+    """Compile the tree, or load it from the cache of earlier runs, so that no later call has to."""
     tree = SuffixTree(4, 1)
     tree.append([0, 1, 0, 1, 2])
     tree.close()

@@ -15,7 +15,6 @@ from paceline.errors import PacelineError
 from paceline.evals.vision.captions import TITLES
 from paceline.evals.vision.dataset import Case, Data, data_url, read_data
 from paceline.evals.vision.evaluate import REPORT, SCORES
-from paceline.jsonl import write_whole
 from paceline.workbench.report import COLORS, Curve, plot, render
 
 TEMPLATE, PUBLISHED = (Path(__file__).with_name(name) for name in ("page.html.jinja", "published.toml"))
@@ -23,15 +22,20 @@ SIDE = 132  # pixels of a picture on the page
 SHOWN = 2  # right and wrong queries of each subset and direction that are shown
 
 
-def write_page(runs: Sequence[Path], out: Path) -> None:
-    """Raises PacelineError if a run cannot be read, or the page not written."""
-    reports = [_read_report(run) for run in runs]
+def read_reports(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The report of each run; PacelineError if one cannot be read."""
+    return [_read_report(run) for run in runs]
+
+
+def page(runs: Sequence[Path]) -> str:
+    """The page of one run or more. PacelineError if one cannot be read."""
+    reports = read_reports(runs)
     subsets = [
         subset for subset in TITLES if any(one["subset"] == subset for report in reports for one in report["results"])
     ]
     tables = [{one["subset"]: one for one in report["results"]} for report in reports]
     names = [run.name for run in runs]
-    page = render(
+    return render(
         TEMPLATE,
         titles=TITLES,
         subsets=subsets,
@@ -44,7 +48,6 @@ def write_page(runs: Sequence[Path], out: Path) -> None:
             if "frontier" in report
         ],
     )
-    write_whole(out, page)
 
 
 def _read_report(run: Path) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def _tile(
         return sums + (r * GROUP + q) * (4 * REGISTER)
 
     def add_chunk(c: Value) -> None:
+        """Expand chunk `c` of the weights, and add its products to the sums."""
         left = least(units * blocks - c * CHUNK, v.literal(v.I64, CHUNK))
 
         def expand_panel(p: Value) -> None:
@@ -145,6 +146,7 @@ def _tile(
             _each(left >> 1, lambda i: expand(w + p * units * nbytes, c * (CHUNK // 2) + i, to + i * (2 * step)))
 
         def multiply(r: Value, q: Value) -> None:
+            """Add the products of pair `r` of rows and pair `q` of panels."""
             is_first = c < 1  # sums begin with the bias, which all rows read
             apart = v.select(is_first, v.literal(v.I64, 0), line)
             for k, (_, half) in quarters:

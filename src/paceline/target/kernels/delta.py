@@ -82,6 +82,7 @@ def _rule(kind: Any) -> Any:
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")
     def rule(at):  # type: ignore[no-untyped-def]
+        """Take the jobs of the task at this address."""
         task = carray(at, (TASK,), np.int64)
         heads, wide, deep, kernel = task[VALUE_HEADS], task[KEY_DIM], task[VALUE_DIM], task[KERNEL]
         keys, values, share = task[KEY_HEADS] * wide, heads * deep, heads // task[KEY_HEADS]
@@ -212,7 +213,6 @@ def jobs_of(parts: Sequence[RecurrentSegment]) -> tuple[IntArray, list[IntArray]
 
 
 def run(forward: Recurrence, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
-    """As `Recurrence.run`."""
     qkvz, ba = qkvz.contiguous(), ba.contiguous()
     out = qkvz.new_zeros(len(qkvz), forward.memory.delta.values)
     tensors = qkvz, ba, out, rule.conv, rule.rate, rule.shift, rule.norm

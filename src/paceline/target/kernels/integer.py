@@ -367,6 +367,7 @@ def _round(
     most = float(LARGEST if parts == 1 else RADIX * LARGEST + LARGEST)
 
     def block(i: Value, _: list[Value]) -> list[Value]:
+        """Round block `i`. Its scale is the largest absolute value over the largest number."""
         to, scale = numbers + i * stride, scales + i * stride
         places = [x + i * (32 * dtype.itemsize) + v.LANES * dtype.itemsize * half for half in (0, 1)]
         bits = [v.load_wide(at, dtype == torch.bfloat16).view(v.I32) for at in places]

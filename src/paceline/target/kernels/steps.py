@@ -21,7 +21,6 @@ from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, 
 from paceline.target.kernels import on_threads
 from paceline.target.kernels import vectors as v
 from paceline.target.kernels.vectors import Value
-from paceline.target.layout import Layout
 
 # NumPy's division does not check for zeros; a check would keep loops from vectorising. There is no fastmath, because
 # the width of vectors, which depends on the processor, must not change the order of sums or fuse products with them.
@@ -232,9 +231,6 @@ class FusedOps(TorchOps):
         self._add_norm, self._rotate, self._gate = _BY_DTYPE[cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
         self._eps = _bits(eps)
-
-    def begin(self, layout: Layout) -> None:
-        """Do nothing: kernels find the forward's positions in `Writer.header`."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()

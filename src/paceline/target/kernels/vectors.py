@@ -228,7 +228,9 @@ def step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
     returns  the type of its result."""
 
     def decorate(body: Callable[..., Value | None]) -> Any:
+        """Make an intrinsic of a function that writes instructions."""
         def typed(_: Any, *kinds: Any) -> Any:
+            """Returns the signature for arguments of these kinds, and the writer of the body."""
             dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
 
             def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:

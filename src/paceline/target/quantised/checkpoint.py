@@ -38,12 +38,12 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
     return weights, str(method.get("made_from", ""))
 
 
-def measured(folder: Path) -> str | None:
-    """A sentence on the measured quality of the model in a folder; None if it was not measured."""
+def measured(folder: Path) -> list[str]:
+    """A sentence on the quality of the model in a folder, if `paceline quality` measured it."""
     try:
-        return str(loads((folder / MEASURED).read_bytes())["sentence"])
+        return [str(loads((folder / MEASURED).read_bytes())["sentence"])]
     except (OSError, NotJSON, KeyError, TypeError):
-        return None
+        return []
 
 
 def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[str, torch.Tensor], word: str) -> int:

@@ -263,7 +263,7 @@ def load_gguf(
     kept = {} if precision is None else weights
     if round_inputs(path, kept, activations, dtype) == 16:
         dtype = dtype or torch.float32
-    decoder = Decoder(
+    return Decoder(
         config,
         weights,
         name=path.stem,
@@ -274,9 +274,8 @@ def load_gguf(
         weights_fingerprint=made_from,
         made_of=made_of,
         inverse_frequencies=_frequencies(file, config),
+        remarks=[held] if held else [],
     )
-    decoder.held = held
-    return decoder
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:

@@ -21,6 +21,8 @@ from paceline.workbench.peers.transformers import load_model
 
 TOKENS = 4096  # most tokens in one forward
 PIECE = 8  # tokens of a piece, as wide as a draft
+CHUNK = 512  # tokens of a text's beginning in one forward of our decoder
+ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order
 SHAKEN = 2.0**-8  # share of a number by which bfloat16 rounds it at most
 SHAKES = 4  # times that rounding is imitated
 SCALES = (1.5, -1.5)
@@ -91,30 +93,39 @@ class Reference:
 
 class PlainDecoding:
     """Our own decoder, without drafts: a text's beginning in one forward, and then one token a forward, alone. What it
-    has is as in `Reference`."""
+    has is as in `Reference`.
 
-    ways: Sequence[str] = ("alone",)
+    pieces  read the end of a text's beginning in two ways, its last token alone and as wide as a draft: what they
+            differ by counts as rounding."""
+
     shakes: Sequence[str] = ()
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target, pieces: bool = False):
         self.target = target
+        self._ends = {"alone": 1, "in pieces": 2 * PIECE} if pieces else {"alone": CHUNK}
+        self.ways: Sequence[str] = tuple(self._ends)
 
     def after(self, texts: Sequence[Sequence[int]], way: str = "") -> torch.Tensor:
-        return torch.stack([self._read(text, len(text) - 1)[-1] for text in texts])
+        return torch.stack([self._read(text, len(text) - 1, way)[-1] for text in texts])
 
     def along(self, text: Sequence[int], start: int, way: str = "") -> torch.Tensor:
-        return self._read(text[:-1], start) if start < len(text) else torch.empty(0, 1)
+        return self._read(text[:-1], start, way) if start < len(text) else torch.empty(0, 1)
 
-    def _read(self, text: Sequence[int], start: int) -> torch.Tensor:
+    def _read(self, text: Sequence[int], start: int, way: str) -> torch.Tensor:
         """Logits after `text[:start]` and after every token from there on, float32."""
-        slot, out = self.target.add_row(len(text)), []
-        start = max(start, 1)
-        for piece in (text[:start], *([token] for token in text[start:])):
-            verdict = self.target.verify([Segment.chunk(slot, np.array(piece), last=True)])
-            self.target.commit(slot, range(len(piece)))
-            out.append(verdict.logits.float().cpu())
+        slot, start = self.target.add_row(len(text)), max(start, 1)
+        whole = max(start - self._ends[way or "alone"], 0)
+        for begin in range(0, whole, CHUNK):
+            self._forward(slot, text[begin : min(begin + CHUNK, whole)], last=False)
+        pieces = (text[whole:start], *([token] for token in text[start:]))
+        out = [self._forward(slot, piece, last=True)[-1:].float().cpu() for piece in pieces]
         self.target.drop_row(slot)
         return torch.cat(out)
+
+    def _forward(self, slot: int, piece: Sequence[int], last: bool) -> torch.Tensor:
+        verdict = self.target.verify([Segment.chunk(slot, np.array(piece), last=last)])
+        self.target.commit(slot, range(len(piece)))
+        return verdict.logits
 
 
 Model = Reference | PlainDecoding
@@ -160,6 +171,32 @@ class Rounding:
             shaken = [read(self.exact, way) - exact for way in self.exact.shakes]
             moved += [by * (size / float(by.square().mean())) ** 0.5 for by in shaken]
         return torch.stack([exact, *(exact + scale * by for by in moved for scale in SCALES)])
+
+
+def finite(logits: torch.Tensor) -> torch.Tensor:
+    """`logits`, with 0 for what is not a finite number: banned tokens, and their differences."""
+    return logits.nan_to_num(0.0, 0.0, 0.0)
+
+
+def noise_of(exact: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+    """By how much rounding moves any logit at each place, [n]: the most that other readings of it, [n, V] each, differ
+    from the exact one, and no less than float32 itself."""
+    noise: torch.Tensor = ROUNDING * finite(exact).abs().amax(-1)
+    for other in others:
+        noise = noise.maximum(finite(other - exact).abs().amax(-1))
+    return noise
+
+
+def is_tie(gap: float, noise: float) -> bool:
+    """Whether rounding may have moved two logits across the gap between them."""
+    return gap <= 2 * noise
+
+
+def distance(rounding: Rounding, prefix: Sequence[int], tokens: Sequence[int]) -> tuple[float, float]:
+    """(gap, noise): how far the lowest of `tokens` lies below the best of all tokens after `prefix`, exactly computed,
+    and by how much rounding moves a logit there."""
+    exact, *others = rounding.measured([*prefix, tokens[0]], len(prefix))
+    return float(exact[0].max() - exact[0, list(tokens)].min()), float(noise_of(exact, others)[0])
 
 
 def distributions(

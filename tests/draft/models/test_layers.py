@@ -1,0 +1,28 @@
+"""Weights of draft heads in blocks of eight and four bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.draft.models.layers import placed
+from paceline.errors import MethodError
+from paceline.target.quantised.blocks import Blocks
+
+
+@pytest.mark.parametrize(("bits", "own"), [(16, 16), (8, 8), (None, 8)])
+def test_heads_round_their_inputs_as_their_target_does(bits: int | None, own: int) -> None:
+    class Target:
+        device, dtype, activations = torch.device("cpu"), torch.float32, bits
+
+    blocks = placed({"fc.weight": torch.ones(32, 64)}, Target(), "int8")["fc.weight"]  # type: ignore[arg-type]
+    assert isinstance(blocks, Blocks)
+    assert blocks.activations == own
+
+
+def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()
+
+    with pytest.raises(MethodError, match="run on CPUs, not on cuda:0"):
+        placed({}, Elsewhere(), "int8")  # type: ignore[arg-type]
