@@ -14,8 +14,9 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.web import Handler, serving
 
 
 class Served:
@@ -41,42 +42,35 @@ class Served:
         self._lock = threading.Lock()
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+        class Fake(Handler):
+            wbufsize = 0
 
             def do_GET(self):
                 fake.headers.append(dict(self.headers))
                 if self.path == "/metrics":
-                    _reply(self, 200, fake.metrics().encode(), "text/plain")
+                    self.reply(200, fake.metrics().encode(), "text/plain")
                 elif self.path == "/version":
-                    _reply(self, 200, b'{"version": "0.32.0"}')
+                    self.reply(200, {"version": "0.32.0"})
                 elif self.path == "/v1/models":
-                    listed = {"data": [{"id": "fake", "owned_by": engine, "object": "model", "created": 0}]}
-                    _reply(self, 200, json.dumps({**listed, "object": "list"}).encode())
+                    listed = {"id": "fake", "owned_by": engine, "object": "model", "created": 0}
+                    self.reply(200, {"data": [listed], "object": "list"})
                 else:
-                    _reply(self, 404, b"{}")
+                    self.reply(404, {})
 
             def do_POST(self):
                 fake.headers.append(dict(self.headers))
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 with suppress(ConnectionError):
                     fake._answer(self, body)
 
-            def log_message(self, *_): ...
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size, block_on_close, daemon_threads = 128, False, True
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._server = serving(Fake)
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = self._server.__enter__()
         return self
 
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *left):
+        self._server.__exit__(*left)
 
     def metrics(self):
         """/metrics in vLLM's words, under the engine's prefix."""
@@ -97,15 +91,12 @@ class Served:
             self.most_running = max(self.most_running, self.running)
         try:
             if self.fails(number):
-                return _reply(handler, 500, b'{"error": {"message": "made up"}}')
+                return handler.reply(500, {"error": {"message": "made up"}})
             if not body.get("stream"):
                 text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
                 whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
-                return _reply(handler, 200, json.dumps({"choices": [whole]}).encode())
-            handler.send_response(200)
-            handler.send_header("Content-Type", "text/event-stream")
-            handler.send_header("Connection", "close")
-            handler.end_headers()
+                return handler.reply(200, {"choices": [whole]})
+            handler.begin(Content_Type="text/event-stream", Connection="close")
             handler.close_connection = True
             self._stream(handler, body)
         finally:
@@ -136,11 +127,3 @@ class Served:
 
 def _event(handler, value):
     handler.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
-
-
-def _reply(handler, status, content, kind="application/json"):
-    handler.send_response(status)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)

@@ -8,13 +8,12 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from threading import Thread
 
 import huggingface_hub
 import pytest
+from tests.web import Handler, serving
 
 from paceline.bench import suites
 from paceline.bench.suites import Question, fingerprint, read_suite
@@ -175,18 +174,12 @@ def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "why"), [
-    ("{", "line 2: not JSON: Expecting property name"),
-    ('["a"]', "line 2: a JSON object is wanted .* not a list"),
     ('{"question": "?"}', 'line 2: no response: there is no "answer"'),
-    ('{"asked": "?"}', "line 2: unknown record with the keys asked; a line is"),
     ('{"text": "a story"}', "line 2: a question is one or more texts"),
     ('{"turns": []}', 'line 2: "turns" must be a list'),
     ('{"turns": "hello"}', 'line 2: "turns" must be a list'),
     ('{"prompt": " "}', "line 2: a question is one or more texts"),
-    ('{"prompt": 3}', 'line 2: "prompt" must be a text'),
-    ('{"messages": "hello"}', 'line 2: "messages" must be a list'),
     ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
-    ('{"messages": [{"role": "user"}]}', 'line 2: "messages" must be a list'),
     ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),
     ('{"prompt": "x", "category": ["a"]}', "line 2: the category is"),
     ('{"prompt": "x", "id": null}', "line 2: the id is None"),
@@ -222,28 +215,17 @@ def test_the_fingerprint_is_of_the_chosen_questions():
 
 
 @contextmanager
-def serving(content, status=200):
-    """A web server with one page; its address, and the paths it was asked for."""
+def page(content, status=200):
+    """The address of a web server's page, and the paths it was asked for."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Page(Handler):
         def do_GET(self):
             asked.append(self.path)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply(status, content)
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/question.jsonl", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Page) as url:
+        yield f"{url}/question.jsonl", asked
 
 
 def lines(count):
@@ -264,7 +246,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_spec_bench_is_downloaded_once(cache, monkeypatch):
-    with serving(lines(480)) as (address, asked):
+    with page(lines(480)) as (address, asked):
         monkeypatch.setattr(suites, "SPEC_BENCH", address)
         monkeypatch.setattr(suites, "SPEC_BENCH_SHA256", sha256(lines(480)).hexdigest())
         suite = read_suite("spec-bench", limit=3)
@@ -279,7 +261,7 @@ def test_spec_bench_is_downloaded_once(cache, monkeypatch):
 
 @pytest.mark.parametrize(("content", "status", "why"), [(lines(480), 200, "is not Spec-Bench's"), (b"", 404, "404")])
 def test_what_is_not_spec_bench_is_not_kept(cache, monkeypatch, content, status, why):
-    with serving(content, status) as (address, _):
+    with page(content, status) as (address, _):
         monkeypatch.setattr(suites, "SPEC_BENCH", address)
         message = told("spec-bench")
     assert why in message

@@ -3,10 +3,8 @@
 import hashlib
 import json
 import math
-import threading
 from contextlib import contextmanager
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from paceline.workbench import endpoint
 from paceline.workbench.client import Client, Completion
 from paceline.workbench.endpoint import Remote
 from tests.pairs import paired
+from tests.web import Handler, serving
 
 WORDS = [f" w{i}" for i in range(12)]
 
@@ -76,40 +75,17 @@ class Model:
 
 @contextmanager
 def served(model):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16
-        disable_nagle_algorithm = True
-
+    class Words(Handler):
         def do_GET(self):
-            self.say({"data": [{"id": "words", "owned_by": model.owner}]})
+            self.reply(200, {"data": [{"id": "words", "owned_by": model.owner}]})
 
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.loads(self.body())
             unknown = body.keys() - KNOWN.keys()
-            self.say({"error": f"{unknown}?"}, 400) if unknown else self.say(model.reply(body))
+            self.reply(400, {"error": f"{unknown}?"}) if unknown else self.reply(200, model.reply(body))
 
-        def say(self, value, status=200):
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        with Remote(f"http://127.0.0.1:{server.server_port}/v1", retry=RETRY) as asked:
-            yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with serving(Words) as url, Remote(url, retry=RETRY) as asked:
+        yield asked
 
 
 PROMPTS = [({"role": "user", "content": "x" * n},) for n in (3, 8)]

@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from paceline.evals.align import prompts
 from paceline.evals.align.prompts import BLOCKS
+from tests.web import Handler, serving
 
 Trouble = Callable[[dict[str, Any], int], str | None]
 """(body, which attempt at this very request, from 1) -> what goes wrong: a status such as "429", "hang", "torn",
@@ -102,36 +102,27 @@ class Scripted:
         self._lock = threading.Lock()
         answer = self._answer
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+        class Endpoint(Handler):
+            wbufsize = 0
 
             def do_GET(self):
-                _send(self, 200, {"data": [{"id": "scripted"}]})
+                self.reply(200, {"data": [{"id": "scripted"}]})
 
             def do_POST(self):
                 with suppress(ConnectionError):  # the client has given up
                     answer(self)
 
-            def log_message(self, *_): ...
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size, block_on_close, daemon_threads = 256, False, True
-
-            def handle_error(self, *_): ...
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._server = serving(Endpoint)
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = self._server.__enter__()
         return self
 
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *left):
+        self._server.__exit__(*left)
 
     def _answer(self, handler):
-        raw = handler.rfile.read(int(handler.headers["Content-Length"]))
+        raw = handler.body()
         body = json.loads(raw)
         with self._lock:
             self.at_once += 1
@@ -149,9 +140,10 @@ class Scripted:
             self.most_busy = max(self.most_busy, self.busy)
         try:
             if status != 200:
-                _send(handler, status, {"error": {"message": f"scripted {status}"}})
+                again = {"Retry_After": 0.02} if status == 429 else {}
+                handler.reply(status, {"error": {"message": f"scripted {status}"}}, **again)
             elif handler.path.endswith("/classify"):
-                _send(handler, 200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
+                handler.reply(200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
             else:
                 time.sleep(2.0 if trouble == "hang" else self.delay)
                 self._say(body, trouble, handler)
@@ -165,7 +157,7 @@ class Scripted:
             self.answered.append(body)
         said = "I cannot put that into the form." if trouble == "malformed" else self.reply(body)
         if isinstance(said, dict):
-            return _send(handler, 200, {"choices": [said]})
+            return handler.reply(200, {"choices": [said]})
         words = re.findall(r"\s*\S+\s*", said)
         reason = "stop" if len(words) <= body["max_tokens"] else "length"
         words = words[: body["max_tokens"]]
@@ -175,7 +167,7 @@ class Scripted:
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)}
         if not body.get("stream"):
             choice = {"message": {"content": "".join(words)}, "text": "".join(words), "finish_reason": reason}
-            return _send(handler, 200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
+            return handler.reply(200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
         torn = trouble in ("torn", "reset")
         events = [
             {
@@ -190,10 +182,7 @@ class Scripted:
             events += [{"choices": [{"delta": {}, "text": "", "finish_reason": reason}]}]
             events += [{"choices": [], "usage": usage}] * self.usage + ["[DONE]"]
         lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in events]
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream")
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
+        handler.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
         chunks = b"".join(f"{len(line):x}\r\n".encode() + line + b"\r\n" for line in lines)
         handler.wfile.write(chunks + (b"" if trouble == "reset" else b"0\r\n\r\n"))
         handler.close_connection = torn
@@ -207,14 +196,3 @@ def _texts(body):
         for content in contents
         for text in ([content] if isinstance(content, str) else [part.get("text", "") for part in content])
     ]
-
-
-def _send(handler, status, value):
-    content = json.dumps(value).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    if status == 429:
-        handler.send_header("Retry-After", "0.02")
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)

@@ -167,6 +167,7 @@ def tuned(tiny, fakes, out, *more):
     return code, json.loads(file.read_text()) if file.exists() else {}
 
 
+@pytest.mark.usefixtures("_in_one_turn")
 def test_the_command_writes_a_configuration(tiny, log, tmp_path, capsys):
     with Served(seconds=lambda n: 0.02, accepted=(2, 1)) as drafting, Served(seconds=lambda n: 0.02) as plain:
         code, facts = tuned(tiny, [drafting, plain], tmp_path / "out", "--log", log)

@@ -90,7 +90,7 @@ def test_a_new_head_begins_with_the_state_and_adds_nothing(family):
 
 # The whole recipe ----------------------------------------------------------------------------------------------------
 
-LOOP = LoopConfig(tokens=24 * 16 * 50, peak_lr=2e-2, warmup_steps=5, mixed_precision="no")
+LOOP = LoopConfig(tokens=24 * 16 * 40, peak_lr=2e-2, warmup_steps=5, mixed_precision="no")
 NOTHING = LoopConfig(tokens=0, mixed_precision="no")
 
 

@@ -20,7 +20,7 @@ from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, measure_s
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
-TOKENS = 120 * 128
+TOKENS = 110 * 128
 
 
 def answers(file):

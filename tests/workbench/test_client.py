@@ -4,16 +4,15 @@ tests/evals/test_endpoint.py."""
 import asyncio
 import gzip
 import json
-import threading
 import time
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from paceline.workbench import client
 from paceline.workbench.client import Client, CompletionError, Retry, find_models
 from paceline.workbench.servers import get
+from tests.web import Handler, serving
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 ANSWER = json.dumps({"choices": [{"message": {"content": "ho"}, "finish_reason": "stop"}]}).encode()
@@ -26,14 +25,13 @@ def bad(piece=ANSWER, endless=False, pause=0.0, status=200, first=0, **headers):
     first: the status of the first answer, where that is another."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Bad(Handler):
+        protocol_version, wbufsize = "HTTP/1.0", 0
+
         def do_POST(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body()
             asked.append(dict(self.headers))
-            self.send_response(first if first and len(asked) == 1 else status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
+            self.begin(first if first and len(asked) == 1 else status, **headers)
             with suppress(ConnectionError):
                 self.wfile.write(piece)
                 while endless:
@@ -42,14 +40,8 @@ def bad(piece=ANSWER, endless=False, pause=0.0, status=200, first=0, **headers):
 
         do_GET = do_POST
 
-        def log_message(self, *_): ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    server.shutdown()
-    server.server_close()
+    with serving(Bad) as url:
+        yield url, asked
 
 
 def ask(url, tries=1, key=None):

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,6 +11,7 @@ from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.servers import Drafting, Request, Server, _version, fingerprint, read_requests, send
 from tests.served import Served
+from tests.web import Handler, serving
 
 LLAMA_CPP = """
 # TYPE llamacpp:tokens_predicted_total counter
@@ -131,36 +130,26 @@ def test_stopping_ends_it_at_once():
         assert (answers, len(fake.asked)) == ([None] * 4, 2)
 
 
-class Hostile(BaseHTTPRequestHandler):
+class Hostile(Handler):
     """A server that answers every GET with `page`, without end where it is `endless`, and every POST with `events`."""
 
-    page, endless, events = b"", False, b""
+    protocol_version, wbufsize, page, endless, events = "HTTP/1.0", 0, b"", False, b""
 
     def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
+        self.begin()
         with suppress(ConnectionError):
             self.wfile.write(self.page)
             while self.endless:
                 self.wfile.write(b"# " + b"x" * (1 << 16) + b"\n")
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
+        self.body()
+        self.begin(Content_Type="text/event-stream")
         self.wfile.write(self.events)
 
-    def log_message(self, *_): ...
 
-
-@contextmanager
 def hostile(**what):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Made", (Hostile,), what))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    return serving(type("Made", (Hostile,), what))
 
 
 def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal():
