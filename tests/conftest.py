@@ -84,3 +84,13 @@ def demo() -> Path:
     if not (path / "model.safetensors").exists():
         pytest.skip("models/demo has not been trained yet")
     return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer alone, chat template and all."""
+    from tests import models
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    models.tokenizer().save_pretrained(folder)
+    return folder

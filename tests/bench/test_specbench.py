@@ -65,9 +65,6 @@ def _turn(text, speed, random, method):
     )
 
 
-# The scripts' rules ----------------------------------------------------------------------------------------------
-
-
 def read(file):
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
@@ -96,9 +93,6 @@ def equal(one, other):
     """equal.py: a line of text for each question's turns, compared line by line as far as both go."""
     texts = [[str(row["choices"][0]["turns"]) for row in read(file)] for file in (one, other)]
     return all(a == b for a, b in zip(*texts, strict=False))
-
-
-# What is written -------------------------------------------------------------------------------------------------
 
 
 def exported(tmp_path, found, asked=SUITE):

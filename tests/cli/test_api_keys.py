@@ -4,6 +4,7 @@ import json
 
 import pytest
 import typer
+from tests.cli.command import commands
 from tests.served import Served
 
 from paceline.cli import app
@@ -47,16 +48,9 @@ def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(name, command, 
     assert (told.code, "NOT_SET, which was to hold the API key, is not in the environment" in told.err) == (2, True)
 
 
-def _commands(group, name=""):
-    for word, one in getattr(group, "commands", {}).items():
-        yield from _commands(one, f"{name} {word}".strip())
-    if not hasattr(group, "commands"):
-        yield name, group
-
-
 def test_every_command_that_takes_a_servers_address_is_tested_above():
     asking = {
-        name for name, one in _commands(typer.main.get_command(app))
+        name for name, one in commands(typer.main.get_command(app)).items()
         if any("URL" in f"{getattr(parameter, 'help', '')}{parameter.metavar}" for parameter in one.params)
     }  # fmt: skip
     assert asking == COMMANDS.keys()

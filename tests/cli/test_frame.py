@@ -3,19 +3,11 @@
 
 import pytest
 import typer
+from tests.cli.command import commands
 
 from paceline.cli import app
 from paceline.cli.frame import COMMANDS, OPTIONS, configured, modern
 from paceline.errors import PacelineError
-
-
-def commands(group, path=""):
-    """All commands by their words."""
-    inner = getattr(group, "commands", None)
-    if inner is None:
-        return {path: group}
-    return {name: one for word, part in inner.items() for name, one in commands(part, f"{path} {word}".strip()).items()}
-
 
 EVERY = commands(typer.main.get_command(app))
 

@@ -11,16 +11,8 @@ from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
 from paceline.workbench.conversations import ConversationError, Reading, read_pieces, read_trace
 from paceline.workbench.transcript import Transcriber, open_tokenizer
-from tests import models
 
 SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    models.tokenizer().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -54,8 +46,8 @@ def figures(report):
     return [{k: v for k, v in result.items() if k != "draft_us_per_round"} for result in report.results()]
 
 
-def whole(logs, tokenizer):
-    reader = open_tokenizer(tokenizer)
+def whole(logs, vocabulary):
+    reader = open_tokenizer(vocabulary)
     conversations = [*map(Transcriber(reader).conversation, read_trace(*logs))]
     report = Report(SPECS, conversations)
     for done in start(conversations, SPECS, Recording.of(reader)):
@@ -63,26 +55,26 @@ def whole(logs, tokenizer):
     return report
 
 
-def test_the_figures_are_those_of_one_process(tokenizer, logs):
-    job = ShardedReplay(logs, SPECS, str(tokenizer))
+def test_the_figures_are_those_of_one_process(vocabulary, logs):
+    job = ShardedReplay(logs, SPECS, str(vocabulary))
     shards, report = job.shards(), Report(SPECS)
     assert [list(shard.numbers) for shard in shards[:2]] == [[1], [0, 2]]
     assert len(shards[0].pieces) == len(shards) - 1 > 4
     for shard in shards:  # each by a worker of its own
         report.merge(Replayer(job)(shard), shard.numbers)
-    assert (report.answers, figures(report)) == (25, figures(whole(logs, tokenizer)))
+    assert (report.answers, figures(report)) == (25, figures(whole(logs, vocabulary)))
 
 
-def test_a_shard_that_is_replayed_again_says_the_same(tokenizer, logs):
-    job = ShardedReplay(logs, SPECS, str(tokenizer))
+def test_a_shard_that_is_replayed_again_says_the_same(vocabulary, logs):
+    job = ShardedReplay(logs, SPECS, str(vocabulary))
     worker, shard = Replayer(job), job.shards()[0]
     assert shard.numbers == [1]
     first, second = (figures(worker(shard)) for _ in range(2))
     assert first == second
 
 
-def test_categories_are_chosen_in_every_shard(tokenizer, logs):
-    job = ShardedReplay(logs, ["sam"], str(tokenizer), categories=["odd", "other"])
+def test_categories_are_chosen_in_every_shard(vocabulary, logs):
+    job = ShardedReplay(logs, ["sam"], str(vocabulary), categories=["odd", "other"])
     report = Report(job.specs)
     for shard in job.shards():
         report.merge(Replayer(job)(shard), shard.numbers)
@@ -114,10 +106,10 @@ def test_an_empty_file_and_a_list_are_one(tmp_path):
     assert len([*pieces(pieces_of(tmp_path / "e.json", ConversationError))]) == 16
 
 
-def test_lines_that_cannot_be_read_are_counted_once(tokenizer, logs):
+def test_lines_that_cannot_be_read_are_counted_once(vocabulary, logs):
     """The drafter that remembers reads all pieces, the others each of them."""
     logs[0].write_bytes(b"{\n" + logs[0].read_bytes().replace(b'"prompt": "and', b'"question": "and', 1))
-    job = ShardedReplay(logs, SPECS, str(tokenizer))
+    job = ShardedReplay(logs, SPECS, str(vocabulary))
     report, here = Report(SPECS), Reading()
     for shard in job.shards():
         report.merge(Replayer(job)(shard), shard.numbers)

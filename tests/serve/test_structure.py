@@ -91,9 +91,6 @@ def test_a_row_whose_grammar_fails_ends_as_an_error_alone(folder, drafter):
     assert well.finish_reason in ("stop", "length")
 
 
-# After the reasoning -------------------------------------------------------------------------------------------------
-
-
 def after(engine, begin, end="</think>"):
     made = grammars(engine)
     return made.after_reasoning(made.json_schema(FLAG), (begin or "<think>", end), inside=not begin)

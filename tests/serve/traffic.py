@@ -81,8 +81,6 @@ class Traffic:
             body["draft"] = str(rng.choice(["suffix", "none"]))
         return body
 
-    # Asking --------------------------------------------------------------------------------------------------
-
     def run(self, address, key, clients=64):
         """Send all of them, `clients` at once."""
         asyncio.run(self._run(address, key, clients))
@@ -140,8 +138,6 @@ class Traffic:
                 ended += choice["finish_reason"] is not None
         assert ended == body["n"]
         self.answers[number] = texts
-
-    # Judging -------------------------------------------------------------------------------------------------
 
     def check(self, alone):
         """Hold every answer to the one that `alone` gives."""

@@ -111,9 +111,6 @@ def test_a_data_set_of_the_hub(monkeypatch):
         list(read(parse_source("x=hf:a/b")))
 
 
-# Answers ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tokenizer(tmp_path_factory):
     return load_tokenizer(models.make("llama2", tmp_path_factory.mktemp("models") / "mine"))
@@ -191,9 +188,6 @@ def test_all_answers_to_a_prompt_are_on_one_side(tmp_path):
     again = split_rows(tmp_path / "a.jsonl", 16, held_out=0.2)
     assert all(np.array_equal(again[1][name][0], held[name][0]) for name in held)
     assert not split_rows(write(tmp_path / "one.jsonl", rows[0]), 16)[1]
-
-
-# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_weighs_what_it_has_and_mixtures_resume():

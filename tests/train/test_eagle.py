@@ -69,9 +69,6 @@ def drafting(loss, model):
     return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
 
 
-# What is trained is what drafts -------------------------------------------------------------------------------------
-
-
 @torch.inference_mode()
 def forced(head, taps, text, pairs):
     """Logits of a draft after `pairs` pairs of a text whose tokens are the text's own, step by step."""
@@ -141,9 +138,6 @@ def test_blocks_of_positions_change_nothing(monkeypatch):
         monkeypatch.setattr(unrolled, "BLOCK", 5)
         for one, other in zip(whole, loss.module.unroll(taps, ids, table, 4), strict=True):
             torch.testing.assert_close(one, other)
-
-
-# The losses ---------------------------------------------------------------------------------------------------------
 
 
 def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token():

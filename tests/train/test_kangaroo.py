@@ -71,9 +71,6 @@ def test_positions_are_aligned_and_only_the_targets_own_tokens_count():
     assert module(ids, torch.full_like(ids, IGNORE)).item() == 0
 
 
-# The whole recipe ---------------------------------------------------------------------------------------------------
-
-
 LOOP = LoopConfig(tokens=24 * 16 * 60, optimiser="adamw", peak_lr=1e-2, warmup_steps=10, mixed_precision="no")
 CONFIG = KangarooConfig(exit=EXIT, length=24, rows=16)
 

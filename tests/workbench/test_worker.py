@@ -185,9 +185,6 @@ def test_the_deadline_is_that_of_each_job():
     run(test, deadline_s=0.2)
 
 
-# The end -------------------------------------------------------------------------------------------------------------
-
-
 def test_rounds_that_fail_now_and_then():
     async def test(worker, made):
         for _ in range(FAILED_ROUNDS):
