@@ -54,9 +54,6 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
         peer.close()
     assert ([turn.tokens for turn in turns], [turn.tokens for turn in again]) == (ours, ours[:2])
     for turn in turns + again:
-        assert turn.lengths is not None
-        assert turn.times is not None
-        assert turn.nodes is not None
         assert (sum(turn.lengths), turn.times) == (len(turn.tokens), sorted(turn.times))
         assert turn.times[-1] <= turn.seconds
         assert all(length <= nodes + 1 for length, nodes in zip(turn.lengths, turn.nodes, strict=True))

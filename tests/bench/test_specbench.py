@@ -18,7 +18,6 @@ from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
 
 CATEGORIES = ("writing", "coding", "translation", "rag", "rag", "qa")
-SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "overall")
 EIGHT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 ENCODE = lambda text: ["<s>", *text.split(" ")]  # noqa: E731 - a tokenizer that adds a BOS
 

@@ -322,7 +322,6 @@ class SharedNoise(TableServer):
         return self.pick_by(row, q)
 
     def pick_by(self, row, p):
-        assert row.noise is not None
         return int((np.log(np.maximum(p, 1e-300)) + row.noise).argmax()) if row.temperature else int(p.argmax())
 
     def accept(self, row, tokens, qs, ps, number):

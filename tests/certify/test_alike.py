@@ -32,7 +32,6 @@ def test_tokens_that_differ_by_a_space_are_two_and_may_tie_after_penalties():
     first = (" Th", {" Th": -0.1, "A": -2.4})
     top = {" Th": -0.482, "Th": -1.244}
     one = divergence(reply(" Th Th", first, (" Th", top)), reply(" ThTh", first, ("Th", top)))
-    assert one is not None
     assert (one.said, one.best, one.why) == (" Th", "Th", "")
     assert one.gap == pytest.approx(0.038, abs=1e-3)
     assert one.is_tie
@@ -42,5 +41,4 @@ def test_a_server_that_leaves_spaces_out_says_the_same():
     bare = reply("The cat", ("The", {"The": -0.1}), ("cat", {"cat": -0.5}))
     assert divergence(bare, reply(" The cat", (" The", {" The": -0.1}), (" cat", {" cat": -0.5}))) is None
     far = divergence(bare, reply(" The cat", (" The", {" The": -0.1}), (" cat", {" cat": -1.5})))
-    assert far is not None
     assert not far.is_tie  # one token, and two log-probabilities

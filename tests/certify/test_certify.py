@@ -85,7 +85,9 @@ def test_a_planted_bug_is_found(bug):
     assert findings(found)[0].startswith({"sampled": "Sampling", "stops": "Stop", "greedy": "Greedy"}[where])
 
 
-@pytest.mark.parametrize("bug", ["cache not rolled back", "argmax root when sampling"])
+@pytest.mark.parametrize("bug", [
+    "cache not rolled back", pytest.param("argmax root when sampling", marks=pytest.mark.slow),
+])
 def test_a_planted_bug_is_found_in_a_quantised_model(bug):
     """Whose reference is our own plain decoding: without drafts the bug is not in it."""
     w = world(0, "int8")

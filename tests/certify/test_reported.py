@@ -13,8 +13,7 @@ from paceline.certify.conditional import Conditional, Words, _difference, is_raw
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
-SIZE, TOP = 60, 20
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+SIZE, TOP, ANSWERS = 60, 20, 28
 Asked = tuple[tuple[str, Any], ...]
 
 
@@ -59,12 +58,12 @@ def places(fields, rng, *, wrong="", length=40):
 def plain_answers():
     """Of an honest sampler that nothing is asked of."""
     rng = np.random.default_rng(0)
-    return [places({}, rng) for _ in range(40)]
+    return [places({}, rng) for _ in range(ANSWERS)]
 
 
 def judged(fields, wrong=""):
     counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
-    answers = [places(fields, rng, wrong=wrong) for _ in range(40)] if fields or wrong else plain_answers()
+    answers = [places(fields, rng, wrong=wrong) for _ in range(ANSWERS)] if fields or wrong else plain_answers()
     for answer in answers:
         read_places(answer, fields, counts, words, "a way")
     return counts
@@ -84,7 +83,7 @@ def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept):
             listed = [{"token": token, "logprob": value} for token, value in best]
             reported.append({"token": said, "logprob": logprob, "top_logprobs": listed})
         read_places(asking.places(Completion("", "", logprobs=reported), TOP), {}, counts, words, "a way")
-    assert counts.tokens == 40 * 40
+    assert counts.tokens == ANSWERS * 40
     assert not counts.findings(1e-3)
 
 
@@ -92,7 +91,7 @@ def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept):
 def test_an_honest_sampler_is_not_accused(fields):
     counts = judged(fields)
     assert not counts.findings(1e-3)
-    assert counts.tokens == 40 * 40
+    assert counts.tokens == ANSWERS * 40
     assert counts.facts(1e-3)["detectable"] < 0.2
 
 

@@ -67,7 +67,6 @@ def test_commands(command, tiny):
     assert result.code == 0
     (answer,) = re.findall(r"^(\d+) new tokens in (\d+) rounds", result.err, re.MULTILINE)
     stats = re.search(r"1 answer, (\d+) new tokens in (\d+) rounds.*; (\d+) of 128 tokens of context", result.err)
-    assert stats is not None
     assert (stats.groups()[:2], result.err.count("/reset")) == (answer, 2)
     assert "there is no command /halp" in result.err
 

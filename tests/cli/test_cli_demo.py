@@ -43,7 +43,6 @@ def test_the_table_says_what_the_engine_did(command, endless):
             mean = sum(answer.new_tokens for answer in answers) / sum(answer.rounds for answer in answers)
             assert row[1].split()[7] == f"{mean:.2f}"
             counts = re.search(r"^new tokens +([\d ]+)$", result.out, re.MULTILINE)
-            assert counts is not None
             new = [answer.new_tokens for answer in answers]
             assert list(map(int, counts[1].split())) == [*new, sum(new)]
             loops = sum(is_looping(answer.tokens) for answer in answers)

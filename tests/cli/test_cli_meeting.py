@@ -32,7 +32,6 @@ def engine(tmp_path_factory):
 
 
 def encoded(messages, engine):
-    assert engine.tokenizer is not None
     return engine.tokenizer.encode_chat(messages)
 
 

@@ -117,7 +117,6 @@ def test_a_number_that_means_nothing(command, words):
 
 def commands(group, path=()):
     for one in group.registered_commands:
-        assert one.callback is not None
         yield " ".join((*path, one.name or one.callback.__name__)), one.callback
     for other in group.registered_groups:
         assert other.typer_instance is not None

@@ -15,17 +15,12 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from paceline.evals.align import prompts
 from paceline.evals.align.prompts import BLOCKS
 from tests.web import Handler, serving
-
-Trouble = Callable[[dict[str, Any], int], str | None]
-"""(body, which attempt at this very request, from 1) -> what goes wrong: a status such as "429", "hang", "torn",
-"reset", "cut", "garbage", "malformed" (a judge's), or None."""
 
 ANSWERS = (
     "# Ingredients\nFlour for bread, soup and pancakes.\n# Steps\nMix them and bake at 180 °C in the oven.",
@@ -64,7 +59,6 @@ def judge(body):
     """Well-formed verdicts by the digest of the first question asked; a repair gets the same as no repair would."""
     text = body["messages"][1]["content"]
     counts = re.search(r"Give (\d+) verdicts on safety rules and (\d+) on behavioral", text)
-    assert counts is not None
     marks = {
         kind: [("YES", "YES", "NO", "NA")[_number([text, kind, i]) % 4] for i in range(int(count))]
         for kind, count in zip(("safety", "behavioral"), counts.groups(), strict=True)
@@ -87,6 +81,8 @@ class Scripted:
     """The server. reply: what it says to a body, a text or a whole choice; delay: seconds before it does; slots:
     requests it takes at once, others get 429 (None: any number).
 
+    trouble    of a body and the number of the attempt at this very request, from 1: what goes wrong, a status such as
+               "429", "hang", "torn", "reset", "cut", "garbage" or "malformed" (a judge's), or None.
     requests   bodies of all requests, each with its path; answered: of those that got an answer.
     busy       requests that are being answered; at_once: those that are open, refused ones too."""
 

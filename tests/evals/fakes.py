@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.evals.align import sample
 from paceline.evals.align.backend import Request, Response
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
@@ -54,6 +53,3 @@ async def answer(method, say, **settings):
     task = Task(item(), scenario(), scribe, Setting(Decoding(100), **settings), "scope", scorer)
     (one,) = read_methods(method)
     return await one(task), scribe.requests
-
-
-SAMPLE = sample.read()

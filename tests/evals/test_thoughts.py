@@ -39,7 +39,6 @@ def run(request, folder):
 
 def on_local(folder, method, template):
     backend, prompts = LocalBackend(str(folder), dtype="float32", batch=1), list[str]()
-    assert backend.tokenizer is not None
     inner, add = backend.tokenizer.inner, backend.engine.add
     inner.chat_template = template
 

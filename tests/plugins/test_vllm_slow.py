@@ -31,7 +31,6 @@ def engine(demo):
 
 
 def host(spec, demo, engine, batch, python=None):
-    assert engine.tokenizer is not None
     peer = create_peer(
         spec, str(demo), dtype="float32", threads=1, python=python or os.environ["PACELINE_VLLM_PYTHON"], batch=batch,
         max_context=1024, decode=engine.tokenizer.decode,

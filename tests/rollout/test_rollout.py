@@ -224,7 +224,6 @@ def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule):
         ]
         np.testing.assert_allclose(answer.logprobs, fresh, rtol=1e-9)
         entry = store.get(answer.key)
-        assert entry is not None
         assert entry.tokens.tolist() == answer.tokens
         np.testing.assert_allclose(entry.logprobs, fresh, rtol=1e-9)
 

@@ -88,7 +88,6 @@ def told(folder, address, model):
 
 def likelihood(made, context, ending):
     """Log-probability of an ending after a context."""
-    assert made.tokenizer is not None
     begin, whole = made.tokenizer.encode_text(context), made.tokenizer.encode_text(context + ending)
     assert whole[: len(begin)] == begin
     row = made.add(whole, SamplingParams(max_tokens=1, prompt_logprobs=0))
@@ -103,7 +102,6 @@ def test_lm_eval_scores_as_the_engine_does(demo, tmp_path, capsys):
         results, samples = told(tmp_path, address, demo)
     alone = engine(demo)
     params = SamplingParams(temperature=0.0, max_tokens=12, stop=['"'])
-    assert alone.tokenizer is not None
     prompts = [alone.tokenizer.encode_text(one["question"]) for one in ECHOES]
     texts = [answer.text for answer in alone.generate(prompts, params)]
     assert [one["filtered_resps"][0] for one in samples["echoes"]] == texts

@@ -59,7 +59,6 @@ class Browser:
 def browsing(profile):
     """A browser that is closed afterwards."""
     driver = subprocess.Popen([str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
     port = next(match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
     browser = None
     try:

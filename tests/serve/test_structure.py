@@ -36,7 +36,6 @@ def grammars(engine, white_space="limited"):
 
 def takes(grammar, engine, text):
     """Whether an answer can be this text and end there."""
-    assert engine.tokenizer is not None
     ids, size = engine.tokenizer.encode_text(text), engine.target.vocab_size
     steps = all(bool(grammar.allowed(ids[:i], size)[token]) for i, token in enumerate(ids))
     return steps and bool(grammar.allowed(ids, size)[list(engine.target.eos_token_ids)].any())

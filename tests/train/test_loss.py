@@ -65,7 +65,6 @@ def test_nothing_to_learn_is_no_gradient():
     loss = chunked_cross_entropy(hidden, weight, torch.full((3,), IGNORE))
     loss.backward()
     assert loss == 0
-    assert weight.grad is not None
     assert not weight.grad.any()
     assert distance("soft", hidden, weight, hidden, weight, torch.zeros(3, dtype=torch.bool)).item() == 0  # and not NaN
 

@@ -51,7 +51,6 @@ def test_coverage_is_of_what_was_not_counted(tokenizer):
     # One place is the end token's; of what was put aside half is 100.
     assert (vocabulary.keep.tolist(), rows[0]) == ([models.EOS, 100], {"k": 2, "all": 0.5, "a": 0.5})
     assert vocabulary.facts["aside"]
-    assert vocabulary.counts is not None
     assert vocabulary.counts[[100, 101, 200]].tolist() == [3 * 18 + 2, 18, 2]  # in the end all are counted
     assert [row["k"] for row in rows] == [2, 18, 36, 72, 144]
     assert [row["all"] for row in rows] == sorted(row["all"] for row in rows)
@@ -61,7 +60,6 @@ def test_only_answers_are_counted_and_the_file_says_from_what(target, tmp_path):
     file = answers(tmp_path / "mine.jsonl", *[[100, 100, 101, models.EOS]] * 30)
     lines = train_vocabulary(target, [file], tmp_path / "drafter")
     known = read_vocabulary(tmp_path / "drafter" / FILE)
-    assert known.counts is not None
     assert (int(known.counts[7]), known.counts[[100, 101, models.EOS]].tolist()) == (0, [60, 30, 30])
     assert (len(known.counts), len(known.keep), known.tokenizer) == (288, 72, load_tokenizer(target).fingerprint)
     assert (known.facts["tokens"], known.facts["replies"]) == ({"mine": 120}, 30)

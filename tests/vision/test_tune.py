@@ -187,8 +187,7 @@ def test_mixtures_and_the_choice():
 def test_the_rate_rises_and_falls():
     config = TuneOptions(steps=100, warmup=10)
     rates = [rate(step, config) for step in range(101)]
-    assert (rates[0], max(rates), rates[100]) == (0.1, 1, 0)
-    assert rates[:11] == sorted(rates[:11])
+    assert ((rates[0], max(rates), rates[100]), rates[:11]) == ((0.1, 1, 0), sorted(rates[:11]))
 
 
 def test_zero_shot(sets):

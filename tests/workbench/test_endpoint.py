@@ -26,7 +26,6 @@ def test_an_engine_answers_as_generate_does(local):
     prompts = [CHAT["messages"][0]["content"], "Count to ten."]
     bodies = [SCORED | {"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
     tokenizer = local.engine.tokenizer
-    assert tokenizer is not None
     ids = [tokenizer.encode_chat(body["messages"]) for body in bodies]
     answers = local.ask(bodies)
     own = Engine(local.engine.target, tokenizer=tokenizer)
@@ -40,7 +39,6 @@ def test_an_engine_answers_as_generate_does(local):
 
 def test_token_ids_are_a_prompt_and_a_request_chooses_its_drafter(local):
     tokenizer = local.engine.tokenizer
-    assert tokenizer is not None
     body = {"prompt": tokenizer.encode_chat(CHAT["messages"]), "max_tokens": 12, "temperature": 0.0}
     plain, drafted, chat = local.ask([body | {"draft": "none"}, body, CHAT | {"temperature": 0.0}])
     assert plain.text == drafted.text == chat.text
