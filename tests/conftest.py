@@ -2,6 +2,7 @@
 
 import gc
 import os
+import ssl
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.paths import REPOSITORY, SHARED
 
 gc.set_threshold(*GARBAGE)
 typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and most commands are asked often
+ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
