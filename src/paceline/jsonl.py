@@ -6,27 +6,42 @@
 Every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after a crash or on a full
 disk, a written file holds whole lines."""
 
+import bz2
+import csv
 import gzip
 import io
 import json
+import lzma
 import mmap
 import os
 import re
+import shutil
 import stat
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO, Any, Protocol, Self
 
 from paceline.errors import PacelineError
 from paceline.strict_json import BOM, NotJSON, loads
 
 PIECE_BYTES = 1 << 20  # bytes of a piece: some seconds of work
+
+
+def _zstd(raw: Any) -> Any:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+
+
+PACKED: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _zstd}
+"""What unpacks a file with such a name."""
+TABLES = (".csv", ".parquet")  # names of tables, whose rows are records
 
 
 @dataclass(frozen=True)
@@ -49,12 +64,12 @@ class Piece:
 
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order. An empty file is one piece; so are a gzipped one, which can be read only from its
+    """A file's pieces in order. An empty file is one piece; so are a packed one, which can be read only from its
     beginning, and one JSON list. Raises `error` if the file cannot be read."""
     try:
         with path.open("rb") as raw:
             begins = raw.read(2)
-            if path.suffix == ".gz" or begins == b"\x1f\x8b" or begins.startswith(b"["):
+            if path.suffix in (*PACKED, *TABLES) or begins == b"\x1f\x8b" or begins.startswith(b"["):
                 yield Piece(path)
                 return
             raw.seek(0)
@@ -66,6 +81,51 @@ def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
                 yield Piece(path)
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
+
+
+def rows_of(path: Path, error: type[PacelineError]) -> Iterator[dict[str, Any]]:
+    """The rows of a table, whose cells may be JSON. Raises `error` if it cannot be read."""
+    try:
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                csv.field_size_limit(1 << 30)
+                rows: Iterator[dict[str, Any]] = csv.DictReader(file)
+                yield from ({str(name): _cell(cell) for name, cell in row.items() if cell} for row in rows)
+            return
+        from pyarrow import ArrowInvalid, parquet
+
+        try:
+            for batch in parquet.ParquetFile(path).iter_batches(1024):
+                yield from (
+                    {name: _cell(cell) for name, cell in row.items() if cell is not None} for row in batch.to_pylist()
+                )
+        except ArrowInvalid as cause:
+            raise error(f"{path} is no Parquet file: {cause}") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        raise error(f"{path} cannot be read: {cause}") from None
+
+
+def _cell(value: Any) -> Any:
+    """What the JSON of lists and objects in a cell says."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        with suppress(NotJSON):
+            return loads(value)
+    return value
+
+
+@contextmanager
+def seekable(paths: Iterable[Path]) -> Iterator[list[Path]]:
+    """The paths, standard input ("-") copied to a file that is deleted afterwards."""
+    with ExitStack() as files:
+        found = []
+        for path in paths:
+            if str(path) == "-":
+                copy = files.enter_context(NamedTemporaryFile(prefix="stdin-", suffix=".jsonl"))
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+                copy.flush()
+                path = Path(copy.name)
+            found.append(path)
+        yield found
 
 
 def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
@@ -86,14 +146,15 @@ def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, byte
 
 @contextmanager
 def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
-    """A file of bytes, unzipped if its first bytes or name are gzip's. Raises `error` if it cannot be read."""
+    """A file of bytes, unpacked if its first bytes or name are gzip's, or its name one of PACKED. Raises `error` if it
+    cannot be read."""
     try:
         with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"
+            unpack = gzip.open if raw.read(2) == b"\x1f\x8b" else PACKED.get(path.suffix)
             raw.seek(0)
-            with gzip.open(raw) if zipped else raw as lines:
+            with unpack(raw) if unpack else raw as lines:
                 yield lines  # type: ignore[misc]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as cause:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as cause:
         raise error(f"{path} is cut off or damaged ({cause})") from cause
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause

@@ -115,7 +115,6 @@ LONG = "the letter that the question is about"
     (PAIR | {"input": LONG}, "input"), (PAIR | {"context": [LONG]}, "context"),
     ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
     ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"), ({"messages": ASKED + SAID, "text": LONG}, "text"),
-    ({"messages": [*ASKED, SAID[0] | {"reasoning_content": LONG}]}, "reasoning_content"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_text_that_would_not_be_read_is_an_error_unless_it_is_to_be_ignored(tmp_path, record, key):
     file = write(tmp_path, record)

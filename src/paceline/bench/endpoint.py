@@ -7,9 +7,9 @@ begins, in an order that is drawn anew, so that whatever changes meanwhile chang
 are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from paceline.bench.benchmark import Result, answer_all
@@ -29,6 +29,7 @@ from paceline.workbench.servers import Request, Server, fingerprint, read_reques
 
 WINDOW = 8  # requests of a window for each that is under way at once
 FEWEST, MOST = 16, 256  # requests of a window
+BUSY = 0.7  # share of a core above which the client may be slower than the server
 
 
 class Endpoint(Contestant):
@@ -38,6 +39,7 @@ class Endpoint(Contestant):
         settings = {name: getattr(server, name) for name in ("url", "model", "engine", "version")}
         super().__init__(name, settings=settings | {"goals": load.goals}, in_process=False)
         self.server, self.load, self.watch = server, load, watch
+        self.busiest = 0.0  # share of a core that this process used while it asked, in the window where it was largest
 
     def wake(self, seconds: float) -> None:
         """Nothing: the server runs anyway."""
@@ -49,9 +51,10 @@ class Endpoint(Contestant):
             bodies.append(self.server.body(one, min(ask.max_tokens, one.length or ask.max_tokens), **sampled))
         if self.load.arrivals is not None:
             due = [(one.at - prompts[0].at) / self.load.arrivals for one in prompts]
-        before, began = self.server.drafting(), perf_counter()
+        before, used, began = self.server.drafting(), process_time(), perf_counter()
         answers = asyncio.run(send(self.server, bodies, self.load.most, due, self.watch.stopped))
-        seconds, after = perf_counter() - began, self.server.drafting()
+        seconds, used = perf_counter() - began, process_time() - used
+        self.busiest, after = max(self.busiest, used / seconds), self.server.drafting()
         if None in answers:
             raise Stopped
         if not any(isinstance(one, Completion) for one in answers):
@@ -113,8 +116,10 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
             prompt=lambda question, _: requests[question.id],
         )
         results = summarize(settled(answers), {str(of["method"]): of for of in methods})
-        notes = [*reading.notes(), *_compared(results, load)]
-        run.write(SUMMARY, {"complete": complete, "disturbed": [], "results": results, "notes": notes})
+        shares = {one.name: round(one.busiest, 3) for one in contestants if one.busiest}
+        notes = [*reading.notes(), *_compared(results, load), *_client(shares)]
+        facts = {"complete": complete, "disturbed": [], "results": results, "notes": notes, "client_cpu": shares}
+        run.write(SUMMARY, facts)
     return Result(run.path, complete, results, {}, notes, [])
 
 
@@ -140,6 +145,15 @@ def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
     questions = [Question(id, ALL, ALL, ("",)) for id in ids]
     parts = [tuple(questions[begin : begin + size]) for begin in range(0, len(questions), size)]
     return [QuestionGroup(number, part, (1,) * len(part)) for number, part in enumerate(parts)]
+
+
+def _client(shares: Mapping[str, float]) -> list[str]:
+    """A warning where this process may have been what was measured."""
+    worst = max(shares.values(), default=0.0)
+    if worst <= BUSY:
+        return []
+    what = f"This process used {worst:.0%} of a core while it asked, so figures may be its own and not the server's"
+    return [f"{what}: ask from another machine, or with less --concurrency."]
 
 
 def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:

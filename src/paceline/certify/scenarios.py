@@ -26,6 +26,9 @@ Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it
 Sign = Callable[[Completion], bool]
 SPENT = "the budget was spent"
 ENOUGH = 5  # bugs after which a scenario ends
+PROBING = 0.2  # share of the time in which an endpoint is asked what it takes
+TIMED, ANSWERS, SHORTEST = 16, 128, 8
+"""Tokens of the answer that is timed; answers, one after another, that there must be time for; least tokens of each."""
 LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
 LENGTHS = (512, 1024, 2048, 4096, 8192)  # words of long prompts, at least a token each
@@ -79,11 +82,14 @@ LONG = {**dict.fromkeys(STRUCTURED, 160), "regular expression": 40, "reasoning":
 
 
 def probe(
-    endpoint: Endpoint, features: Mapping[str, Sequence[Fields]] = FEATURES, signs: Mapping[str, Sign] = SIGNS
-) -> dict[str, Fields]:
-    """The features that an endpoint has, with the fields that ask for them."""
-    there: dict[str, Fields] = {}
-    for name, ways in features.items():
+    endpoint: Endpoint, features: Mapping[str, Sequence[Fields]] = FEATURES, signs: Mapping[str, Sign] = SIGNS,
+    there: dict[str, Fields] | None = None,
+) -> dict[str, Fields]:  # fmt: skip
+    """The features that an endpoint has, with the fields that ask for them; those that take whole answers come last.
+
+    there  gets each as soon as it is known, for a caller whose time may be up before all are."""
+    there = {} if there is None else there
+    for name, ways in sorted(features.items(), key=lambda feature: LONG.get(feature[0], 0)):
         for fields in ways:
             body, shows = _body(user(ASKED), LONG.get(name, 4), **fields), signs.get(name, bool)
             hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3 if name in LONG else 1)]
@@ -162,7 +168,7 @@ class Play:
     """Runs scenarios.
 
     until     when the budget is spent (perf_counter). left_out: features that are not asked for.
-    noise     of log-probabilities compared so far.
+    noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
     broken    what was asked when an endpoint broke off, and how; "" where none did."""
 
     server: Endpoint
@@ -174,6 +180,7 @@ class Play:
     left_out: Collection[str] = ()
     features: dict[str, Fields] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
+    rate: float = 0.0
     broken: str = ""
     answers: int = 0
     tokens: int = 0
@@ -185,12 +192,12 @@ class Play:
         """Find out what can be asked for, and play all scenarios."""
         self.watch.say("what the endpoint takes")
         wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
-        self.server.over = self.control.source.over = lambda: self.watch.over(self.until)
+        began = perf_counter()
+        probing = began + PROBING * (self.until - began)
+        self.server.over = self.control.source.over = lambda: self.watch.over(min(self.until, probing))
         try:
-            with suppress(OutOfTime):
-                self.features = probe(self.control.source, wanted)
-                if self.control.source is not self.server:
-                    self.features = probe(self.server, {name: [fields] for name, fields in self.features.items()}, {})
+            self._look(wanted)
+            probing = self.until
             for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
                 self.watch.say(scenario.name)
                 self.rows.append(self._scenario(scenario))
@@ -198,11 +205,39 @@ class Play:
         finally:
             self.server.over = self.control.source.over = lambda: False
 
+    def _look(self, wanted: Mapping[str, Sequence[Fields]]) -> None:
+        """Find out what can be asked for, how fast it is answered, and how long answers can be in the time."""
+        both = self.control.source is not self.server
+        there: dict[str, Fields] = {}
+        try:
+            with suppress(OutOfTime):
+                began = perf_counter()
+                (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
+                count = one.usage.get("completion_tokens") or len(one.logprobs) or TIMED
+                self.rate = count / (perf_counter() - began)
+                probe(self.control.source, wanted, there=there)
+        finally:
+            self.features = {} if both else there
+        if both:
+            with suppress(OutOfTime):
+                probe(self.server, {name: [fields] for name, fields in there.items()}, {}, self.features)
+        affordable = self.rate * (self.until - perf_counter()) / ANSWERS
+        if self.rate:
+            self.max_tokens = min(self.max_tokens, max(SHORTEST, int(min(affordable, self.max_tokens))))
+
     def not_tested(self) -> list[str]:
         """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
         left_out = [f"{name}: left out as asked" for name in sorted(self.left_out)]
         rows = [row for row in self.rows if row["verdict"] in ("not tested", "partly")]
-        return left_out + [f"{row['scenario']}: {row['why']}" for row in rows]
+        return left_out + [f"{row['scenario']}: {row['why']}{self._enough(row['why'])}" for row in rows]
+
+    def _enough(self, why: str) -> str:
+        """What budget would have done, for a scenario that had no time."""
+        played = [row for row in self.rows if row["why"] != SPENT]
+        if why != SPENT or not played or not self.rate:
+            return ""
+        seconds = 2 * sum(row["seconds"] for row in played) * len(self.rows) / len(played)
+        return f", at {self.rate:.0f} tokens/s; --budget {max(1, round(seconds / 60))}m may do"
 
     def skip(self, name: str, why: str) -> None:
         """Say that a test was left out."""

@@ -16,7 +16,8 @@ from typing import Any
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, numbered
-from paceline.workbench.conversations import METADATA, RESPONSES, conversation
+from paceline.workbench.bodies import METADATA
+from paceline.workbench.conversations import RESPONSES, conversation
 
 PREDICTION = "prediction"
 OF_NO_MATTER = ("stream", "stream_options", "store")  # keys that change no answer, as those of METADATA

@@ -18,7 +18,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import PAGE, write_whole, writes
+from paceline.jsonl import PAGE, seekable, write_whole, writes
 from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ class ReplayOptions:
     """What is replayed, with which drafters, and what is reported."""
 
     traces: Annotated[
-        list[Path], typer.Argument(help="Recorded answers; also the prompts, if in other files.", metavar="TRACE...")
+        list[Path],
+        typer.Argument(
+            help="Recorded answers, - for standard input; also the prompts, if in other files.", metavar="TRACE..."
+        ),
     ]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
     draft: list[str] | None = option(None, "A drafter; repeatable. [default: all without checkpoint]", names=DRAFT)
@@ -91,7 +94,8 @@ def replay(asked: ReplayOptions) -> int:
     every, left_out = (asked.draft, {}) if asked.draft else judged(recording)
     base_of = sweep(every, asked.sweep)
     specs = list(base_of)
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, seekable(asked.traces) as traces:
+        asked.traces = traces
         began = perf_counter()
         report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
         seconds = perf_counter() - began

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.jsonl import NotJSON, Piece, as_object, loads, numbered, opened
-from paceline.workbench.tool_calls import as_text, calls
+from paceline.jsonl import TABLES, NotJSON, Piece, as_object, loads, numbered, opened, rows_of
+from paceline.workbench import bodies
+from paceline.workbench.bodies import ConversationError, Ignore, Message, Record
+from paceline.workbench.tool_calls import as_text
 
 log = logging.getLogger("paceline")
 
@@ -37,30 +39,6 @@ SPEC_BENCH = {
 TOKENS_DIFFER = 0.03  # share by which a log's count of tokens may differ from the tokenizer's
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
-METADATA = {
-    "answer_id", "author", "category", "dataset", "datasplit", "date", "error", "finish_reason", "generator", "id",
-    "index", "key", "language", "logprobs", "meta", "metadata", "model", "model_id", "question_id", "source", "split",
-    "tags", "time", "timestamp", "topic", "url", "user", "weights",
-}  # fmt: skip
-"""Keys that describe a record: their text belongs to no prompt."""
-OF_A_MESSAGE = {"role", "content", "tool_calls", "refusal", "tool_call_id", "name"}
-LABEL_WORDS, LABEL_CHARACTERS = 3, 64  # a longer text under an unknown key is an error; see `conversation`
-TEXT_PARTS = ("text", "input_text", "output_text")  # types of a content's parts that are text
-ROLES = {"developer": "system", "function": "tool", "human": "user", "gpt": "assistant", "observation": "tool"}
-"""Other words for roles."""
-MAX_TOKEN_ID = 1 << 31
-
-Record = Mapping[str, Any]
-Ignore = Collection[str] | None
-Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}. "tool_calls": [{"function": {"name",
-"arguments"}}] where it makes calls; "missing": the number of its parts that are no text, such as images."""
-
-
-class ConversationError(PacelineError):
-    """A record that is no conversation, or a file that cannot be read. The message, one line, names the place."""
-
-
 @dataclass(frozen=True)
 class Conversation:
     """One record.
@@ -248,7 +226,11 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
 
 
 def _records(piece: Piece) -> Iterator[tuple[str, Any]]:
-    """("file, line n", line) of every line that is not blank; of one JSON list, ("file, item n", item)."""
+    """("file, line n", line) of every line that is not blank; of one JSON list, or a table, ("file, item n", item)."""
+    if piece.path.suffix in TABLES:
+        for number, row in enumerate(rows_of(piece.path, ConversationError), 1):
+            yield f"{piece.path}, item {number}", row
+        return
     with opened(piece.path, ConversationError) as file:
         for number, line in numbered(piece.within(file), piece.line):
             if number > 1 or not line.lstrip().startswith(b"["):
@@ -307,6 +289,9 @@ def _together(prompt: Conversation, said: Conversation) -> Conversation:
     """A conversation of two records. Spec-Bench's answers follow a question each."""
     by_turn = said.key is not None and said.key[0] == "question_id"
     pairs = [*chain.from_iterable(zip(prompt.messages, said.messages, strict=False))]
+    exact = None  # token ids, where both halves have them
+    if prompt.tokens and prompt.tokens[0] is not None and said.tokens:
+        exact = prompt.tokens[0], said.tokens[1]
     messages = pairs if by_turn else [*prompt.messages, *said.messages]
     return replace(
         prompt,
@@ -316,6 +301,7 @@ def _together(prompt: Conversation, said: Conversation) -> Conversation:
         where=said.where,
         usage=said.usage,
         record=said.record,
+        tokens=exact,
         key=None,
     )
 
@@ -336,7 +322,9 @@ def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Convers
             since a prompt without a part of it gives other figures. None: no such check."""
     try:
         if isinstance(record, bytes):
-            record = {LOG: record.decode("utf-8", "replace")} if LOGGED.match(record) else as_object(record, FORMS)
+            record = _line(record)
+        if not record:
+            return Conversation(where=where)
         if not isinstance(record, Mapping):
             raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
         read = next((format.read for format in FORMATS if format.fits(record)), None)
@@ -358,14 +346,15 @@ def _pair(asked: Sequence[str], answers: Sequence[str]) -> Callable[[Record, Ign
         answer = next((key for key in answers if key in record), None)
         if answer is None and asked[0] != "prompt":
             raise ConversationError(f'no response: there is no "{answers[0]}"')
-        _refuse_unread(record, {*asked, answer}, ignore)
+        bodies.refuse_unread(record, {*asked, answer}, ignore)
         used = [key for key in asked if record.get(key) is not None and key not in (ignore or ())]
-        parts = {key: _text(record, key) for key in (asked[0], *used)}
-        messages = [_message("user", "\n\n".join(filter(None, parts.values())))]
+        parts = {key: bodies.text_of(record, key) for key in (asked[0], *used)}
+        messages = [bodies.message("user", "\n\n".join(filter(None, parts.values())))]
         if answer is None:
             return Conversation(messages, parts=parts)
-        parts[answer] = _text(record, answer)
-        return Conversation([*messages, _message("assistant", parts[answer])], [1], has_response=True, parts=parts)
+        parts[answer] = bodies.text_of(record, answer)
+        messages.append(bodies.message("assistant", parts[answer]))
+        return Conversation(messages, [1], has_response=True, parts=parts)
 
     return read
 
@@ -374,7 +363,7 @@ def _dialogue(key: str, role: str, content: str) -> Callable[[Record, Ignore], C
     """A reader of messages, with their role and content under these keys, whose answers are all the assistant's."""
 
     def read(record: Record, ignore: Ignore) -> Conversation:
-        messages = _messages(record[key], ignore, key, role, content)
+        messages = bodies.messages_of(record[key], ignore, key, role, content)
         return Conversation(messages, [i for i, one in enumerate(messages) if one["role"] == "assistant" and i > 0])
 
     return read
@@ -387,29 +376,29 @@ def _chat(record: Record, ignore: Ignore) -> Conversation:
     response = next((key for key in keys if key in record), None)
     if response is not None and isinstance(record[response], Mapping):
         return _exchange(record, record[response], ignore)
-    _refuse_unread(record, {"messages", "tools", response}, ignore)
+    bodies.refuse_unread(record, {"messages", "tools", response}, ignore)
     if response is not None:
-        messages = [*one.messages, _message("assistant", _text(record, response))]
+        messages = [*one.messages, bodies.message("assistant", bodies.text_of(record, response))]
         one = Conversation(messages, [len(messages) - 1], has_response=True)
-    return replace(one, tools=_tools(record))
+    return replace(one, tools=bodies.tools_of(record))
 
 
 def _token_ids(record: Record, ignore: Ignore) -> Conversation:
-    prompt = _ids(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
-    return Conversation(tokens=(prompt, _ids(record, "tokens")))
+    prompt = bodies.ids_of(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
+    return Conversation(tokens=(prompt, bodies.ids_of(record, "tokens")))
 
 
 def _spec_bench_answer(record: Record, ignore: Ignore) -> Conversation:
     match record["choices"]:
         case [{"turns": list() as turns}, *_] if turns and all(isinstance(turn, str) for turn in turns):
-            messages = [_message("assistant", turn) for turn in turns]
+            messages = [bodies.message("assistant", turn) for turn in turns]
             return Conversation(messages, range(len(turns)), key=_question(record))
     raise ConversationError("an answer without a response: choices[0].turns must be a list of texts")
 
 
 def _benchmarked(record: Record, ignore: Ignore) -> Conversation:
     """A row of a benchmark: its answers, whose questions are in the suite."""
-    messages = [_message("assistant", _text(turn, "text")) for turn in record["turns"]]
+    messages = [bodies.message("assistant", bodies.text_of(turn, "text")) for turn in record["turns"]]
     return Conversation(messages, range(len(messages)), key=("question_id", str(record["question"])))
 
 
@@ -426,46 +415,15 @@ def _exchange(asked: Any, said: Any, ignore: Ignore, usage: Any = None) -> Conve
 
 
 def _asked(body: Any, ignore: Ignore) -> Conversation:
-    """The prompt of a request: its body, its messages or a text; any of them may be JSON in a text."""
-    match body := _decoded(body):
-        case str():
-            return Conversation([_message("user", body)])
-        case list():
-            return Conversation(_messages(body, ignore))
-        case {"messages": messages}:
-            return replace(_asked(messages, ignore), tools=_tools(body))
-        case {"prompt": str() as prompt}:
-            return Conversation([_message("user", prompt)], is_rendered=True)
-    raise ConversationError("no prompt in the request: neither messages nor a text as prompt")
+    """The prompt of a request's body."""
+    messages, tools, is_rendered = bodies.asked(body, ignore)
+    return Conversation(messages, tools=tools, is_rendered=is_rendered)
 
 
 def _said(body: Any, ignore: Ignore) -> Conversation:
-    """The answer of a response: its body, a message or a text; any of them may be JSON in a text."""
-    match body := _decoded(body):
-        case str() as text:
-            message = _message("assistant", text)
-        case {"choices": [{"text": str() as text}, *_]} | {"output": str() as text}:
-            message = _message("assistant", text)
-        case {"choices": [{"message": {"role": _} as said}, *_]} | ({"role": _} as said):
-            (message,) = _messages([said], ignore)
-        case _:
-            raise ConversationError("no answer in the response")
-    usage = body.get("usage") if isinstance(body, Mapping) else None
-    return Conversation([message], [0], usage=usage.get("completion_tokens") if isinstance(usage, Mapping) else None)
-
-
-def _tools(body: Record) -> list[Mapping[str, Any]]:
-    given = tools if isinstance(tools := body.get("tools"), list) else ()
-    functions = [tool.get("function") for tool in given if isinstance(tool, Mapping)]
-    return [{"type": "function", "function": one} for one in functions if isinstance(one, Mapping)]
-
-
-def _decoded(value: Any) -> Any:
-    """What the JSON in a text says; the value itself where it is none."""
-    try:
-        return loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
-    except NotJSON:
-        return value
+    """The answer of a response's body."""
+    message, usage = bodies.said(body, ignore)
+    return Conversation([message], [0], usage=usage)
 
 
 def _batch(record: Record, ignore: Ignore) -> Conversation:
@@ -487,6 +445,64 @@ def _langfuse(record: Record, ignore: Ignore) -> Conversation:
     return _exchange(record.get("input"), record.get("output"), ignore, usage)
 
 
+def _langsmith(record: Record, ignore: Ignore) -> Conversation:
+    """A run of a model; runs of chains and tools hold no answer of their own."""
+    if record["run_type"] != "llm":
+        return Conversation()
+    asked, said = record["inputs"], record["outputs"]
+    if isinstance(said, Mapping) and (generations := said.get("generations")):
+        first = generations[0][0] if isinstance(generations[0], list) else generations[0]
+        said = first.get("message") or first.get("text")
+    messages = asked.get("messages") if isinstance(asked, Mapping) else None
+    if isinstance(messages, list):
+        nested = messages[0] if messages and isinstance(messages[0], list) else messages
+        asked = {"messages": [_of_langchain(one) for one in nested]}
+    elif isinstance(asked, Mapping) and isinstance(asked.get("prompts"), list):
+        asked = {"prompt": asked["prompts"][0]}
+    return _exchange(asked, _of_langchain(said), ignore)
+
+
+LANGCHAIN = {"human": "user", "ai": "assistant", "HumanMessage": "user", "AIMessage": "assistant",
+             "SystemMessage": "system", "ToolMessage": "tool"}  # fmt: skip
+
+
+def _of_langchain(message: Any) -> Any:
+    """A message of LangChain as OpenAI has it; anything else as it is."""
+    if not isinstance(message, Mapping) or "role" in message or not {"type", "kwargs", "data"} & message.keys():
+        return message
+    own = message.get("kwargs") or message.get("data") or message
+    kind = message["id"][-1] if isinstance(message.get("id"), list) else message.get("type")
+    if not isinstance(own, Mapping) or "content" not in own:
+        return message
+    return {"role": LANGCHAIN.get(str(kind), str(kind)), "content": own["content"]}
+
+
+def _span(record: Record, ignore: Ignore) -> Conversation:
+    """A span of a model's call, its attributes an object or OTLP's list. Others hold no answer."""
+    given = record["attributes"]
+    if isinstance(given, list):
+        given = {one.get("key"): next(iter((one.get("value") or {}).values()), None) for one in given}
+    if not isinstance(given, Mapping):
+        return Conversation()
+    asked, said = (given.get(f"gen_ai.{way}.messages") for way in ("input", "output"))
+    if asked is None or said is None:
+        return Conversation()
+    system = given.get("gen_ai.system_instructions")
+    before = [] if system is None else [{"role": "system", "parts": bodies.decoded(system)}]
+    messages = [_of_span(one) for one in (*before, *bodies.decoded(asked), *bodies.decoded(said)[:1])]
+    usage = given.get("gen_ai.usage.output_tokens")
+    own = bodies.messages_of(messages, ignore)
+    return Conversation(own, [len(own) - 1], has_response=True, usage=int(usage) if usage is not None else None)
+
+
+def _of_span(message: Record) -> Record:
+    """A message of a span as OpenAI has it."""
+    parts = message.get("parts") or ()
+    thought = "".join(str(part.get("content")) for part in parts if part.get("type") == "reasoning")
+    text = [{"type": "text", "text": part.get("content")} for part in parts if part.get("type") == "text"]
+    return {"role": message.get("role"), "content": text, "reasoning_content": thought}
+
+
 def _sglang(record: Record, ignore: Ignore) -> Conversation:
     """A line of `--log-requests --log-requests-format json`."""
     if record["event"] != "request.finished":
@@ -494,7 +510,7 @@ def _sglang(record: Record, ignore: Ignore) -> Conversation:
     asked, said = record.get("obj"), record.get("out")
     if not isinstance(asked, Mapping) or not isinstance(said, Mapping):
         raise ConversationError('no "obj" and "out" with the request and its answer')
-    if _are_ids(asked.get("input_ids")) and _are_ids(said.get("output_ids")):
+    if bodies.are_ids(asked.get("input_ids")) and bodies.are_ids(said.get("output_ids")):
         return Conversation(tokens=(asked["input_ids"], said["output_ids"]))
     texts = asked.get("text"), said.get("text")
     # Level 2 keeps 1,024 characters from the beginning of a text and as many from its end.
@@ -505,10 +521,31 @@ def _sglang(record: Record, ignore: Ignore) -> Conversation:
     return _exchange({"prompt": texts[0]}, texts[1], ignore, usage)
 
 
+def _line(line: bytes) -> Record:
+    """The record in a line: JSON, or a line of a server's log. What containers put around it is taken off, and a line
+    of theirs that is neither holds no record."""
+    is_wrapped = WRAPPED.match(line)
+    inner = line[is_wrapped.end() :] if is_wrapped else line
+    try:
+        record: Record = {LOG: inner.decode("utf-8", "replace")} if LOGGED.match(inner) else as_object(inner, FORMS)
+    except NotJSON:
+        if is_wrapped:
+            return {}
+        raise
+    held = next((record[key] for key, beside in HOLDERS.items() if key in record and beside in record), None)
+    if not isinstance(held, str):
+        return record
+    return _line(held.encode()) if LOGGED.match(held.encode()) or held.lstrip().startswith("{") else {}
+
+
+WRAPPED = re.compile(rb"\S+ std(?:out|err) [FP] |[A-Z][a-z]{2} +\d+ [\d:]{8} \S+ [^\s:]+: ")
+"""What Kubernetes and journald put before a line of a container."""
+HOLDERS = {"log": "stream", "MESSAGE": "_HOSTNAME"}  # keys of a line in JSON, of docker's file and journald's export
 LOG = "a line of a server's log"  # key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do
 LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
 _QUOTED = r"""('(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"), """
 _PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
+_IDS = re.compile(r"(?:prompt|output)_token_ids: \[([\d, ]+)\]")
 _OUTPUT = re.compile(rf"Generated response (\S+?)(?: \(streaming complete\))?: output: {_QUOTED}")
 
 
@@ -522,8 +559,11 @@ def _vllm(record: Record, ignore: Ignore) -> Conversation:
         text = literal_eval(found[2])
     except (ValueError, SyntaxError):
         raise ConversationError("the text in quotes is broken") from None
-    message = _message("user" if asked else "assistant", text)
-    return Conversation([message], () if asked else [0], is_rendered=True, key=("request", id))
+    message = bodies.message("user" if asked else "assistant", text)
+    ids = _IDS.search(record[LOG])
+    exact = [int(one) for one in ids[1].split(",")] if ids else None
+    tokens = None if exact is None else (exact, ()) if asked else (None, exact)
+    return Conversation([message], () if asked else [0], is_rendered=True, key=("request", id), tokens=tokens)
 
 
 # The table -------------------------------------------------------------------------------------------------------
@@ -555,8 +595,13 @@ FORMATS = [
     Format("SGLang's request log", lambda r: str(r.get("event")).startswith("request."), _sglang),
     Format("vLLM's log", _has(LOG), _vllm),
     Format("Langfuse's observations", _has("type", either=("traceId", "trace_id")), _langfuse),
+    Format("Helicone's export", _has("request_body", "response_body"),
+           lambda r, ignore: _exchange(r["request_body"], r["response_body"], ignore)),
+    Format("LangSmith's runs", _has("run_type", "inputs", "outputs"), _langsmith),
+    Format("OpenTelemetry's GenAI spans", _has("attributes"), _span),
     Format("LiteLLM's log", _has("call_type", "messages"),
-           lambda r, ignore: _exchange(r, r.get("response"), ignore, r.get("completion_tokens"))),
+           lambda r, ignore: _exchange({"messages": r["messages"]}, r.get("response"), ignore,
+                                       r.get("completion_tokens"))),
     Format("verl's rollouts", _has("input", "output", "step"),
            lambda r, ignore: _exchange({"prompt": r["input"]}, r["output"], ignore)),
     Format('{"request", "response"}', _has("request", "response"),
@@ -566,7 +611,7 @@ FORMATS = [
     Format("Spec-Bench's answers", _has("choices"), _spec_bench_answer),
     Format('{"messages": [...], "response"}', _has("messages"), _chat),
     Format('{"turns": [text]}', lambda r: isinstance(r.get("turns"), list) and {*map(type, r["turns"])} == {str},
-           lambda r, _: Conversation([_message("user", turn) for turn in r["turns"]], key=_question(r))),
+           lambda r, _: Conversation([bodies.message("user", turn) for turn in r["turns"]], key=_question(r))),
     Format("answers.jsonl of paceline bench", _has("question", "method", "turns"), _benchmarked),
     Format('{"turns": [{"role", "text"}]}', _has("turns"), _dialogue("turns", "role", "text")),
     Format("ShareGPT", _has("conversations"), _dialogue("conversations", "from", "value")),
@@ -575,75 +620,8 @@ FORMATS = [
            _pair(("instruction", "input", "context"), ("output", "response"))),
     Format('{"question", "answer"}', _has("question"), _pair(("question",), ("answer",))),
     Format('{"title", "text"}', _has(either=RESPONSES),
-           lambda r, _: Conversation(text=_text(r, next(key for key in RESPONSES if key in r)),
-                                     parts={key: _text(r, key) for key in ("title",) if r.get(key) is not None})),
+           lambda r, _: Conversation(
+               text=bodies.text_of(r, next(key for key in RESPONSES if key in r)),
+               parts={key: bodies.text_of(r, key) for key in ("title",) if r.get(key) is not None})),
 ]  # fmt: skip
 FORMS = ", ".join(format.name for format in FORMATS)  # the formats, for messages
-
-
-# Values ----------------------------------------------------------------------------------------------------------
-
-
-def _message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
-
-
-def _messages(
-    value: Any, ignore: Ignore, name: str = "messages", role: str = "role", content: str = "content"
-) -> list[dict[str, Any]]:
-    """The messages in the list under the key `name`, with their role and content under these keys."""
-    try:
-        if value and isinstance(value, list):
-            return [_read_message(each, ignore, role, content) for each in value]
-    except (AttributeError, KeyError, TypeError):
-        pass
-    raise ConversationError(f'"{name}" must be a list of {{"{role}": "user", "{content}": "text"}}')
-
-
-def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> dict[str, Any]:
-    """The message in an object; KeyError, TypeError or AttributeError if there is none."""
-    _refuse_unread(raw, OF_A_MESSAGE | {role, content}, ignore, "a message: ")
-    silent = raw.get("tool_calls") or raw.get("refusal")
-    said = raw.get(content) or raw.get("refusal") or "" if silent else raw[content]
-    parts = said if isinstance(said, list) else [{"type": "text", "text": said}]
-    texts = [part["text"] for part in parts if part["type"] in TEXT_PARTS]
-    message = _message(ROLES.get(raw[role], raw[role] + ""), "".join(texts))
-    message |= {"missing": len(parts) - len(texts)} if len(parts) > len(texts) else {}
-    return message | ({"tool_calls": calls(raw)} if raw.get("tool_calls") else {})
-
-
-def _text(record: Record, key: str) -> str:
-    if not isinstance(record[key], str):
-        raise ConversationError(f'"{key}" must be a text, not a {type(record[key]).__name__}')
-    return str(record[key])
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(id) is int and 0 <= id < MAX_TOKEN_ID for id in value)
-
-
-def _ids(record: Record, key: str) -> list[int]:
-    value: Any = record.get(key)
-    if not _are_ids(value):
-        raise ConversationError(f'"{key}" must be a list of token ids')
-    return list(value)
-
-
-def _refuse_unread(record: Record, read: Collection[str | None], ignore: Ignore, place: str = "") -> None:
-    """Raise ConversationError for text longer than a label under a key outside `read`, METADATA and `ignore`."""
-    if ignore is None:
-        return
-    for key, value in record.items():
-        if key not in read and key not in METADATA and key not in ignore and _holds_text(value):
-            raise ConversationError(
-                f'{place}the text under "{key}" would not be read; make it part of the prompt or of a message, put '
-                f'it under "metadata" or take it out, or give replay and tune --ignore {key}'
-            )
-
-
-def _holds_text(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) > LABEL_CHARACTERS or len(value.split()) > LABEL_WORDS
-    if isinstance(value, (dict, list)):
-        return any(map(_holds_text, value.values() if isinstance(value, dict) else value))
-    return False

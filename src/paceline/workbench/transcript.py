@@ -19,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.errors import ModelError, PromptError, meant
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
-from paceline.workbench.conversations import MAX_TOKEN_ID, Conversation, ConversationError, Message, Reading
+from paceline.workbench.bodies import MAX_TOKEN_ID, Message
+from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
