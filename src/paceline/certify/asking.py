@@ -202,7 +202,7 @@ PLAIN = frozenset({
 
 def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
     """The tokens of a greedy reply that are not the server's own best; none where fields move what it reports."""
-    mine = places(reply) if body.keys() <= PLAIN else []
+    mine = places(reply) if body.keys() <= PLAIN and not body.get("temperature") else []
     for at, place in enumerate(mine):
         best, logprob = place.top[0] if place.top else (place.token, place.logprob)
         if place.logprob < logprob and place.token != best:

@@ -16,13 +16,13 @@ from time import perf_counter
 from typing import Any
 
 from paceline.certify.asking import HELLO, Control, Cut, Fields, Messages, Noise, compare, own_best
+from paceline.certify.counts import Form, counted, other_than_before
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Endpoint, OutOfTime
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-Form = Callable[[Completion], str]  # why an answer is wrong by itself; "" if it is right
 Sign = Callable[[Completion], bool]
 SPENT = "the budget was spent"
 ENOUGH = 5  # bugs after which a scenario ends
@@ -123,12 +123,14 @@ class Case:
 
     plain  the control's request for the answer that this one must equal, as far as max_tokens go; None: any will do.
     cut    the text that the answer must have, given the control's, or the number of its tokens before the last one.
-    form   says why an answer is wrong by itself."""
+    form   says why an answer is wrong by itself.
+    needs_control  what it says speaks against drafts only where a control without them does it right."""
 
     body: Fields
     plain: Fields | None = None
     cut: Cut | None = None
     form: Form | None = None
+    needs_control: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ class Play:
 
     until     when the budget is spent (perf_counter). left_out: features that are not asked for.
     noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
-    broken    what was asked when an endpoint broke off, and how; "" where none did."""
+    broken    what was asked when an endpoint broke off, and how; "" where none did.
+    ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts."""
 
     server: Endpoint
     control: Control
@@ -184,6 +187,7 @@ class Play:
     broken: str = ""
     answers: int = 0
     tokens: int = 0
+    ignored: dict[str, str] = field(default_factory=dict)
     divergences: list[Divergence] = field(default_factory=list)
     rows: list[Fields] = field(default_factory=list)
     bugs: list[Wrong] = field(default_factory=list)
@@ -229,7 +233,8 @@ class Play:
         """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
         left_out = [f"{name}: left out as asked" for name in sorted(self.left_out)]
         rows = [row for row in self.rows if row["verdict"] in ("not tested", "partly")]
-        return left_out + [f"{row['scenario']}: {row['why']}{self._enough(row['why'])}" for row in rows]
+        both = [f"{name}: {what}" for name, what in self.ignored.items()]
+        return left_out + both + [f"{row['scenario']}: {row['why']}{self._enough(row['why'])}" for row in rows]
 
     def _enough(self, why: str) -> str:
         """What budget would have done, for a scenario that had no time."""
@@ -295,6 +300,8 @@ class Play:
                 self.answers += 1
                 self.tokens += len(reply.logprobs)
                 others = [one for one in step.cases if one is not case]
+                if self._control_too(case, reply, right, scenario):
+                    continue
                 for wrong in self._wrong(case, reply, right):
                     one = Divergence(self.answers - 1, company=scenario, **wrong)
                     shown = [*group[:number], Step([*others, case], step.slots)]
@@ -310,6 +317,21 @@ class Play:
             yield from [one for one in every if one is not None][:1]
         if self.control.is_self:
             yield from own_best(reply, case.body, self.noise)
+
+    def _control_too(self, case: Case, reply: Completion, right: Completion | None, scenario: str) -> bool:
+        """Whether an answer is wrong, and the control's to the very same request in the same way."""
+        if (self.control.is_self and not case.needs_control) or (case.form is None and case.cut is None):
+            return False
+        if (found := next(self._wrong(case, reply, right), None)) is None:
+            return False
+        what, why = found.get("why") or "another text", "with drafts; without them it is unknown"
+        if not self.control.is_self:
+            (own,) = self.control.source.ask([self.asked(case.body)], 1)
+            if not (case.form(own) if case.form is not None and case.form(reply) else own.text == reply.text):
+                return False
+            why = "with drafts and without"
+        self.ignored.setdefault(scenario, f"{what}, {why}")
+        return True
 
     def asked(self, body: Fields) -> Fields:
         """The body with log-probabilities, where the endpoint has them."""
@@ -441,8 +463,31 @@ def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
     return groups
 
 
+def _counts(play: Play) -> Iterator[Group]:
+    """Short and long answers, greedy, sampled and streamed, by what they say of themselves; a chat of three turns."""
+    most = play.max_tokens
+    fields: list[Fields] = [{"max_tokens": n} for n in dict.fromkeys((1, 2, 7, most))]
+    fields.append({"max_tokens": most, "temperature": 1.0, "seed": 1})
+    for name, more in (("streams", {}), ("stop", {}), ("min_tokens", {"min_tokens": most // 2}), ("token ids", {})):
+        if name in play.features:
+            fields.append({"max_tokens": most, **play.features[name], **more})
+    bodies = [_body(play.prompts[0], 1) | one for one in fields]
+    yield [Step([Case(body, form=counted(body), needs_control=True) for body in bodies])]
+    hot = _body(user("Write a few random words."), min(most, 24)) | {"temperature": 1.5}
+    form = other_than_before()
+    yield [Step([Case(hot, form=form, needs_control=True)] * 3)]
+    if "n" in play.features:
+        yield [Step([Case(hot | play.features["n"], form=other_than_before(), needs_control=True)])]
+    turns = play.prompts[0]
+    for question in ("Say that again.", "And once more."):
+        said = {"role": "assistant", "content": play.expected(play.case(turns)).text}
+        turns = (*turns, said, {"role": "user", "content": question})
+    yield [Step([play.case(turns)])]
+
+
 SCENARIOS = (
     Scenario("one request at a time", _alone),
+    Scenario("counts, limits and reasons", _counts),
     Scenario("steps with and without a draft in turn", _mixed),
     Scenario("prompts that are in the prefix cache", _prefixes),
     Scenario("8 requests at once", _at_once(8)),
