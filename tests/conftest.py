@@ -2,6 +2,7 @@
 
 import gc
 import os
+import ssl
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.paths import REPOSITORY, SHARED
 
 gc.set_threshold(*GARBAGE)
 typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and most commands are asked often
+ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -84,3 +86,13 @@ def demo() -> Path:
     if not (path / "model.safetensors").exists():
         pytest.skip("models/demo has not been trained yet")
     return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer alone, chat template and all."""
+    from tests import models
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    models.tokenizer().save_pretrained(folder)
+    return folder

@@ -13,10 +13,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.web import Handler, serving
 
 
 class Served:
@@ -25,12 +25,12 @@ class Served:
 
     def __init__(
         self,
-        engine: str = "vllm",
-        seconds: Callable[[int], float] = lambda running: 0.002,
-        words: Sequence[str] = ("the ", "cat ", "and ", "the ", "dog "),
-        accepted: Sequence[int] = (),
-        drafted: int = 3,
-        fails: Callable[[int], bool] = lambda number: False,
+        engine="vllm",
+        seconds=lambda running: 0.002,
+        words=("the ", "cat ", "and ", "the ", "dog "),
+        accepted=(),
+        drafted=3,
+        fails=lambda number: False,
     ):
         self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
         self.fails = fails
@@ -42,44 +42,37 @@ class Served:
         self._lock = threading.Lock()
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+        class Fake(Handler):
+            wbufsize = 0
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 fake.headers.append(dict(self.headers))
                 if self.path == "/metrics":
-                    _reply(self, 200, fake.metrics().encode(), "text/plain")
+                    self.reply(200, fake.metrics().encode(), "text/plain")
                 elif self.path == "/version":
-                    _reply(self, 200, b'{"version": "0.32.0"}')
+                    self.reply(200, {"version": "0.32.0"})
                 elif self.path == "/v1/models":
-                    listed = {"data": [{"id": "fake", "owned_by": engine, "object": "model", "created": 0}]}
-                    _reply(self, 200, json.dumps({**listed, "object": "list"}).encode())
+                    listed = {"id": "fake", "owned_by": engine, "object": "model", "created": 0}
+                    self.reply(200, {"data": [listed], "object": "list"})
                 else:
-                    _reply(self, 404, b"{}")
+                    self.reply(404, {})
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 fake.headers.append(dict(self.headers))
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 with suppress(ConnectionError):
                     fake._answer(self, body)
 
-            def log_message(self, *_: object) -> None: ...
+        self._server = serving(Fake)
 
-        class Server(ThreadingHTTPServer):
-            request_queue_size, block_on_close, daemon_threads = 128, False, True
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> Served:
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+    def __enter__(self):
+        self.url = self._server.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *left):
+        self._server.__exit__(*left)
 
-    def metrics(self) -> str:
+    def metrics(self):
         """/metrics in vLLM's words, under the engine's prefix."""
         name = f"{self.engine}:spec_decode_num_"
         lines = [f"{self.engine}:num_requests_running {self.running}.0"]
@@ -89,7 +82,7 @@ class Served:
         lines += [f'{name}accepted_tokens_per_pos_total{{position="{p}"}} {n}.0' for p, n in enumerate(places)]
         return "\n".join(lines) + "\n"
 
-    def _answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def _answer(self, handler, body):
         with self._lock:
             self.asked.append(body)
             self.when.append(time.perf_counter())
@@ -98,22 +91,19 @@ class Served:
             self.most_running = max(self.most_running, self.running)
         try:
             if self.fails(number):
-                return _reply(handler, 500, b'{"error": {"message": "made up"}}')
+                return handler.reply(500, {"error": {"message": "made up"}})
             if not body.get("stream"):
                 text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
                 whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
-                return _reply(handler, 200, json.dumps({"choices": [whole]}).encode())
-            handler.send_response(200)
-            handler.send_header("Content-Type", "text/event-stream")
-            handler.send_header("Connection", "close")
-            handler.end_headers()
+                return handler.reply(200, {"choices": [whole]})
+            handler.begin(Content_Type="text/event-stream", Connection="close")
             handler.close_connection = True
             self._stream(handler, body)
         finally:
             with self._lock:
                 self.running -= 1
 
-    def _stream(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    def _stream(self, handler, body):
         done, rounds = 0, 0
         while done < body["max_tokens"]:
             time.sleep(self.seconds(self.running))
@@ -135,13 +125,5 @@ class Served:
         handler.wfile.write(b"data: [DONE]\n\n")
 
 
-def _event(handler: BaseHTTPRequestHandler, value: dict[str, Any]) -> None:
+def _event(handler, value):
     handler.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
-
-
-def _reply(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: str = "application/json") -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)

@@ -1,8 +1,6 @@
 """What is imported stands in pyproject.toml, and a wheel in an environment with one extra alone runs that extra's
 command."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -13,7 +11,6 @@ import sys
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +32,9 @@ ELSEWHERE = {"vllm", "xllamacpp", "verl", "sentencepiece"}
 UNUSUAL = {"llama_cpp": "llama-cpp-python", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 
-def wanted(*extras: str) -> dict[str, set[str]]:
+def wanted(*extras):
     """The distributions that pyproject.toml names, with the extras of each that are asked for."""
-    named: dict[str, set[str]] = {}
+    named = {}
     lines = (line for extra in extras for line in PROJECT["optional-dependencies"][extra])
     for one in map(Requirement, [*PROJECT["dependencies"], *lines]):
         inner = wanted(*one.extras) if one.name == "paceline" else {canonicalize_name(one.name): one.extras}
@@ -45,9 +42,9 @@ def wanted(*extras: str) -> dict[str, set[str]]:
     return named
 
 
-def reached(*extras: str) -> set[str]:
+def reached(*extras):
     """The installed distributions that an installation with these extras has."""
-    found: set[tuple[str, str]] = set()
+    found = set()
     left = [(name, extra) for name, inner in wanted(*extras).items() for extra in ("", *inner)]
     while left:
         name, extra = left.pop()
@@ -61,7 +58,7 @@ def reached(*extras: str) -> set[str]:
 
 
 @cache
-def imported() -> dict[str, set[str]]:
+def imported():
     """The packages of others that the source imports, anywhere, and the distributions that they may be of."""
     known, tops = metadata.packages_distributions(), set[str]()
     for file in (REPOSITORY / "src" / "paceline").rglob("*.py"):
@@ -74,7 +71,7 @@ def imported() -> dict[str, set[str]]:
     return {top: {*map(canonicalize_name, known.get(top, [UNUSUAL.get(top, top)]))} for top in tops}
 
 
-def test_what_is_imported_is_listed_and_has_an_extra_to_name() -> None:
+def test_what_is_imported_is_listed_and_has_an_extra_to_name():
     every = wanted(*(extra for extra in PROJECT["optional-dependencies"] if extra != "dev"))
     assert [top for top, names in imported().items() if not names & every.keys()] == []
     optional = {top for top, names in imported().items() if not names & wanted().keys()}
@@ -94,7 +91,7 @@ walk(typer.main.get_command(app))
 """
 
 
-def test_help_needs_no_extra() -> None:
+def test_help_needs_no_extra():
     missing = [top for top, names in imported().items() if not names & reached()]
     assert "accelerate" in missing
     done = subprocess.run([sys.executable, "-c", HELP, *missing], capture_output=True, text=True, timeout=300)
@@ -102,7 +99,7 @@ def test_help_needs_no_extra() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """What pip makes of the project; built with the hatchling that is installed, else with one from the network."""
     folder = tmp_path_factory.mktemp("wheel")
     here = ["--no-build-isolation"] if any(metadata.distributions(name="hatchling")) else []
@@ -115,7 +112,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def environment(folder: Path, wheel: Path, *extras: str) -> Path:
+def environment(folder, wheel, *extras):
     """The interpreter of a new environment with the wheel, what it depends on and what these extras bring, linked."""
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -130,7 +127,7 @@ def environment(folder: Path, wheel: Path, *extras: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return models.make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
 
 
@@ -179,14 +176,14 @@ MISSING = {
 
 
 @pytest.fixture
-def places(model: Path, tmp_path: Path) -> Iterator[dict[str, object]]:
+def places(model, tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "the cat", "response": "and the dog " * 9}) + "\n")
     answers = following_answers(tmp_path / "answers.jsonl")
     with Served(accepted=(1,)) as fake:
         yield {"model": model, "url": fake.url, "log": tmp_path / "log.jsonl", "answers": answers, "out": tmp_path}
 
 
-def run(python: Path, line: str, places: dict[str, object]) -> subprocess.CompletedProcess[str]:
+def run(python, line, places):
     command = [str(python), "-m", "paceline", *line.format(**places).split()]
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=ours, cwd=str(places["out"]))
@@ -194,9 +191,7 @@ def run(python: Path, line: str, places: dict[str, object]) -> subprocess.Comple
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", COMMANDS)
-def test_a_wheel_with_an_extra_runs_its_command(
-    extra: str, wheel: Path, tmp_path: Path, places: dict[str, object]
-) -> None:
+def test_a_wheel_with_an_extra_runs_its_command(extra, wheel, tmp_path, places):
     python = environment(tmp_path / "env", wheel, *([extra] if extra else []))
     assert COMMANDS.keys() - {""} == set(OWN_EXTRAS)
     for line in COMMANDS[extra]:
@@ -215,7 +210,7 @@ def test_a_wheel_with_an_extra_runs_its_command(
             assert f"pip install '.[{name}]'" in done.stderr.strip().splitlines()[-1], (line, done.stderr)
 
 
-def _serves(python: Path, places: dict[str, object]) -> None:
+def _serves(python, places):
     command = [str(python), "-m", "paceline", "serve", str(places["model"]), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=str(places["out"]))
     try:
@@ -228,7 +223,7 @@ def _serves(python: Path, places: dict[str, object]) -> None:
         assert server.wait(60) in (0, 130)
 
 
-def test_every_requirement_is_read() -> None:
+def test_every_requirement_is_read():
     assert {"torch", "markupsafe"} <= wanted().keys()
     assert {"openai", "scikit-learn"} <= wanted("bench").keys()
     assert "openai" not in reached()

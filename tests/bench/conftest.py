@@ -1,15 +1,12 @@
 """Tiny models for other engines to answer with."""
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from tests import models
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     """Settings of its own in generation_config.json, which no peer may heed, and text that repeats itself."""
     folder = models.make("llama2", tmp_path_factory.mktemp("tiny"), num_hidden_layers=4)
     _repeat_itself(folder)
@@ -21,7 +18,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+def draft(tmp_path_factory, tiny):
     """The first layer of it and the head: some drafts are right, some wrong."""
     from safetensors.torch import load_file, save_file
 
@@ -32,7 +29,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     return folder
 
 
-def _repeat_itself(folder: Path) -> None:
+def _repeat_itself(folder):
     """Let the next token hang mostly on the last one."""
     from safetensors.torch import load_file, save_file
 

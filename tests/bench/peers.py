@@ -1,42 +1,32 @@
 """Asking a peer on a tiny model."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from tests import models
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.target.load import load
-from paceline.workbench.contestant import Contestant, Reply
 from paceline.workbench.peers import create_peer
 
 PROMPTS = [[0, 9, 40, 41, 42, 9, 40, 41], [0, 50, 51, 52], [0, 7, 30, 31, 7, 30, 31, 7, 30]]
 NEW = 24
 
 
-def decode(tokens: list[int]) -> str:
+def decode(tokens):
     return " ".join(map(str, tokens))
 
 
-def peer(spec: str, model: Path, **changes: Any) -> Contestant:
-    setup: dict[str, Any] = {
-        "dtype": "float32",
-        "threads": None,
-        "python": None,
-        "batch": 4,
-        "max_context": models.MAX_CONTEXT,
+def peer(spec, model, **changes):
+    setup = {
+        "dtype": "float32", "threads": None, "python": None, "batch": 4, "max_context": models.MAX_CONTEXT,
         "decode": decode,
     }
     return create_peer(spec, str(model), **(setup | changes))
 
 
 @contextmanager
-def opened(spec: str, model: Path, **changes: Any) -> Iterator[Contestant]:
+def opened(spec, model, **changes):
     one = peer(spec, model, **changes)
     try:
         one.open()
@@ -45,23 +35,19 @@ def opened(spec: str, model: Path, **changes: Any) -> Iterator[Contestant]:
         one.close()
 
 
-def answers(model: Path, new: int = NEW, ends: tuple[int, ...] = ()) -> list[list[int]]:
+def answers(model, new=NEW, ends=()):
     """What our engine says, plainly."""
     engine = Engine(load(model, dtype="float32"))
     params = SamplingParams(max_tokens=new, ignore_eos=True, stop_token_ids=ends)
     return [one.tokens for one in engine.generate(PROMPTS, params)]
 
 
-def check(turn: Reply) -> None:
+def check(turn):
     """What holds of every Reply that tells its rounds."""
-    assert turn.lengths is not None
-    assert turn.times is not None
     assert turn.nodes is not None
-    assert sum(turn.lengths) == len(turn.tokens)
-    assert turn.times == sorted(turn.times)
+    assert (sum(turn.lengths), turn.times) == (len(turn.tokens), sorted(turn.times))
     assert turn.times[0] > 0
     assert turn.times[-1] <= turn.seconds
     assert len(turn.lengths) == len(turn.times) == len(turn.nodes)
     assert all(length <= nodes + 1 for length, nodes in zip(turn.lengths, turn.nodes, strict=True))
-    assert turn.depths == turn.nodes
-    assert turn.text == decode(turn.tokens)
+    assert (turn.depths, turn.text) == (turn.nodes, decode(turn.tokens))

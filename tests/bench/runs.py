@@ -1,11 +1,6 @@
 """Folders of benchmarks that nobody ran: every figure is made up, the files are as `paceline bench` writes them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from paceline.bench.record import Answer
 from paceline.workbench.contestant import Reply
@@ -16,18 +11,10 @@ METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers
 WHY = "vLLM is not installed in /opt/python; pip install vllm"
 
 
-def make_run(
-    folder: Path,
-    methods: Mapping[str, float] = METHODS,
-    *,
-    failed: Mapping[str, str] = {},
-    not_installed: Mapping[str, str] = {},
-    tasks: Sequence[str] = TASKS,
-    text: str = "A cat sat on the mat.",
-    complete: bool = True,
-    change: Callable[[dict[str, Any], dict[str, Any]], None] = lambda about, summary: None,
-) -> Path:
+def make_run(folder, methods=METHODS, *, failed=None, not_installed=None, tasks=TASKS, text="A cat sat on the mat.",
+             complete=True, change=lambda about, summary: None):  # fmt: skip
     """A run's folder. change: called with run.json and summary.json before they are written."""
+    failed, not_installed = failed or {}, not_installed or {}
     folder.mkdir(parents=True, exist_ok=True)
     names = [*methods, *not_installed]
     about = {
@@ -71,7 +58,7 @@ def make_run(
     return folder
 
 
-def figures(method: str, category: str, gain: float, failed: str | None) -> dict[str, Any]:
+def figures(method, category, gain, failed):
     """Every figure of a method and task, in proportion to its speed-up."""
     plain, tells = method == "none", not method.startswith("peer:vllm")
     lengths = [0, 60] if plain else [0, 40, 10, 6, 3, 2, 1, 1, *[0] * 9, 1, 2]
@@ -89,7 +76,7 @@ def figures(method: str, category: str, gain: float, failed: str | None) -> dict
     }  # fmt: skip
 
 
-def answer(method: str, task: str, question: str, text: str) -> Answer:
+def answer(method, task, question, text):
     """An answer of two rounds: the target's first tokens, then a draft that was accepted and one more token."""
     words = text.split(" ")
     own, drafted, last = " ".join(words[:2]), " " + " ".join(words[2:-1]), " " + words[-1]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.models import make_repetitive
 
 from paceline.bench import benchmark as benchmarks
-from paceline.bench.benchmark import Benchmark, Result, Watch, bench
+from paceline.bench.benchmark import Benchmark, Watch, bench
 from paceline.bench.options import Options
-from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
+from paceline.workbench.contestant import Contestant, NotInstalled, Reply
 
 PEERS = ("transformers", "transformers-lookup")
 PROMPTS = ("the cat", "the dog", "the mat")
@@ -27,36 +24,36 @@ class Peer(Contestant):
     opened: list[str] = []
     contexts: set[int] = set()
 
-    def __init__(self, spec: str, *folder: str, **settings: Any):
+    def __init__(self, spec, *folder, **settings):
         super().__init__(f"peer:{spec}")
         Peer.contexts.add(settings["max_context"])
 
-    def open(self) -> None:
+    def open(self):
         Peer.opened.append(self.name)
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+    def answer(self, prompts, ask):
         Peer.asked.append((self.name, ask.max_tokens))
         n = ask.max_tokens
         times = [0.005 * (i + 1) for i in range(n)]
         return [Reply(len(prompt), [1] * n, "", times[-1], [1] * n, times, [0] * n, [0] * n) for prompt in prompts]
 
-    def close(self) -> None:
+    def close(self):
         if self.name in Peer.opened:
             Peer.opened.remove(self.name)
 
 
 @pytest.fixture(autouse=True)
-def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _peers(monkeypatch):
     monkeypatch.setattr(benchmarks, "create_peer", Peer)
     Peer.asked, Peer.opened, Peer.contexts = [], [], set()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     return str(make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
 
 
-def plan(model: str, tmp_path: Path) -> Benchmark:
+def plan(model, tmp_path):
     tmp_path.mkdir(exist_ok=True)
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
@@ -64,14 +61,12 @@ def plan(model: str, tmp_path: Path) -> Benchmark:
     return Benchmark(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
 
 
-def test_engines_are_put_away_before_answers_are_judged(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_are_put_away_before_answers_are_judged(model, tmp_path, monkeypatch):
     """The float32 model that judges needs the room."""
-    found: list[list[str]] = []
+    found = []
     judge = benchmarks.judge_differences
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments):
         found.append(list(Peer.opened))
         return judge(*arguments)
 
@@ -83,11 +78,11 @@ def test_engines_are_put_away_before_answers_are_judged(
     assert 256 + 8 < context < 300, "of the longest conversation, not the model's 512"
 
 
-def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model: str, tmp_path: Path) -> None:
-    judged: list[tuple[int, int]] = []
+def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model, tmp_path):
+    judged = []
     watch = Watch(judged=lambda *far: judged.append(far))
 
-    def verdicts(outcome: Result) -> list[str]:
+    def verdicts(outcome):
         overall = [result for result in outcome.results if result["category"] == "overall"]
         return [one["verdict"] for result in overall for one in result["differs"]]
 
@@ -97,21 +92,20 @@ def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model: str, tmp_p
     assert sorted(verdicts(stopped)) == ["bug"] * 2 + ["not judged"] * 4
     judged.clear()
     whole = bench(plan(model, tmp_path), watch)
-    assert judged == [(done, 4) for done in range(1, 5)]
-    assert verdicts(whole) == ["bug"] * 6
+    assert (judged, verdicts(whole)) == ([(done, 4) for done in range(1, 5)], ["bug"] * 6)
     judged.clear()
     again = bench(plan(model, tmp_path), watch)
     assert not judged
     assert [result["differs"] for result in again.results] == [result["differs"] for result in whole.results]
 
 
-def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path) -> None:
+def test_nobody_is_started_who_has_nothing_left_to_do(model, tmp_path):
     """A whole run's command says its figures again; of one that is not whole, only those start who are missing."""
     first = bench(replace(plan(model, tmp_path), drafts=("sam",)))
     described = (first.out / "run.json").read_text()
     Peer.asked = []
     again = replace(plan(model, tmp_path), drafts=("sam",))
-    said: list[str] = []
+    said = []
     second = bench(again, Watch(say=said.append))
     assert second.complete
     assert not Peer.asked
@@ -128,8 +122,8 @@ def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path
     assert [result["answers"] for result in last.results if result["category"] == "overall"] == [3, 3, 3, 3]
 
 
-def test_a_peer_may_be_installed_later(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(peer: Peer) -> None:
+def test_a_peer_may_be_installed_later(model, tmp_path, monkeypatch):
+    def missing(peer):
         raise NotInstalled(f"{peer.name}: not there")
 
     with monkeypatch.context() as patch:

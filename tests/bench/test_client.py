@@ -1,7 +1,5 @@
 """What is said where the client, or what is counted, cannot be trusted."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.bench.endpoint import _client
@@ -10,21 +8,18 @@ from paceline.workbench.contestant import Reply
 from paceline.workbench.servers import Drafting
 
 
-def test_a_client_that_is_busy_says_so() -> None:
+def test_a_client_that_is_busy_says_so():
     assert _client({}) == _client({"a": 0.69, "b": 0.1}) == []
     (note,) = _client({"a": 0.2, "b": 0.91})
     assert note.startswith("This process used 91% of a core")
 
 
-@pytest.mark.parametrize(
-    ("drafted", "accepted", "says"),
-    [
-        (400, (90, 80, 70, 60), "drafts pay at every position"),
-        (200, (90, 40, 30, 20), "drafts pay as a whole; they vary in length (2.0 tokens)"),
-        (200, (3, 1, 0, 0), "drafts do not pay as a whole; they vary in length"),
-    ],
-)
-def test_drafts_that_vary_in_length_are_judged_as_a_whole(drafted: float, accepted: tuple[float], says: str) -> None:
+@pytest.mark.parametrize(("drafted", "accepted", "says"), [
+    (400, (90, 80, 70, 60), "drafts pay at every position"),
+    (200, (90, 40, 30, 20), "drafts pay as a whole; they vary in length (2.0 tokens)"),
+    (200, (3, 1, 0, 0), "drafts do not pay as a whole; they vary in length"),
+])
+def test_drafts_that_vary_in_length_are_judged_as_a_whole(drafted, accepted, says):
     """Position 4 was offered in a few drafts only: that it was seldom accepted says nothing."""
     new = Drafting("vllm", 1, 500, 100, drafted, sum(accepted), accepted)
     assert reading(new, {1: 0.05})["advice"].startswith(says)

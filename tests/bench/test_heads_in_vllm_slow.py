@@ -4,11 +4,8 @@ place. Set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM, 
     pytest -m slow tests/bench/test_heads_in_vllm_slow.py
 """
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,13 +21,13 @@ from paceline.workbench.peers import create_peer
 NEW = 64
 
 
-def by_place(lengths: list[list[int]], drafted: int) -> np.ndarray:
+def by_place(lengths, drafted):
     """Of all rounds with a draft, how often the draft was accepted up to each place at least, [drafted]."""
     rounds = [length - 1 for answer in lengths for length in answer[1:-1]]  # the prompt's, and one cut by the budget
     return np.array([np.mean([accepted >= place for accepted in rounds]) for place in range(1, drafted + 1)])
 
 
-def drafters(method: str, demo: Path, scratch: Path) -> tuple[str, Path, int]:
+def drafters(method, demo, scratch):
     """A chain of a head of ours for our engine, the folder that vLLM reads, and the length of its drafts."""
     folder = demo.with_name(f"{demo.name}-{method}")
     if method not in names() or not folder.is_dir():
@@ -47,7 +44,7 @@ def drafters(method: str, demo: Path, scratch: Path) -> tuple[str, Path, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_vllm_accepts_as_much_of_a_head_as_our_engine(method: str, demo: Path, tmp_path: Path) -> None:
+def test_vllm_accepts_as_much_of_a_head_as_our_engine(method, demo, tmp_path):
     python = os.environ.get("PACELINE_VLLM_PYTHON")
     if not python:
         pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")
@@ -56,7 +53,7 @@ def test_vllm_accepts_as_much_of_a_head_as_our_engine(method: str, demo: Path, t
     assert engine.tokenizer is not None
     texts = [one.turns[0] for one in read_suite("demo").questions][:24]
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in texts]
-    ours: list[list[int]] = []
+    ours = []
     answers = []
     for prompt in prompts:
         row = engine.add(prompt, SamplingParams(max_tokens=NEW))
@@ -65,13 +62,8 @@ def test_vllm_accepts_as_much_of_a_head_as_our_engine(method: str, demo: Path, t
             ours[-1] += [len(delta.tokens) for delta in engine.step() if delta.tokens]
         answers.append(row.tokens[len(prompt) :].tolist())
     peer = create_peer(
-        f"vllm-head:{folder},k={drafted},eager=true",
-        str(demo),
-        dtype="float32",
-        threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
-        python=python,
-        batch=1,
-        max_context=1024,
+        f"vllm-head:{folder},k={drafted},eager=true", str(demo), dtype="float32",
+        threads=int(os.environ.get("OMP_NUM_THREADS", "1")), python=python, batch=1, max_context=1024,
         decode=engine.tokenizer.decode,
     )
     try:

@@ -4,11 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from tests import models
 
 from paceline.core.segment import Segment
-from paceline.target.base import Target
 from paceline.target.load import load
 from paceline.workbench import reference
 from paceline.workbench.reference import PlainDecoding, Rounding, distance, is_tie
@@ -19,31 +17,31 @@ class Judged(NamedTuple):
     noise: float
 
     @property
-    def verdict(self) -> str:
+    def verdict(self):
         return "tie" if is_tie(*self) else "bug"
 
 
-def judge_of(own: Target, exact: Target) -> Rounding:
+def judge_of(own, exact):
     same = own is exact
     return Rounding(PlainDecoding(exact, pieces=same), None if same else PlainDecoding(own, pieces=True))
 
 
-def judged(judge: Rounding, prefix: list[int], *tokens: int) -> Judged:
+def judged(judge, prefix, *tokens):
     return Judged(*distance(judge, prefix, tokens))
 
 
 @pytest.fixture
-def judge(pair: tuple[Target, Target]) -> Rounding:
+def judge(pair):
     return judge_of(*pair)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Target]:
+def pair(tmp_path_factory):
     folder = models.make("llama2", tmp_path_factory.mktemp("judge"))
     return load(folder, dtype="bfloat16"), load(folder, dtype="float32")
 
 
-def logits(target: Target, prefix: list[int]) -> torch.Tensor:
+def logits(target, prefix):
     slot = target.add_row(len(prefix))
     try:
         return target.verify([Segment.chunk(slot, np.array(prefix), last=True)]).of(0)[-1].float()
@@ -51,7 +49,7 @@ def logits(target: Target, prefix: list[int]) -> torch.Tensor:
         target.drop_row(slot)
 
 
-def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Target, Target], judge: Rounding) -> None:
+def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair, judge):
     found = {"tie": 0, "bug": 0}
     for seed in range(20):
         prefix = np.random.default_rng(seed).integers(2, 280, 30).tolist()
@@ -67,7 +65,7 @@ def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Ta
     assert found["tie"] > 0  # bfloat16 is coarse
 
 
-def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target], judge: Rounding) -> None:
+def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair, judge):
     flips = 0
     for seed in range(300):
         prefix = np.random.default_rng(seed).integers(2, 280, 12).tolist()
@@ -80,7 +78,7 @@ def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target],
     pytest.fail("bfloat16 flipped no near-tie, so nothing was tested")
 
 
-def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> None:
+def test_in_float32_next_to_nothing_is_a_tie(pair):
     ties = 0
     judge = judge_of(pair[1], pair[1])
     for seed in range(20):
@@ -92,7 +90,7 @@ def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> Non
     assert ties <= 1
 
 
-def test_rows_are_given_back(pair: tuple[Target, Target]) -> None:
+def test_rows_are_given_back(pair):
     judged(judge_of(*pair), list(range(2, 30)), 5, 6)
     for target in pair:
         slot = target.add_row(10)
@@ -100,7 +98,7 @@ def test_rows_are_given_back(pair: tuple[Target, Target]) -> None:
         target.drop_row(slot)
 
 
-def test_a_beginning_in_chunks_says_the_same(pair: tuple[Target, Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beginning_in_chunks_says_the_same(pair, monkeypatch):
     prefix = list(range(2, 100))
     whole = judged(judge_of(*pair), prefix, 7, 9)
     monkeypatch.setattr(reference, "CHUNK", 8)

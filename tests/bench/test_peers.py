@@ -1,9 +1,6 @@
 """What all peers have in common: names, options, and that none is imported unasked."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from paceline.workbench.peers import PEERS, describe, parse_peer
 from paceline.workbench.peers.setup import cut_rounds, model_bytes
 
 
-def test_every_peer_in_the_table_can_be_named() -> None:
+def test_every_peer_in_the_table_can_be_named():
     for name, entry in PEERS.items():
         takes_file = ":" in entry.help
         found, config = parse_peer(f"{name}:x" if takes_file else name)
@@ -26,54 +23,50 @@ def test_every_peer_in_the_table_can_be_named() -> None:
         assert all(option.help for option in describe(name)), name
 
 
-def test_options_reach_the_peer() -> None:
+def test_options_reach_the_peer():
     config = parse_peer(" vllm-ngram,k=7,max=4,eager=true ")[1]
     assert (config.k, config.min, config.max, config.eager) == (7, 1, 4, True)
     config = parse_peer("transformers-assisted:some/folder,schedule=heuristic,confidence=0")[1]
     assert (config.checkpoint, config.tokens, config.schedule, config.confidence) == ("some/folder", 20, "heuristic", 0)
 
 
-def test_the_page_lists_every_peer_and_option() -> None:
+def test_the_page_lists_every_peer_and_option():
     page = (REPOSITORY / "docs" / "measuring.md").read_text("utf-8")
     for name, entry in PEERS.items():
         assert f"| `{name}` | {entry.help} | {entry.needs or 'nothing more'} |\n" in page
         for option in describe(name):
             assert f"| `{option.name}` | `{str(option.default).lower()}` | {option.help} |\n" in page, (
-                name,
-                option.name,
+                name, option.name,
             )
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("vlm-ngram", "There is no peer 'vlm-ngram'. Did you mean 'vllm-ngram'\\? Peers: transformers, "),
-        ("vllm-ngram,kk=3", "vllm-ngram has no option 'kk'. Did you mean 'k'\\? Its options: eager, k, min, max."),
-        ("vllm-ngram,k=many", "k is 'many'; it must be a whole number"),
-        ("transformers,tokens=3", "It has no options"),
-        ("transformers:x", "takes no checkpoint"),
-        ("vllm-draft", "vllm-draft needs a checkpoint: write vllm-draft:PATH"),
-        ("transformers-assisted:x,schedule=heuristics", "Did you mean 'heuristic'"),
-    ],
-)
-def test_a_wrong_name_or_option_says_what_exists(spec: str, says: str) -> None:
+@pytest.mark.parametrize(("spec", "says"), [
+    ("vlm-ngram", "There is no peer 'vlm-ngram'. Did you mean 'vllm-ngram'\\? Peers: transformers, "),
+    ("vllm-ngram,kk=3", "vllm-ngram has no option 'kk'. Did you mean 'k'\\? Its options: eager, k, min, max."),
+    ("vllm-ngram,k=many", "k is 'many'; it must be a whole number"),
+    ("transformers,tokens=3", "It has no options"),
+    ("transformers:x", "takes no checkpoint"),
+    ("vllm-draft", "vllm-draft needs a checkpoint: write vllm-draft:PATH"),
+    ("transformers-assisted:x,schedule=heuristics", "Did you mean 'heuristic'"),
+])
+def test_a_wrong_name_or_option_says_what_exists(spec, says):
     with pytest.raises(MethodError, match=says):
         parse_peer(spec)
 
 
-def test_a_dtype_must_be_settled(tiny: Path) -> None:
+def test_a_dtype_must_be_settled(tiny):
     with pytest.raises(PacelineError, match="one of float32, bfloat16, float16, not 'auto'"):
         peer("transformers", tiny, dtype="auto")
 
 
-def test_no_engine_is_imported_before_it_is_opened() -> None:
+def test_no_engine_is_imported_before_it_is_opened():
     before = set(sys.modules)  # another test may have imported one
     for name in PEERS:
         describe(name)
     assert not {"vllm", "llama_cpp"} & (set(sys.modules) - before)
 
 
-def test_bytes_a_forward_reads(tiny: Path, tmp_path: Path) -> None:
+def test_bytes_a_forward_reads(tiny, tmp_path):
     hidden, rows = 64, models.VOCAB_SIZE
     layer = 2 * hidden * hidden + 2 * hidden * 32 + 3 * hidden * 96 + 2 * hidden
     whole = 4 * layer + hidden + rows * hidden  # the head, not the input embedding
@@ -85,9 +78,6 @@ def test_bytes_a_forward_reads(tiny: Path, tmp_path: Path) -> None:
         assert (one.target_bytes, one.draft_bytes) == (4 * whole, 4 * (whole - 3 * layer))
 
 
-def test_cutting() -> None:
-    assert cut([5, 6, 7, 6], {6}, 10) == [5, 6]
-    assert cut([5, 6, 7], {9}, 2) == [5, 6]
-    assert cut([], {9}, 2) == []
-    assert cut_rounds([1, 3, 3], 5) == [1, 3, 1]
-    assert cut_rounds([1, 3, 3], 4) == [1, 3]
+def test_cutting():
+    assert (cut([5, 6, 7, 6], {6}, 10), cut([5, 6, 7], {9}, 2), cut([], {9}, 2)) == ([5, 6], [5, 6], [])
+    assert (cut_rounds([1, 3, 3], 5), cut_rounds([1, 3, 3], 4)) == ([1, 3, 1], [1, 3])

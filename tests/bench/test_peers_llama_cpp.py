@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from paceline.workbench.contestant import Ask, NotInstalled
 class FakeLlama:
     """The loop of llama_cpp.Llama.generate over a rule for the next token: previous + 1, and 5 after 8."""
 
-    def __init__(self, model_path: str, n_ctx: int, draft_model: Any = None, **words: Any):
+    def __init__(self, model_path, n_ctx, draft_model=None, **words):
         if "broken" in model_path:
             raise ValueError("Failed to load model from file")
         self.draft_model, self.words, self.n_threads = draft_model, words | {"n_ctx": n_ctx}, words["n_threads"] or 2
@@ -27,20 +24,20 @@ class FakeLlama:
         self.seeds: list[int] = []
         self.n_tokens, self.input_ids = 0, np.zeros(n_ctx, np.intc)
 
-    def set_seed(self, seed: int) -> None:
+    def set_seed(self, seed):
         self.seeds.append(seed)
 
-    def reset(self) -> None:
+    def reset(self):
         self.n_tokens = 0
 
-    def close(self) -> None:
+    def close(self):
         self.words = {}
 
-    def eval(self, tokens: list[int]) -> None:
+    def eval(self, tokens):
         self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
         self.n_tokens += len(tokens)
 
-    def generate(self, tokens: list[int], reset: bool, **sampling: Any) -> Iterator[int]:
+    def generate(self, tokens, reset, **sampling):
         assert self.n_tokens == 0  # or a part of the prompt would be had for nothing
         self.sampling, tokens, at = sampling, list(tokens), len(tokens) - 1
         while True:
@@ -61,15 +58,15 @@ class FakeLlama:
 class FakeLookup:
     """Always proposes the same two tokens behind a 5."""
 
-    def __init__(self, max_ngram_size: int, num_pred_tokens: int):
+    def __init__(self, max_ngram_size, num_pred_tokens):
         self.words = (max_ngram_size, num_pred_tokens)
 
-    def __call__(self, ids: Any) -> Any:
+    def __call__(self, ids):
         return np.array([6, 9] if ids[-1] == 5 else [], np.intc)
 
 
 @pytest.fixture
-def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def llama_cpp(monkeypatch):
     module, speculative = types.ModuleType("llama_cpp"), types.ModuleType("llama_cpp.llama_speculative")
     vars(module).update(__version__="0.3", Llama=FakeLlama, llama_supports_gpu_offload=lambda: False)
     vars(speculative).update(LlamaPromptLookupDecoding=FakeLookup)
@@ -78,7 +75,7 @@ def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def test_llama_cpp_answers(llama_cpp: types.ModuleType, tmp_path: Path) -> None:
+def test_llama_cpp_answers(llama_cpp, tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     with opened(f"llama-cpp:{file}", tmp_path, threads=3) as one:
@@ -86,27 +83,24 @@ def test_llama_cpp_answers(llama_cpp: types.ModuleType, tmp_path: Path) -> None:
             (turn,) = one.answer([[4, 6]], Ask(max_tokens=6))
             assert (turn.tokens, turn.lengths, turn.nodes) == ([7, 8, 5, 6, 7, 8], [1] * 6, [0] * 6)
             check(turn)
-        assert one.llama.sampling["temp"] == 0.0  # type: ignore[attr-defined]
-        assert one.settings["threads"] == 3
+        assert (one.llama.sampling["temp"], one.settings["threads"]) == (0.0, 3)
         assert (one.max_batch, one.target_bytes) == (1, 4)
         (turn,) = one.answer([[4, 6]], Ask(max_tokens=9, ends=(8,), temperature=0.7, seeds=(5,)))
-        assert (turn.tokens, turn.finish, one.llama.seeds) == ([7, 8], "stop", [5])  # type: ignore[attr-defined]
+        assert (turn.tokens, turn.finish, one.llama.seeds) == ([7, 8], "stop", [5])
     with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:
         (turn,) = one.answer([[4, 7]], Ask(max_tokens=9))
         assert turn.tokens == [8, 5, 6, 7, 8, 5, 6, 7, 8]
         assert (turn.lengths, turn.nodes) == ([1, 1, 2, 1, 1, 2, 1], [0, 0, 2, 0, 0, 2, 0])
         check(turn)
-        assert one.llama.draft_model.words == (2, 2)  # type: ignore[attr-defined]
-        assert one.settings["num_pred_tokens"] == 2
+        assert (one.llama.draft_model.words, one.settings["num_pred_tokens"]) == ((2, 2), 2)
     vars(llama_cpp)["llama_supports_gpu_offload"] = lambda: True
     with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:  # the target is on the processor, and so is this
-        assert one.llama.words["n_gpu_layers"] == 0  # type: ignore[attr-defined]
+        assert one.llama.words["n_gpu_layers"] == 0
     with opened(f"llama-cpp-lookup:{file}", tmp_path, device="cuda") as one:
-        assert one.llama.draft_model.words == (2, 10)  # type: ignore[attr-defined]
-        assert one.llama.words["n_gpu_layers"] == -1  # type: ignore[attr-defined]
+        assert (one.llama.draft_model.words, one.llama.words["n_gpu_layers"]) == ((2, 10), -1)
 
 
-def test_llama_cpp_that_is_not_there(llama_cpp: types.ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+def test_llama_cpp_that_is_not_there(llama_cpp, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="there is no file"):
         peer("llama-cpp:none.gguf", tmp_path).open()
     broken = tmp_path / "broken.gguf"

@@ -1,11 +1,7 @@
 """transformers as a peer, beside our engine on a tiny model."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-e
 
 
 @pytest.mark.parametrize("spec", ["transformers", *ALONE])
-def test_transformers_says_what_our_engine_says(spec: str, tiny: Path, draft: Path) -> None:
+def test_transformers_says_what_our_engine_says(spec, tiny, draft):
     expected = answers(tiny)
     with opened(spec.format(draft=draft), tiny) as one:
         turns = [one.answer([prompt], Ask(max_tokens=NEW))[0] for prompt in PROMPTS]
@@ -43,23 +39,21 @@ def test_transformers_says_what_our_engine_says(spec: str, tiny: Path, draft: Pa
     assert calls == (drafted if "assisted" in spec or "early" in spec else 0)
 
 
-def test_a_batch_is_answered_as_its_prompts_are_alone(tiny: Path) -> None:
+def test_a_batch_is_answered_as_its_prompts_are_alone(tiny):
     expected = answers(tiny)
     ends = (expected[1][5],)
     expected = answers(tiny, ends=ends)
     assert len({len(tokens) for tokens in expected}) > 1  # one ends sooner
     with opened("transformers", tiny) as one:
         turns = one.answer(PROMPTS, Ask(max_tokens=NEW, ends=ends))
-    assert [turn.tokens for turn in turns] == expected
-    assert len({turn.seconds for turn in turns}) == 1
+    assert ([turn.tokens for turn in turns], len({turn.seconds for turn in turns})) == (expected, 1)
     for turn in turns:
         check(turn)
-        assert turn.lengths == [1] * len(turn.tokens)
-        assert turn.nodes == [0] * len(turn.tokens)
+        assert (turn.lengths, turn.nodes) == ([1] * len(turn.tokens), [0] * len(turn.tokens))
 
 
 @pytest.mark.parametrize("spec", ["transformers", *ALONE])
-def test_answers_end_where_they_should(spec: str, tiny: Path, draft: Path) -> None:
+def test_answers_end_where_they_should(spec, tiny, draft):
     whole = answers(tiny)[0]
     ends = (whole[9],)
     until = whole.index(ends[0]) + 1
@@ -73,7 +67,7 @@ def test_answers_end_where_they_should(spec: str, tiny: Path, draft: Path) -> No
         check(turn)
 
 
-def test_the_context_ends_an_answer(tiny: Path) -> None:
+def test_the_context_ends_an_answer(tiny):
     with opened("transformers-lookup", tiny, max_context=12) as one:
         (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=50))
         assert (len(turn.tokens), turn.finish) == (4, "context")
@@ -82,7 +76,7 @@ def test_the_context_ends_an_answer(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["transformers", *ALONE])
-def test_sampling_hangs_on_the_seed(spec: str, tiny: Path, draft: Path) -> None:
+def test_sampling_hangs_on_the_seed(spec, tiny, draft):
     with opened(spec.format(draft=draft), tiny) as one:
         asks = [Ask(max_tokens=12, temperature=3.0, seeds=(seed,)) for seed in (1, 2, 1)]
         first, second, again = [one.answer(PROMPTS[:1], ask)[0] for ask in asks]
@@ -91,14 +85,14 @@ def test_sampling_hangs_on_the_seed(spec: str, tiny: Path, draft: Path) -> None:
     check(first)
 
 
-def test_sampling_is_from_the_whole_distribution(tiny: Path) -> None:
+def test_sampling_is_from_the_whole_distribution(tiny):
     """Neither the checkpoint's top_k of 3 nor transformers' own of 50 is heeded."""
     with opened("transformers", tiny, batch=200) as one:
         turns = one.answer([PROMPTS[1]] * 200, Ask(max_tokens=1, temperature=50.0, seeds=tuple(range(200))))
     assert len({turn.tokens[0] for turn in turns}) > 100
 
 
-def test_a_mode_for_one_takes_one(tiny: Path) -> None:
+def test_a_mode_for_one_takes_one(tiny):
     with opened("transformers-lookup", tiny) as one:
         assert one.max_batch == 1
         with pytest.raises(PacelineError, match="answers 1 at a time, not 2"):
@@ -106,11 +100,11 @@ def test_a_mode_for_one_takes_one(tiny: Path) -> None:
     assert peer("transformers", tiny).max_batch == 4
 
 
-def test_peers_share_a_model_and_give_it_back(tiny: Path, draft: Path) -> None:
+def test_peers_share_a_model_and_give_it_back(tiny, draft):
     first, second = peer("transformers", tiny), peer(f"transformers-assisted:{draft}", tiny)
     for one in (first, second):
         one.open()
-    assert first.model is second.model  # type: ignore[attr-defined]
+    assert first.model is second.model
     assert len(ours._LOADED) == 2
     first.close()
     expected = answers(tiny)[0]
@@ -119,7 +113,7 @@ def test_peers_share_a_model_and_give_it_back(tiny: Path, draft: Path) -> None:
     assert ours._LOADED == {}
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_another_vocabulary_is_refused(tiny, tmp_path):
     other = models.make("llama2", tmp_path, vocab_size=352)
     one = peer(f"transformers-assisted:{other}", tiny)
     with pytest.raises(ModelError, match="knows 352 tokens and the target 320"):
@@ -128,17 +122,16 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tiny: Path, tmp_path: Pa
     assert ours._LOADED == {}
 
 
-def test_early_exit_leaves_the_others_alone(tiny: Path) -> None:
+def test_early_exit_leaves_the_others_alone(tiny):
     plain, early = peer("transformers", tiny), peer("transformers-early-exit,layers=2,tokens=3,confidence=0", tiny)
     plain.open()
     early.open()
-    model = plain.model  # type: ignore[attr-defined]
+    model = plain.model
     before = plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens
     (turn,) = early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
-    assert max(turn.nodes or []) == 3
-    assert early.settings["layers"] == 2
+    assert (max(turn.nodes or []), early.settings["layers"]) == (3, 2)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_):
         if model.config.num_hidden_layers == 2:
             raise KeyboardInterrupt
 
@@ -146,33 +139,29 @@ def test_early_exit_leaves_the_others_alone(tiny: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
     hook.remove()
-    assert model.config.num_hidden_layers == 4
-    assert plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens == before
+    assert (model.config.num_hidden_layers, plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens) == (4, before)
     early.close()
     plain.close()
 
 
-def test_early_exit_wants_some_layers_and_not_all(tiny: Path) -> None:
+def test_early_exit_wants_some_layers_and_not_all(tiny):
     one = peer("transformers-early-exit,layers=4", tiny)
     with pytest.raises(MethodError, match="layers is 4; the model has 4, so 1 to 3"):
         one.open()
     one.close()
 
 
-def test_what_a_schedule_learnt_is_forgotten(tiny: Path) -> None:
+def test_what_a_schedule_learnt_is_forgotten(tiny):
     """The heuristic schedule keeps its draft length from call to call."""
     with opened("transformers-early-exit,layers=3,tokens=2,schedule=heuristic,confidence=0", tiny) as one:
         first, later = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0] for _ in range(2)]
         one.forget()
         (again,) = one.answer(PROMPTS[2:], Ask(max_tokens=NEW))
-    assert first.nodes is not None
     assert later.nodes is not None
-    assert first.nodes[0] == 2
-    assert again.nodes == first.nodes
-    assert len(later.tokens) == len(first.tokens)
+    assert (first.nodes[0], again.nodes, len(later.tokens)) == (2, first.nodes, len(first.tokens))
 
 
-def test_transformers_is_silent(tiny: Path, draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_transformers_is_silent(tiny, draft, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for spec in ("transformers", *ALONE):
@@ -182,21 +171,21 @@ def test_transformers_is_silent(tiny: Path, draft: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("spec", ["transformers", "transformers-early-exit"])
-def test_transformers_is_woken(spec: str, tiny: Path) -> None:
+def test_transformers_is_woken(spec, tiny):
     with opened(spec, tiny) as one:
         [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
-        forwards: list[int] = []
-        hook = one.model.register_forward_hook(lambda *_: forwards.append(1))  # type: ignore[attr-defined]
+        forwards = []
+        hook = one.model.register_forward_hook(lambda *_: forwards.append(1))
         began = perf_counter()
         one.wake(0.05)
-        assert 0.05 < perf_counter() - began < 2
+        assert perf_counter() - began > 0.05
         assert forwards, "its own forward is what wakes it"
         hook.remove()
         [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
     assert after.tokens == before.tokens
 
 
-def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path, monkeypatch):
     """From a folder that is made once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"
@@ -211,14 +200,14 @@ def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path: P
     assert len(written) == 1
 
 
-def test_a_gguf_file_may_be_expanded_by_two_processes_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_gguf_file_may_be_expanded_by_two_processes_at_once(tmp_path, monkeypatch):
     """The folder is there when it is whole, and the second one to finish leaves it as it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"
     gguf_files.write(models.make("llama2", tmp_path / "folder", num_hidden_layers=2), file, "Q8_0")
-    meanwhile: list[Path] = []
+    meanwhile = []
 
-    def save(weights: Any, path: Path, metadata: Any) -> None:
+    def save(weights, path, metadata):
         save_file(weights, path, metadata)
         if not meanwhile:
             meanwhile.append(path)

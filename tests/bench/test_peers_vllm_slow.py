@@ -3,10 +3,7 @@
     pytest -m slow tests/bench/test_peers_vllm_slow.py
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -25,7 +22,7 @@ PLAIN = "vllm,eager=true"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("spec", [PLAIN, "vllm-ngram,eager=true", "vllm-draft:{demo},k=3"])
-def test_vllm_as_a_peer_says_what_the_engine_says(spec: str, demo: Path) -> None:
+def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
     python = os.environ.get("PACELINE_VLLM_PYTHON")
     if not python:
         pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")
@@ -37,13 +34,7 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec: str, demo: Path) -> None
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in texts]
     ours = [one.tokens for one in engine.generate(prompts, SamplingParams(max_tokens=NEW))]
     peer = create_peer(
-        spec.format(demo=demo),
-        str(demo),
-        dtype="float32",
-        threads=1,
-        python=python,
-        batch=2,
-        max_context=1024,
+        spec.format(demo=demo), str(demo), dtype="float32", threads=1, python=python, batch=2, max_context=1024,
         decode=engine.tokenizer.decode,
     )
     try:
@@ -54,26 +45,20 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec: str, demo: Path) -> None
         ask = Ask(max_tokens=NEW, ends=ends)
         turns = [peer.answer([prompt], ask)[0] for prompt in prompts]
         if "ngram" in spec:  # a new drafter does as well; suffix decoding gets one between repetitions
-            assert peer.worker.ask({"forget": True}) == {"done": True}  # type: ignore[attr-defined]
+            assert peer.worker.ask({"forget": True}) == {"done": True}
         again = peer.answer(prompts[:2], ask)
         if peer.settings["device"] == "cpu" and spec != PLAIN and not peer.settings["triton"]:
             with pytest.raises(PacelineError, match="cannot sample here"):
                 peer.answer(prompts[:1], Ask(max_tokens=NEW, temperature=1.0, ends=ends))
     finally:
         peer.close()
-    assert [turn.tokens for turn in turns] == ours
-    assert [turn.tokens for turn in again] == ours[:2]
+    assert ([turn.tokens for turn in turns], [turn.tokens for turn in again]) == (ours, ours[:2])
     for turn in turns + again:
-        assert turn.lengths is not None
-        assert turn.times is not None
-        assert turn.nodes is not None
-        assert sum(turn.lengths) == len(turn.tokens)
-        assert turn.times == sorted(turn.times)
+        assert (sum(turn.lengths), turn.times) == (len(turn.tokens), sorted(turn.times))
         assert turn.times[-1] <= turn.seconds
         assert all(length <= nodes + 1 for length, nodes in zip(turn.lengths, turn.nodes, strict=True))
         assert (turn.peak_bytes or 0) > 100e6
     drafted = sum(sum(turn.nodes or []) for turn in turns)
     assert (drafted > 0) == (spec != PLAIN)
     if "draft" in spec:  # the model is its own draft model
-        assert turns[0].lengths == [1, 4, 4, 4, 3]
-        assert turns[0].calls == 12
+        assert (turns[0].lengths, turns[0].calls) == ([1, 4, 4, 4, 3], 12)

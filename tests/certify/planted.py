@@ -7,11 +7,9 @@ with planted("residual not used", world) as engine:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -20,13 +18,12 @@ import torch
 from paceline.certify.certificate import Models
 from paceline.certify.engines import local
 from paceline.core import accept
-from paceline.core.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
+from paceline.core.accept import Lossless, follow, residual, target_distributions
 from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
-from paceline.serve.local import Local
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
@@ -44,7 +41,7 @@ class World:
     precision  "int8" or "int4": its weights are in blocks, and its reference is our own plain decoding; "bfloat16": the
                engine runs in it."""
 
-    def __init__(self, seed: int = 0, family: str = "llama2", precision: str | None = None):
+    def __init__(self, seed=0, family="llama2", precision=None):
         blocks = precision if precision != "bfloat16" else None
         wider = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8} if blocks else {}
         model = models.model(family, seed, vocab_size=VOCAB, **native.TINY | wider)
@@ -65,7 +62,7 @@ class World:
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
 
     @cache  # noqa: B019
-    def table(self) -> torch.Tensor:
+    def table(self):
         """The target's logits after every token alone, [V, V]: a drafter's q."""
         slot = self.target.add_row(2)
         star = np.array([-1] + [0] * VOCAB)
@@ -74,10 +71,10 @@ class World:
         self.target.drop_row(slot)
         return logits
 
-    def drawing(self, **options: Any) -> Drafter:
+    def drawing(self, **options):
         return drafters.Drawing(self.table(), **options)
 
-    def best(self) -> Drafter:
+    def best(self):
         return Best(self.table())
 
 
@@ -86,10 +83,10 @@ class Best(Drafter):
 
     name = "best"
 
-    def __init__(self, table: torch.Tensor, count: int = 4):
+    def __init__(self, table, count=4):
         self.after, self.count = table.argmax(-1).tolist(), count
 
-    def draft(self, row: Any) -> DraftTree:
+    def draft(self, row):
         tokens = [row.last_token]
         for _ in range(min(self.count, row.max_draft)):
             tokens.append(self.after[tokens[-1]])
@@ -99,17 +96,17 @@ class Best(Drafter):
 class OneByOne(Lossless):
     """A rule that decides rows one at a time, by `step`."""
 
-    def decide(self, walkers: Sequence[Cursor]) -> list[Cursor]:
+    def decide(self, walkers):
         return [w for w in walkers if self.step(w)]
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         return bool(super().decide([walker]))
 
 
 class BonusFromDraft(OneByOne):
     """After a draft that stands to its end, the last token comes from the draft's q."""
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         tree = walker.tree
         if walker.node and not tree.children(walker.node) and tree.draft_probs is not None:
             q = tree.draft_probs[tree.parent[walker.node]]
@@ -121,8 +118,8 @@ class BonusFromDraft(OneByOne):
 class NoResidual(OneByOne):
     """After a rejection the token is drawn from p, not from what p has more than q; chains are verified by tokens."""
 
-    def step(self, walker: Cursor) -> bool:
-        def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, walker):
+        def unchanged(p, q, *rest):
             return p, residual(p, q, *rest)[1]
 
         with patch("paceline.core.accept.residual", unchanged):
@@ -132,7 +129,7 @@ class NoResidual(OneByOne):
 class ArgmaxRoot(OneByOne):
     """The first token of a round is the best one, also when sampling."""
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         if walker.node == 0 and len(walker.tree) > 1 and not walker.request.params.is_greedy:
             return follow(walker, int(target_distributions([walker])[0].argmax()))
         return super().step(walker)
@@ -141,10 +138,10 @@ class ArgmaxRoot(OneByOne):
 class DraftsAccepted(OneByOne):
     """When sampling, whatever was drafted stands. beyond: only after this many tokens."""
 
-    def __init__(self, beyond: int = 0):
+    def __init__(self, beyond=0):
         self.beyond = beyond
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         children = walker.tree.children(walker.node)
         if children and not walker.request.params.is_greedy and len(walker.context) > self.beyond:
             return follow(walker, int(walker.tree.tokens[children[0]]))
@@ -154,7 +151,7 @@ class DraftsAccepted(OneByOne):
 class Tolerant(OneByOne):
     """When greedy, the second best token is taken where its logit is nearly that of the best."""
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         logits, tokens = walker.logits[walker.node].float().topk(2)
         if walker.request.params.is_greedy and logits[0] - logits[1] < NEARLY:
             return follow(walker, int(tokens[1]))
@@ -164,7 +161,7 @@ class Tolerant(OneByOne):
 class PaddingAccepted(OneByOne):
     """A drafted padding token is taken for accepted."""
 
-    def step(self, walker: Cursor) -> bool:
+    def step(self, walker):
         if any(walker.tree.tokens[child] == PAD for child in walker.tree.children(walker.node)):
             return follow(walker, PAD)
         return super().step(walker)
@@ -173,7 +170,7 @@ class PaddingAccepted(OneByOne):
 class Padded(Best):
     """Pads its drafts to their full length."""
 
-    def draft(self, row: Any) -> DraftTree:
+    def draft(self, row):
         tokens = [*super().draft(row).tokens[1:2].tolist(), PAD, PAD][: row.max_draft]
         return DraftTree.chain(row.last_token, tokens, source=self.name)
 
@@ -181,7 +178,7 @@ class Padded(Best):
 class ColdWords(drafters.Drawing):
     """Draws at temperature 1 and says that it drew at the row's temperature."""
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         tokens, q = [row.last_token], []
         for _ in range(min(3, row.max_draft)):
             q.append(self._q(tokens[-1], row))
@@ -196,18 +193,18 @@ NEARLY = 0.04
 HOT = SamplingParams(temperature=1.0)
 
 
-def _rule(rule: Rule, greedy: bool = False) -> Callable[[World], Any]:
+def _rule(rule, greedy=False):
     @contextmanager
-    def plant(world: World) -> Iterator[Local]:
+    def plant(world):
         drafter = Padded(world.table()) if isinstance(rule, PaddingAccepted) else world.drawing()
         yield local(world.target, world.tokenizer, lambda: drafter, rule=rule)
 
     return plant
 
 
-def _patch(where: Any, name: str, value: Any, drafter: str = "best") -> Callable[[World], Any]:
+def _patch(where, name, value, drafter="best"):
     @contextmanager
-    def plant(world: World) -> Iterator[Local]:
+    def plant(world):
         with patch.object(where, name, value):
             yield local(world.target, world.tokenizer, getattr(world, drafter))
 
@@ -215,11 +212,11 @@ def _patch(where: Any, name: str, value: Any, drafter: str = "best") -> Callable
 
 
 @contextmanager
-def _sees_ahead(world: World) -> Iterator[Local]:
+def _sees_ahead(world):
     """A node sees the next one of its chain too, in either form of attention."""
     of = layout.PathPlan.of
 
-    def ahead(*args: Any, **options: Any) -> layout.PathPlan | None:
+    def ahead(*args, **options):
         plan = of(*args, **options)
         if plan is not None:
             plan.ends[:-1] += plan.ends[1:] == plan.ends[:-1] + 1
@@ -230,12 +227,12 @@ def _sees_ahead(world: World) -> Iterator[Local]:
         yield local(world.target, world.tokenizer, world.best)
 
 
-def _shifted(cls: Any, slot: int, tree: DraftTree) -> Segment:
+def _shifted(cls, slot, tree):
     depth = np.where(tree.depth > 0, tree.depth + 1, 0)
     return Segment(slot, tree.tokens, tree.parent, num_logits=len(tree), depth=depth)
 
 
-def _at_the_end_only(row: Row, tokens: Sequence[int], source: str = "", logprobs: Any = None) -> int:
+def _at_the_end_only(row, tokens, source="", logprobs=None):
     """Row.extend, looking for stop strings after a round's last token alone."""
     stops, row.params = row.params, type(row.params)(**{**vars(row.params), "stop": ()})
     taken = 0
@@ -252,21 +249,21 @@ def _at_the_end_only(row: Row, tokens: Sequence[int], source: str = "", logprobs
 _extend, _emit, _commit = Row.extend, RowRandom.emit, Decoder.commit
 
 
-def _no_rollback(target: Decoder, slot: int, path: Sequence[int]) -> None:
+def _no_rollback(target, slot, path):
     """Keep as many entries as there were nodes before the path ended, wrong ones in place of the right ones."""
     _commit(target, slot, [0, *(node + 1 for node in path[1:])] if len(path) > 1 else path)
 
 
-def _without_top_p(cursors: Sequence[Cursor]) -> Any:
+def _without_top_p(cursors):
     """The target's distributions, without top-p."""
-    request: Any = cursors[0].request
+    request = cursors[0].request
     params, request.params = request.params, replace(request.params, top_p=1.0)
     probs = target_distributions(cursors)
     request.params = params
     return probs
 
 
-BUGS: dict[str, Callable[[World], Any]] = {
+BUGS = {
     "bonus from the draft": _rule(BonusFromDraft()),
     "residual not used": _rule(NoResidual(block=False)),
     "argmax root when sampling": _rule(ArgmaxRoot()),
@@ -284,17 +281,17 @@ BUGS: dict[str, Callable[[World], Any]] = {
 
 
 @contextmanager
-def _copying(world: World, rule: Rule) -> Iterator[Local]:
+def _copying(world, rule):
     yield local(world.target, world.tokenizer, "prompt-lookup", rule=rule)
 
 
 @contextmanager
-def _engine(world: World, drafter: Drafter) -> Iterator[Local]:
+def _engine(world, drafter):
     yield local(world.target, world.tokenizer, lambda: drafter)
 
 
 @contextmanager
-def planted(bug: str, world: World) -> Iterator[Local]:
+def planted(bug, world):
     """An engine with that bug."""
     with BUGS[bug](world) as engine, engine:
         yield engine

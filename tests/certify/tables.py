@@ -11,7 +11,6 @@ Requests under way run in rounds, as in a real engine; a planted bug overrides o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -34,7 +33,7 @@ Probs = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @lru_cache(64)
-def tables(seed: int) -> tuple[Probs, Probs, Probs, Probs]:
+def tables(seed):
     """Logits by the last two tokens, by the third last, by topic or place; and what a drafter is wrong by."""
     rng = np.random.default_rng(seed)
     two, three, topic = rng.normal(size=(V, V, V)) * 2.6, rng.normal(size=(V, V)) * 0.8, rng.normal(size=(16, V)) * 0.8
@@ -43,7 +42,7 @@ def tables(seed: int) -> tuple[Probs, Probs, Probs, Probs]:
 
 
 @lru_cache(200_000)
-def allowed(pattern: str, text: str) -> Probs:
+def allowed(pattern, text):
     """0 for characters after which the text can still become one of the pattern, -inf for others."""
     if regex.fullmatch(pattern, text):
         fits = [char == END for char in CHARS]
@@ -54,7 +53,7 @@ def allowed(pattern: str, text: str) -> Probs:
 
 
 @lru_cache(100_000)
-def filtered(logits: bytes, temperature: float, top_k: int, top_p: float, min_p: float) -> Probs:
+def filtered(logits, temperature, top_k, top_p, min_p):
     values = np.frombuffer(logits)
     p = np.exp((values - values.max()) / temperature)
     p /= p.sum()
@@ -67,7 +66,7 @@ def filtered(logits: bytes, temperature: float, top_k: int, top_p: float, min_p:
 
 
 @lru_cache(100_000)
-def reported(logits: bytes) -> tuple[Probs, list[dict[str, Any]]]:
+def reported(logits):
     """Log-probabilities of all tokens, and the best of them as they are reported."""
     values = np.frombuffer(logits)
     values = values - values.max() - np.log(np.exp(values - values.max()).sum())
@@ -94,17 +93,17 @@ class Row:
     noise: Probs | None = None
 
     @property
-    def temperature(self) -> float:
+    def temperature(self):
         return float(self.body.get("temperature", 1.0))
 
     @property
-    def pattern(self) -> str:
+    def pattern(self):
         body = self.body
         is_json = body.get("tool_choice") == "required" or "response_format" in body
         return JSON if is_json else body.get("structured_outputs", {}).get("regex", "")
 
     @property
-    def thinks(self) -> bool:
+    def thinks(self):
         return bool(self.body.get("chat_template_kwargs", {}).get("enable_thinking"))
 
 
@@ -118,7 +117,7 @@ class TableServer:
     url, name, model = "http://127.0.0.1:9000/v1", "tables", "tables"
     slots, length, most_context = 8, 4, 6000
 
-    def __init__(self, seed: int = 0, drafts: bool = True):
+    def __init__(self, seed=0, drafts=True):
         self.two, self.three, self.topics, self.error = tables(seed)
         self.drafts = drafts
         self.cached: set[tuple[int, ...]] = set()
@@ -128,7 +127,7 @@ class TableServer:
 
     # Requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, bodies: Sequence[dict[str, Any]], slots: int | None = None) -> list[Completion]:
+    def ask(self, bodies, slots=None):
         rows = [self.row(body, n) for body in bodies for n in range(body.get("n", 1))]
         self.requests += len(bodies)
         waiting, active = rows[::-1], list[Row]()
@@ -149,7 +148,7 @@ class TableServer:
             out.append(first)
         return out
 
-    def row(self, body: dict[str, Any], n: int) -> Row:
+    def row(self, body, n):
         text = "\n".join(message["content"] for message in body["messages"]).lower() + "\n"
         prompt = [IDS.get(char, ord(char) % 26) for char in text]
         if len(prompt) + body["max_tokens"] > self.most_context:
@@ -160,7 +159,7 @@ class TableServer:
         row.context = bytearray(prompt)
         return row
 
-    def completion(self, row: Row) -> Completion:
+    def completion(self, row):
         shown, tokens = {}, row.said
         text, thought = row.text, ""
         if row.thinks:
@@ -175,7 +174,7 @@ class TableServer:
 
     # Rounds -------------------------------------------------------------------------------------------------------
 
-    def round(self, row: Row, number: int) -> None:
+    def round(self, row, number):
         """Draft, verify, accept."""
         tokens, qs = self.draft(row) if self.drafts else ([], [])
         most = row.body["max_tokens"] - len(row.said)
@@ -186,7 +185,7 @@ class TableServer:
         row.seen += [*accepted, *tokens[len(accepted) :]]
         self.emit(row, accepted, len(tokens))
 
-    def draft(self, row: Row) -> Draft:
+    def draft(self, row):
         """What followed the last three tokens before, else drawn tokens in every other five places, else nothing."""
         context, tokens = row.context, list[int]()
         if (begin := context.rfind(context[-3:], 0, -1)) >= 0:
@@ -201,33 +200,33 @@ class TableServer:
             tokens.append(self.drawn(row, q))
         return tokens, qs
 
-    def point(self, token: int) -> Probs:
+    def point(self, token):
         return EYE[token]
 
-    def drawn(self, row: Row, q: Probs) -> int:
+    def drawn(self, row, q):
         return self.pick(row, q)
 
-    def pick(self, row: Row, p: Probs) -> int:
+    def pick(self, row, p):
         return min(int(p.cumsum().searchsorted(row.rng.random())), V - 1) if row.temperature else int(p.argmax())
 
-    def logits(self, row: Row, context: Sequence[int]) -> Probs:
+    def logits(self, row, context):
         """Of the next token, before anything that the request asks for."""
         a, b, c = context[-3:]
         place = self.topics[len(context) % 16]
         return self.two[b, c] + self.three[a] + place + self.topics[sum(context[:12]) % 16]
 
-    def q(self, row: Row, tokens: Sequence[int]) -> Probs:
+    def q(self, row, tokens):
         context = [*row.context, *tokens]
         return self.warp(row, self.logits(row, context) + self.error[context[-1]], tokens)
 
-    def target(self, row: Row, tokens: Sequence[int]) -> Probs:
+    def target(self, row, tokens):
         return self.warp(row, self.logits(row, [*row.context, *tokens]), tokens)
 
-    def counted(self, row: Row, tokens: Sequence[int]) -> Sequence[int]:
+    def counted(self, row, tokens):
         """What penalties count."""
         return [*row.said, *tokens]
 
-    def mask(self, row: Row, tokens: Sequence[int]) -> Probs | float:
+    def mask(self, row, tokens):
         """What the grammar adds to the logits."""
         if not row.thinks and not row.pattern:
             return 0.0
@@ -236,7 +235,7 @@ class TableServer:
             return np.where(np.arange(V) == IDS[THOUGHT], 1e9 + 3.0 * (len(text) - 24), 0.0)
         return allowed(row.pattern, text.partition(THOUGHT)[2] if row.thinks else text) if row.pattern else 0.0
 
-    def warp(self, row: Row, logits: Probs, tokens: Sequence[int]) -> Probs:
+    def warp(self, row, logits, tokens):
         """The distribution that the request asks for; greedy: all of it on the best token."""
         body = row.body
         if body.get("frequency_penalty") or body.get("presence_penalty"):
@@ -251,25 +250,25 @@ class TableServer:
         how = (body.get(name, off) for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)))
         return filtered(logits.tobytes(), row.temperature, *how)
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         """Speculative sampling; the last token is the target's own."""
         for i, token in enumerate(tokens):
             if row.rng.random() * qs[i][token] >= ps[i][token]:
                 return [*tokens[:i], self.pick(row, self.residual(row, ps[i], qs[i]))]
         return [*tokens, self.pick(row, ps[-1])]
 
-    def residual(self, row: Row, p: Probs, q: Probs) -> Probs:
+    def residual(self, row, p, q):
         rest = np.maximum(p - q, 0.0)
         return rest / rest.sum()
 
-    def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
+    def emit(self, row, tokens, drafted):
         for token in tokens:
             self.say(row, token)
             row.context.append(token)
             if row.reason:
                 return
 
-    def say(self, row: Row, token: int) -> None:
+    def say(self, row, token):
         """A token of the answer, and whether it ends it."""
         body = row.body
         if body.get("logprobs"):
@@ -285,7 +284,7 @@ class TableServer:
         elif len(row.said) >= body["max_tokens"]:
             row.reason = "length"
 
-    def logprob(self, row: Row, token: int) -> dict[str, Any]:
+    def logprob(self, row, token):
         values, top = reported(self.logits(row, row.context).tobytes())
         return {"token": CHARS[token], "logprob": float(values[token]), "top_logprobs": list(top)}
 
@@ -293,7 +292,7 @@ class TableServer:
 class BlockServer(TableServer):
     """Block verification (arXiv 2403.10444, algorithm 2): the longest draft that a joint test lets stand."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         weight, weights, stands = 1.0, [1.0], 0
         for i, token in enumerate(tokens, 1):
             weight = min(1.0, weight * ps[i - 1][token] / qs[i - 1][token])
@@ -308,25 +307,24 @@ class BlockServer(TableServer):
         rest = np.maximum(weights[stands] * ps[stands] - qs[stands], 0.0)
         return [*tokens[:stands], self.pick(row, rest / rest.sum() if rest.sum() > 0 else ps[stands])]
 
-    def last_weight(self, weights: Sequence[float]) -> float:
+    def last_weight(self, weights):
         return weights[-1]
 
 
 class SharedNoise(TableServer):
     """What is drawn after a rejection is drawn by the noise that drew the draft."""
 
-    def draft(self, row: Row) -> Draft:
+    def draft(self, row):
         row.noise = row.rng.gumbel(size=V)
         return super().draft(row)
 
-    def drawn(self, row: Row, q: Probs) -> int:
+    def drawn(self, row, q):
         return self.pick_by(row, q)
 
-    def pick_by(self, row: Row, p: Probs) -> int:
-        assert row.noise is not None
+    def pick_by(self, row, p):
         return int((np.log(np.maximum(p, 1e-300)) + row.noise).argmax()) if row.temperature else int(p.argmax())
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         for i, token in enumerate(tokens):
             if row.rng.random() * qs[i][token] >= ps[i][token]:
                 return [*tokens[:i], self.pick_by(row, self.residual(row, ps[i], qs[i]))]
@@ -336,14 +334,14 @@ class SharedNoise(TableServer):
 class SixteenBits(TableServer):
     """Drafts are drawn in float64, and verified with their probabilities in 16 bits."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         return super().accept(row, tokens, [q.astype(np.float16).astype(np.float64) for q in qs], ps, number)
 
 
 class TemperatureOnOneSide(TableServer):
     """Drafts stand by the target's probabilities at temperature 1."""
 
-    def target(self, row: Row, tokens: Sequence[int]) -> Probs:
+    def target(self, row, tokens):
         if not row.temperature:
             return super().target(row, tokens)
         kept, row.body = row.body, {**row.body, "temperature": 1.0}
@@ -355,7 +353,7 @@ class TemperatureOnOneSide(TableServer):
 class TopPOnOneSide(TableServer):
     """Drafts stand by the target's probabilities before top-p."""
 
-    def target(self, row: Row, tokens: Sequence[int]) -> Probs:
+    def target(self, row, tokens):
         kept, row.body = row.body, {**row.body, "top_p": 1.0}
         p = super().target(row, tokens)
         row.body = kept
@@ -365,14 +363,14 @@ class TopPOnOneSide(TableServer):
 class BlockOffByOne(BlockServer):
     """The last drafted token stands by the weight of the one before."""
 
-    def last_weight(self, weights: Sequence[float]) -> float:
+    def last_weight(self, weights):
         return weights[-2]
 
 
 class BonusDropped(TableServer):
     """After a draft that stands whole, the last token is in the context and not in the answer."""
 
-    def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
+    def emit(self, row, tokens, drafted):
         if drafted and len(tokens) == drafted + 1 and len(row.said) + drafted < row.body["max_tokens"]:
             super().emit(row, tokens[:-1], drafted)
             row.context.append(tokens[-1])
@@ -383,7 +381,7 @@ class BonusDropped(TableServer):
 class BonusDoubled(TableServer):
     """After a draft that stands whole, the last token is there twice."""
 
-    def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
+    def emit(self, row, tokens, drafted):
         whole = drafted and len(tokens) == drafted + 1
         super().emit(row, [*tokens, tokens[-1]] if whole else tokens, drafted)
 
@@ -391,7 +389,7 @@ class BonusDoubled(TableServer):
 class NotRenormalised(TableServer):
     """What is drawn after a rejection is drawn by the residual as it is; what is left over goes to its best token."""
 
-    def residual(self, row: Row, p: Probs, q: Probs) -> Probs:
+    def residual(self, row, p, q):
         rest = np.maximum(p - q, 0.0)
         rest[rest.argmax()] += 1 - rest.sum()
         return rest
@@ -400,18 +398,18 @@ class NotRenormalised(TableServer):
 class PenaltiesSeeRejected(TableServer):
     """Penalties count drafted tokens, whether they stood or not."""
 
-    def counted(self, row: Row, tokens: Sequence[int]) -> Sequence[int]:
+    def counted(self, row, tokens):
         return [*row.seen, *tokens]
 
 
 class GrammarAfterReasoning(TableServer):
     """In the round in which the reasoning ends, the tokens after it are free."""
 
-    def mask(self, row: Row, tokens: Sequence[int]) -> Probs | float:
+    def mask(self, row, tokens):
         ends = row.thinks and IDS[THOUGHT] in tokens
         return 0.0 if ends else super().mask(row, tokens)
 
-    def draft(self, row: Row) -> Draft:
+    def draft(self, row):
         if row.thinks and IDS[THOUGHT] not in row.said:
             return [IDS[THOUGHT], *row.context[-2:]], [self.point(t) for t in (IDS[THOUGHT], *row.context[-2:])]
         return super().draft(row)
@@ -420,7 +418,7 @@ class GrammarAfterReasoning(TableServer):
 class GrammarOfBonus(TableServer):
     """The token after a draft that stands whole is free."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         if row.pattern and len(tokens) == self.length:
             p = np.exp(self.logits(row, [*row.context, *tokens]))
             ps = [*ps[:-1], p / p.sum()]
@@ -432,12 +430,12 @@ class StaleState(TableServer):
 
     stale = False
 
-    def round(self, row: Row, number: int) -> None:
+    def round(self, row, number):
         had = len(row.drafted) and row.context[-1 - len(row.drafted) : -1] == bytes(row.drafted)
         self.after_accepted = bool(had)
         super().round(row, number)
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         if self.after_accepted and not tokens:
             ps = [self.warp(row, self.logits(row, row.context[:-1]), [])]
         return super().accept(row, tokens, qs, ps, number)
@@ -446,14 +444,14 @@ class StaleState(TableServer):
 class WrongAfterHits(TableServer):
     """Where the prompt is cached, the topic is forgotten."""
 
-    def logits(self, row: Row, context: Sequence[int]) -> Probs:
+    def logits(self, row, context):
         return super().logits(row, context) - (self.topics[sum(context[:12]) % 16] if row.hit else 0.0)
 
 
 class WrongAboveFour(TableServer):
     """In batches of more than four, the fifth row and later ones accept what is drafted."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         if self.batch > 4 and number >= 4 and tokens:
             return [*tokens, self.pick(row, ps[-1])] if ps[0][tokens[0]] > 0 or not row.pattern else super().accept(
                 row, tokens, qs, ps, number
@@ -464,7 +462,7 @@ class WrongAboveFour(TableServer):
 class WrongBeyond64(TableServer):
     """Beyond 64 tokens of context a draft's second token stands unread."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         if len(row.context) > 64 and len(tokens) > 1 and not row.pattern:
             ps = [ps[0], qs[1], *ps[2:]]
         return super().accept(row, tokens, qs, ps, number)
@@ -473,7 +471,7 @@ class WrongBeyond64(TableServer):
 class TopKAcceptance(TableServer):
     """A drafted token stands where it is among the target's three best."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         if not row.temperature:
             return super().accept(row, tokens, qs, ps, number)
         for i, token in enumerate(tokens):
@@ -485,7 +483,7 @@ class TopKAcceptance(TableServer):
 class CopiesAccepted(TableServer):
     """What is copied from the text stands, when sampling."""
 
-    def accept(self, row: Row, tokens: list[int], qs: list[Probs], ps: list[Probs], number: int) -> list[int]:
+    def accept(self, row, tokens, qs, ps, number):
         copied = tokens and all(q.max() == 1 for q in qs) and row.temperature and not row.pattern
         return [*tokens, self.pick(row, ps[-1])] if copied else super().accept(row, tokens, qs, ps, number)
 
@@ -493,7 +491,7 @@ class CopiesAccepted(TableServer):
 class StopInsideDraft(TableServer):
     """A stop string is looked for at the end of a round alone."""
 
-    def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
+    def emit(self, row, tokens, drafted):
         stops, row.body = row.body, {**row.body, "stop": ()}
         super().emit(row, tokens[:-1], drafted)
         ends = [one for one in stops.get("stop", ()) if (row.text + CHARS[tokens[-1]]).endswith(one)]
@@ -506,7 +504,7 @@ class StopInsideDraft(TableServer):
 class DraftsLogprobs(TableServer):
     """The log-probability of an accepted token is the drafter's."""
 
-    def emit(self, row: Row, tokens: Sequence[int], drafted: int) -> None:
+    def emit(self, row, tokens, drafted):
         first = len(row.logprobs)
         super().emit(row, tokens, drafted)
         for i, one in enumerate(row.logprobs[first : first + len(tokens) - 1]):
@@ -518,7 +516,7 @@ class DraftsLogprobs(TableServer):
 class StreamLosesRounds(TableServer):
     """A stream has the last token of each round twice where a whole draft stood."""
 
-    def completion(self, row: Row) -> Completion:
+    def completion(self, row):
         done = super().completion(row)
         if row.body.get("stream") and len(done.text) > 20:
             done.text, done.logprobs = done.text[:19] + done.text[20:], done.logprobs[:19] + done.logprobs[20:]
@@ -528,7 +526,7 @@ class StreamLosesRounds(TableServer):
 class ChoicesShareCache(TableServer):
     """Of several answers to a request, the later ones go on from the first one's context."""
 
-    def row(self, body: dict[str, Any], n: int) -> Row:
+    def row(self, body, n):
         row = super().row(body, n)
         if n:
             row.context[-1] = IDS["x"]
@@ -536,26 +534,14 @@ class ChoicesShareCache(TableServer):
 
 
 SAMPLED = "sampled"
-BUGS: dict[type[TableServer], str] = {
-    SharedNoise: SAMPLED,
-    TemperatureOnOneSide: SAMPLED,
-    TopPOnOneSide: SAMPLED,
-    BlockOffByOne: SAMPLED,
-    NotRenormalised: SAMPLED,
-    TopKAcceptance: SAMPLED,
-    CopiesAccepted: SAMPLED,
-    BonusDropped: "one request at a time",
-    BonusDoubled: "one request at a time",
-    PenaltiesSeeRejected: "penalties and biases",
-    GrammarAfterReasoning: "JSON schema after reasoning",
-    GrammarOfBonus: "JSON schema",
-    StaleState: "one request at a time",
-    WrongAfterHits: "prompts that are in the prefix cache",
-    WrongAboveFour: "8 requests at once",
-    WrongBeyond64: "steps with and without a draft in turn",
-    StopInsideDraft: "stop strings, 4 at once",
-    DraftsLogprobs: "one request at a time",
-    StreamLosesRounds: "streams",
+BUGS = {
+    SharedNoise: SAMPLED, TemperatureOnOneSide: SAMPLED, TopPOnOneSide: SAMPLED, BlockOffByOne: SAMPLED,
+    NotRenormalised: SAMPLED, TopKAcceptance: SAMPLED, CopiesAccepted: SAMPLED, BonusDropped: "one request at a time",
+    BonusDoubled: "one request at a time", PenaltiesSeeRejected: "penalties and biases",
+    GrammarAfterReasoning: "JSON schema after reasoning", GrammarOfBonus: "JSON schema",
+    StaleState: "one request at a time", WrongAfterHits: "prompts that are in the prefix cache",
+    WrongAboveFour: "8 requests at once", WrongBeyond64: "steps with and without a draft in turn",
+    StopInsideDraft: "stop strings, 4 at once", DraftsLogprobs: "one request at a time", StreamLosesRounds: "streams",
     ChoicesShareCache: "several answers to a request",
 }
 """Each bug, and a test that shows it."""

@@ -1,7 +1,5 @@
 """Bugs that are planted are found, and lossless engines are not accused."""
 
-from __future__ import annotations
-
 from functools import cache
 from time import process_time
 
@@ -15,7 +13,7 @@ from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.core.sampling import SamplingParams
 from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Body, Endpoint
+from paceline.workbench.endpoint import Endpoint
 from tests.certify.planted import BUGS, Tolerant, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
@@ -24,11 +22,11 @@ QUICK = Scope(shift=0.4, requests=160, max_tokens=24)
 
 
 @cache
-def world(seed: int = 0, precision: str | None = None) -> World:
+def world(seed=0, precision=None):
     return World(seed, precision=precision)
 
 
-def test_the_distribution_of_first_tokens_is_exact() -> None:
+def test_the_distribution_of_first_tokens_is_exact():
     """Against samples drawn token by token from the reference, without engine or drafts."""
     w, params = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
     probs = distribution_of(w.models.rounding, w.starts[0], params, 2)
@@ -51,23 +49,19 @@ def test_the_distribution_of_first_tokens_is_exact() -> None:
 class Echo(Endpoint):
     """Answers with the prompt, and with the temperature."""
 
-    def __init__(self, batch: int, mixes: bool):
+    def __init__(self, batch, mixes):
         super().__init__(batch)
         self.mixes, self.takes = mixes, frozenset({"max_tokens", "temperature", "seed"})
 
-    async def complete(self, body: Body) -> Completion:
+    async def complete(self, body):
         return Completion(tokens=[*body["prompt"], int(body["temperature"])])
 
 
-@pytest.mark.parametrize(
-    ("batch", "mixes", "companies"),
-    [
-        (1, False, ["alone"]),
-        (8, False, ["alone", "in batches of 8"]),
-        (8, True, ["alone", "in batches of 8", "between rows that sample"]),
-    ],
-)
-def test_an_engine_is_asked_in_every_way_that_it_takes(batch: int, mixes: bool, companies: list[str]) -> None:
+@pytest.mark.parametrize(("batch", "mixes", "companies"), [
+    (1, False, ["alone"]), (8, False, ["alone", "in batches of 8"]),
+    (8, True, ["alone", "in batches of 8", "between rows that sample"]),
+])
+def test_an_engine_is_asked_in_every_way_that_it_takes(batch, mixes, companies):
     engine = Echo(batch, mixes)
     fitting = [one for one in PASSES if one.fits(engine)]
     assert [one.company.format(batch=batch) for one in fitting] == companies
@@ -77,7 +71,7 @@ def test_an_engine_is_asked_in_every_way_that_it_takes(batch: int, mixes: bool, 
 
 
 @pytest.mark.parametrize("bug", ["mask off by one", "stop string missed inside a draft", "argmax root when sampling"])
-def test_a_planted_bug_is_found(bug: str) -> None:
+def test_a_planted_bug_is_found(bug):
     w = world()
     sampling = bug == "argmax root when sampling"
     plan = Scope(shift=0.1, max_tokens=24, requests=None if sampling else 0)
@@ -91,8 +85,10 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert findings(found)[0].startswith({"sampled": "Sampling", "stops": "Stop", "greedy": "Greedy"}[where])
 
 
-@pytest.mark.parametrize("bug", ["cache not rolled back", "argmax root when sampling"])
-def test_a_planted_bug_is_found_in_a_quantised_model(bug: str) -> None:
+@pytest.mark.parametrize("bug", [
+    "cache not rolled back", pytest.param("argmax root when sampling", marks=pytest.mark.slow),
+])
+def test_a_planted_bug_is_found_in_a_quantised_model(bug):
     """Whose reference is our own plain decoding: without drafts the bug is not in it."""
     w = world(0, "int8")
     assert w.target.quantised
@@ -102,14 +98,14 @@ def test_a_planted_bug_is_found_in_a_quantised_model(bug: str) -> None:
     assert not found["greedy" if bug in GREEDY else "sampled"]["lossless"]
 
 
-def test_a_quantised_model_is_certified() -> None:
+def test_a_quantised_model_is_certified():
     w = world(0, "int8")
     clean = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
     assert clean["lossless"]
     assert clean["greedy"]["tokens"] > 100
 
 
-def test_a_lossless_engine_is_certified() -> None:
+def test_a_lossless_engine_is_certified():
     w = world()
     found = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK, draft="sam")
     assert found["lossless"]
@@ -126,7 +122,7 @@ def test_a_lossless_engine_is_certified() -> None:
     assert "Lossless, as far as was tested" in page({"target": "tiny", "environment": {}, **found})
 
 
-def test_a_drafter_that_copies_is_reached_when_sampling() -> None:
+def test_a_drafter_that_copies_is_reached_when_sampling():
     """Short answers to short prompts have nothing to copy; long ones do, and are read token by token."""
     w = world()
     with planted("every n-gram draft accepted", w) as engine:
@@ -137,7 +133,7 @@ def test_a_drafter_that_copies_is_reached_when_sampling() -> None:
     assert any("the token that followed the last time came" in one for one in findings(found))
 
 
-def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties() -> None:
+def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties():
     """Each of them by itself may be rounding; plain decoding in bfloat16 has as few as the model."""
     w, prompts = world(0, "bfloat16"), [[one, two] for one in range(10, 26) for two in (40, 50)]
     plan = Scope(requests=0, max_tokens=24)
@@ -149,7 +145,7 @@ def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties() -> N
     assert plain["lossless"], plain["findings"]
 
 
-def test_too_few_requests_cannot_say() -> None:
+def test_too_few_requests_cannot_say():
     w = world()
     found = certify(
         local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, Scope(requests=40, max_tokens=16)
@@ -169,7 +165,7 @@ an answer whose stop string a draft holds."""
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 @pytest.mark.parametrize("bug", BUGS)
-def test_every_planted_bug_is_found(bug: str, precision: str | None) -> None:
+def test_every_planted_bug_is_found(bug, precision):
     """With three worlds each; prints the rate."""
     found, seconds = [], []
     for seed in range(3):
@@ -189,7 +185,7 @@ CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "ja
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", CLEAN)
-def test_no_clean_configuration_is_accused(name: str, batch: int, precision: str | None) -> None:
+def test_no_clean_configuration_is_accused(name, batch, precision):
     """Forty configurations; prints the smallest p-value of each."""
     w = world(batch, precision)
     engine = local(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)

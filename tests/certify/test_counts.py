@@ -1,9 +1,6 @@
 """What an answer says of itself, with drafts and without."""
 
-from __future__ import annotations
-
 from time import perf_counter
-from typing import Any
 
 import pytest
 
@@ -19,34 +16,31 @@ from tests.certify.test_slow_servers import Slow
 NAME = "counts, limits and reasons"
 
 
-def said(count: int, reason: str = "length", usage: int | None = None, text: str = "", **more: Any) -> Completion:
+def said(count, reason="length", usage=None, text="", **more):
     places = [{"token": "a", "logprob": -0.1}] * count
     told = {"completion_tokens": count if usage is None else usage}
     return Completion(text or "a " * count, finish_reason=reason, usage=told, **{"logprobs": places, **more})
 
 
-@pytest.mark.parametrize(
-    ("answer", "fields", "says"),
-    [
-        (said(8), {}, ""),
-        (said(5, "stop"), {}, ""),
-        (said(5, "stop", usage=6), {}, ""),  # the end token is counted and not listed
-        (said(8, usage=7), {}, "usage counts 7 tokens, and 8 are listed"),
-        (said(9), {}, "it has 9 tokens; 8 were asked for"),
-        (said(7), {}, "finish_reason is length after 7 of 8 tokens"),
-        (said(8, ""), {}, "finish_reason is ''"),
-        (said(3, "stop"), {"min_tokens": 5}, "it ends after 3 tokens; at least 5"),
-        (said(8, text="a b<|im_end|>"), {}, "a special token is in the text"),
-        (said(8, logprobs=[{"token": "a", "logprob": 0.0}] * 8), {}, "log-probability 0"),
-    ],
-)
-def test_what_an_answer_says_of_itself(answer: Completion, fields: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("answer", "fields", "says"), [
+    (said(8), {}, ""),
+    (said(5, "stop"), {}, ""),
+    (said(5, "stop", usage=6), {}, ""),  # the end token is counted and not listed
+    (said(8, usage=7), {}, "usage counts 7 tokens, and 8 are listed"),
+    (said(9), {}, "it has 9 tokens; 8 were asked for"),
+    (said(7), {}, "finish_reason is length after 7 of 8 tokens"),
+    (said(8, ""), {}, "finish_reason is ''"),
+    (said(3, "stop"), {"min_tokens": 5}, "it ends after 3 tokens; at least 5"),
+    (said(8, text="a b<|im_end|>"), {}, "a special token is in the text"),
+    (said(8, logprobs=[{"token": "a", "logprob": 0.0}] * 8), {}, "log-probability 0"),
+])
+def test_what_an_answer_says_of_itself(answer, fields, says):
     why = counted({"max_tokens": 8, **fields})(answer)
     assert why.startswith(says) if says == "" else says in why
     assert bool(why) == bool(says)
 
 
-def test_sampled_answers_without_a_seed_are_not_alike() -> None:
+def test_sampled_answers_without_a_seed_are_not_alike():
     alike, form = said(8, text="one two three four"), other_than_before()
     assert [form(alike), form(alike)] == ["", ""]
     assert "3 requests without a seed" in form(alike)
@@ -58,18 +52,18 @@ def test_sampled_answers_without_a_seed_are_not_alike() -> None:
 class Off(Slow):
     """Writes a token more than was asked for."""
 
-    async def complete(self, body: Any) -> Completion:
+    async def complete(self, body):
         one = await super().complete({**body, "max_tokens": body["max_tokens"] + 1})
         return Completion(one.text, finish_reason="length", usage=one.usage, logprobs=one.logprobs)
 
 
-def played(server: Slow, control: Slow) -> Play:
+def played(server, control):
     play = Play(server, Control(control), [user("Go on.")], 16, perf_counter() + 60)
     play.run([one for one in SCENARIOS if one.name == NAME])
     return play
 
 
-def test_only_what_the_control_does_not_do_speaks_against_drafts() -> None:
+def test_only_what_the_control_does_not_do_speaks_against_drafts():
     """Slow says the same to everybody, sampled or not."""
     right = played(Slow(1e6), Slow(1e6))
     assert right.rows[0]["verdict"] == "passed"
@@ -82,12 +76,12 @@ def test_only_what_the_control_does_not_do_speaks_against_drafts() -> None:
 
 
 class IgnoresStop(Slow):
-    async def complete(self, body: Any) -> Completion:
+    async def complete(self, body):
         return await super().complete({key: value for key, value in body.items() if key != "stop"})
 
 
 @pytest.mark.parametrize(("control", "verdict"), [(Slow, "wrong"), (IgnoresStop, "passed")])
-def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control: type[Slow], verdict: str) -> None:
+def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control, verdict):
     play = Play(IgnoresStop(1e6), Control(control(1e6)), [user("Go on.")], 16, perf_counter() + 60)
     play.run([one for one in SCENARIOS if one.name.startswith("stop strings")])
     assert play.rows[0]["verdict"] == verdict

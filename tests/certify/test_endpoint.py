@@ -1,16 +1,10 @@
 """Servers, as they are certified: a scripted one of a small language model, honest, biased and wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +18,7 @@ from paceline.workbench import endpoint
 from paceline.workbench.client import Client, Completion
 from paceline.workbench.endpoint import Remote
 from tests.pairs import paired
+from tests.web import Handler, serving
 
 WORDS = [f" w{i}" for i in range(12)]
 
@@ -35,7 +30,7 @@ KNOWN = dict.fromkeys((
 
 
 @lru_cache
-def probs(context: tuple[int, ...]) -> np.ndarray:
+def probs(context):
     """What may follow two words."""
     seed = int(hashlib.sha256(repr(context).encode()).hexdigest()[:8], 16)
     weights = np.exp(1.5 * np.random.default_rng(seed).normal(size=len(WORDS)))
@@ -46,13 +41,13 @@ class Model:
     """bias: the share of drafted words that are kept without asking; wrong: every so many greedy words, which are then
     of this rank, from 0."""
 
-    def __init__(self, bias: float = 0.0, wrong: int = 0, rank: int = 1, logprobs: bool = True, owner: str = ""):
+    def __init__(self, bias=0.0, wrong=0, rank=1, logprobs=True, owner=""):
         self.bias, self.wrong, self.rank, self.logprobs = bias, wrong, rank, logprobs
         self.owner = owner
 
-    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, body):
         rng = np.random.default_rng(body.get("seed"))
-        text: list[int] = [len(body["messages"][-1]["content"]) % len(WORDS)]
+        text = [len(body["messages"][-1]["content"]) % len(WORDS)]
         content = []
         for n in range(body["max_tokens"]):
             p = probs(tuple(text[-2:]))
@@ -79,48 +74,25 @@ class Model:
 
 
 @contextmanager
-def served(model: Model) -> Iterator[Remote]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16
-        disable_nagle_algorithm = True
+def served(model):
+    class Words(Handler):
+        def do_GET(self):
+            self.reply(200, {"data": [{"id": "words", "owned_by": model.owner}]})
 
-        def do_GET(self) -> None:
-            self.say({"data": [{"id": "words", "owned_by": model.owner}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        def do_POST(self):
+            body = json.loads(self.body())
             unknown = body.keys() - KNOWN.keys()
-            self.say({"error": f"{unknown}?"}, 400) if unknown else self.say(model.reply(body))
+            self.reply(400, {"error": f"{unknown}?"}) if unknown else self.reply(200, model.reply(body))
 
-        def say(self, value: dict[str, Any], status: int = 200) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        with Remote(f"http://127.0.0.1:{server.server_port}/v1", retry=RETRY) as asked:
-            yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with serving(Words) as url, Remote(url, retry=RETRY) as asked:
+        yield asked
 
 
 PROMPTS = [({"role": "user", "content": "x" * n},) for n in (3, 8)]
 PLAN = Scope(shift=0.1, requests=240, max_tokens=12, budget="20m")
 
 
-def certified(model: Model, reference: Model | None = None, plan: Scope = PLAN) -> dict[str, Any]:
+def certified(model, reference=None, plan=PLAN):
     with served(model) as server:
         if reference is None:
             return certify_endpoint(server, control_of(server), PROMPTS, plan)
@@ -135,7 +107,7 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_an_honest_server_is_not_accused(reference: Model | None) -> None:
+def test_an_honest_server_is_not_accused(reference):
     found = certified(Model(), reference)
     assert found["verdict"] != "not lossless", findings(found)
     assert found["greedy"]["tokens"] > 90 * PLAN.max_tokens
@@ -148,13 +120,13 @@ def test_an_honest_server_is_not_accused(reference: Model | None) -> None:
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_a_planted_bias_is_found(reference: Model | None) -> None:
+def test_a_planted_bias_is_found(reference):
     found = certified(Model(bias=0.5), reference, Scope(requests=960, max_tokens=24, budget="20m"))
     assert found["sampled"]["findings"][0]["what"].startswith("the best token came")
     assert found["verdict"] == "not lossless"
 
 
-def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie() -> None:
+def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie():
     greedy = certified(Model(wrong=5), None, Scope(requests=0, max_tokens=12, budget="20m"))["greedy"]
     verdicts = {one["verdict"] for one in greedy["shown"]}
     assert not greedy["lossless"]
@@ -162,16 +134,15 @@ def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie() -> None:
     assert all(one["gap"] <= 0.25 for one in greedy["shown"] if one["verdict"] == "tie")
 
 
-def test_a_server_without_log_probabilities_cannot_be_certified() -> None:
+def test_a_server_without_log_probabilities_cannot_be_certified():
     found = certified(Model(logprobs=False), None, Scope(requests=0, max_tokens=4, budget="20m"))
     assert not found["lossless"]
     assert "reports no log-probabilities" in findings(found)[0]
 
 
-def place(token: str, top: dict[str, float]) -> dict[str, Any]:
+def place(token, top):
     return {
-        "token": token,
-        "logprob": top[token],
+        "token": token, "logprob": top[token],
         "top_logprobs": [{"token": name, "logprob": value} for name, value in top.items()],
     }
 
@@ -181,32 +152,28 @@ RIGHT = Completion(" a b", logprobs=PLACES)
 BODY = {"messages": [{"role": "user", "content": "a a a"}], "max_tokens": 2}
 
 
-@pytest.mark.parametrize(
-    ("said", "fields", "gap", "why"),
-    [
-        (PLACES, {}, None, None),
-        ([PLACES[0], place(" c", {" b": -0.7, " c": -0.8})], {}, 0.1, ""),
-        ([PLACES[0], place(" d", {" d": -0.7})], {}, None, "not among its 4 best"),
-        (PLACES[:1], {}, None, "it has 1 tokens, and the control 2"),
-        ([place(" a", {" a": -0.9}), PLACES[1]], {}, None, "the log-probability of ' a' is -0.900"),
-        # Another server's spelling: the space before, and the name of a special token.
-        ([place("a", {"a": -0.1}), place("c", {"c": -0.8})], {}, 0.1, ""),
-        ([PLACES[0], place("<|end|>", {"<|end|>": -0.8})], {}, 0.15, ""),
-        # " a" was there once: a penalty of 1.3 makes the two equal, if the penalty of the answer alone counts.
-        ([PLACES[0], place(" a", {" a": -2.0})], {"frequency_penalty": 0.1}, 1.4, ""),
-    ],
-)
-def test_an_answer_is_compared_with_the_controls(said: Any, fields: Any, gap: float | None, why: str | None) -> None:
+@pytest.mark.parametrize(("said", "fields", "gap", "why"), [
+    (PLACES, {}, None, None),
+    ([PLACES[0], place(" c", {" b": -0.7, " c": -0.8})], {}, 0.1, ""),
+    ([PLACES[0], place(" d", {" d": -0.7})], {}, None, "not among its 4 best"),
+    (PLACES[:1], {}, None, "it has 1 tokens, and the control 2"),
+    ([place(" a", {" a": -0.9}), PLACES[1]], {}, None, "the log-probability of ' a' is -0.900"),
+    # Another server's spelling: no space before, and the name of a special token.
+    ([place("a", {"a": -0.1, "b": -3.0}), place("c", {"c": -0.8})], {}, 0.1, ""),
+    ([PLACES[0], place("<|end|>", {"<|end|>": -0.8})], {}, 0.15, ""),
+    # " a" was there once: a penalty of 1.3 makes the two equal, if the penalty of the answer alone counts.
+    ([PLACES[0], place(" a", {" a": -2.0})], {"frequency_penalty": 0.1}, 1.4, ""),
+])
+def test_an_answer_is_compared_with_the_controls(said, fields, gap, why):
     found = compare(Completion("".join(one["token"] for one in said), logprobs=said), RIGHT, BODY | fields, Noise())
     if why is None:
         assert found is None
         return
-    assert found is not None
     assert found.get("gap") == (gap if gap is None else pytest.approx(gap))
     assert why in found.get("why", "")
 
 
-def test_rounding_is_measured_and_has_a_limit() -> None:
+def test_rounding_is_measured_and_has_a_limit():
     noise = Noise()
     assert float(noise) == TIE / 2
     moved = [place(" a", {" a": -0.1 - 0.01 * (i % 2)}) for i in range(40)]
@@ -216,14 +183,14 @@ def test_rounding_is_measured_and_has_a_limit() -> None:
     assert float(noise) == TIE / 2
 
 
-def test_rounding_shows_in_the_tokens_beside_one_that_is_almost_certain() -> None:
+def test_rounding_shows_in_the_tokens_beside_one_that_is_almost_certain():
     """Logits that move by 0.12 leave its log-probability where it was."""
     noise, tops = Noise(), [{" a": -0.001, " b": -9.0 - 0.12 * n} for n in (0, 1)]
-    noise.add([tuple(Completion("", logprobs=[place(" a", top)] * 20) for top in tops)])  # type: ignore[list-item]
+    noise.add([tuple(Completion("", logprobs=[place(" a", top)] * 20) for top in tops)])
     assert float(noise) == TIE / 2
 
 
-def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> None:
+def test_one_server_switches_its_drafts_off_and_another_is_its_own_control():
     with served(Model()) as server:
         assert control_of(server).is_self
         server.model = ""
@@ -234,11 +201,11 @@ def test_one_server_switches_its_drafts_off_and_another_is_its_own_control() -> 
 
 
 @pytest.mark.parametrize(("owner", "reference"), paired(["", "paceline", "paceline that refuses"], [False, True]))
-def test_servers_are_closed(owner: str, reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_are_closed(owner, reference, monkeypatch):
     """And with them the connections: those to the endpoint, to the reference, and to the one that was no control."""
-    opened: list[Client] = []
+    opened = []
 
-    def client(*arguments: Any, **more: Any) -> Client:
+    def client(*arguments, **more):
         opened.append(Client(*arguments, **more))
         return opened[-1]
 

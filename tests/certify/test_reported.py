@@ -1,7 +1,5 @@
 """Sampled tokens judged by the log-probabilities reported with them: honest servers, and one sampling step wrong."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -15,13 +13,12 @@ from paceline.certify.conditional import Conditional, Words, _difference, is_raw
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
-SIZE, TOP = 60, 20
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+SIZE, TOP, ANSWERS = 60, 20, 28
 Asked = tuple[tuple[str, Any], ...]
 
 
 @cache
-def after(context: tuple[int, int]) -> tuple[np.ndarray, list[tuple[str, float]]]:
+def after(context):
     """Log-probabilities of the next token [SIZE], and the best as they are reported."""
     logits = 2.5 * np.random.default_rng(context).normal(size=SIZE)
     logits[context[-1]] += 3
@@ -30,7 +27,7 @@ def after(context: tuple[int, int]) -> tuple[np.ndarray, list[tuple[str, float]]
 
 
 @cache
-def drawn_from(context: tuple[int, int], counted: frozenset[tuple[int, int]], frequency: float, asked: Asked) -> Floats:
+def drawn_from(context, counted, frequency, asked):
     """What a token is drawn from, [SIZE]. counted: tokens that a penalty counts, and how often each came."""
     scores = torch.tensor(after(context)[0], dtype=torch.float32)[None]
     for token, times in counted:
@@ -39,7 +36,7 @@ def drawn_from(context: tuple[int, int], counted: frozenset[tuple[int, int]], fr
     return p / p.sum()
 
 
-def places(fields: dict[str, Any], rng: np.random.Generator, *, wrong: str = "", length: int = 40) -> list[Any]:
+def places(fields, rng, *, wrong="", length=40):
     """An answer of a random model over two tokens of context; wrong: what its sampler does wrongly."""
     text, made = [0, 1], []
     frequency = fields.get("frequency_penalty", 0.0)
@@ -58,15 +55,15 @@ def places(fields: dict[str, Any], rng: np.random.Generator, *, wrong: str = "",
 
 
 @cache
-def plain_answers() -> list[list[Any]]:
+def plain_answers():
     """Of an honest sampler that nothing is asked of."""
     rng = np.random.default_rng(0)
-    return [places({}, rng) for _ in range(40)]
+    return [places({}, rng) for _ in range(ANSWERS)]
 
 
-def judged(fields: dict[str, Any], wrong: str = "") -> Conditional:
+def judged(fields, wrong=""):
     counts, words, rng = Conditional(), Words(), np.random.default_rng(0)
-    answers = [places(fields, rng, wrong=wrong) for _ in range(40)] if fields or wrong else plain_answers()
+    answers = [places(fields, rng, wrong=wrong) for _ in range(ANSWERS)] if fields or wrong else plain_answers()
     for answer in answers:
         read_places(answer, fields, counts, words, "a way")
     return counts
@@ -76,7 +73,7 @@ WAYS = [{}, {"top_p": 0.8}, {"top_k": 10}, {"min_p": 0.01}, {"frequency_penalty"
 
 
 @pytest.mark.parametrize("kept", [TOP, TOP - 1], ids=["beside the last", "in place of the last"])
-def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept: int) -> None:
+def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept):
     """vLLM reports the token that came: then it would come each time that it is reported."""
     counts, words = Conditional(), Words()
     for answer in plain_answers():
@@ -86,43 +83,36 @@ def test_a_token_that_a_server_adds_to_the_best_is_none_of_them(kept: int) -> No
             listed = [{"token": token, "logprob": value} for token, value in best]
             reported.append({"token": said, "logprob": logprob, "top_logprobs": listed})
         read_places(asking.places(Completion("", "", logprobs=reported), TOP), {}, counts, words, "a way")
-    assert counts.tokens == 40 * 40
+    assert counts.tokens == ANSWERS * 40
     assert not counts.findings(1e-3)
 
 
 @pytest.mark.parametrize("fields", WAYS, ids=str)
-def test_an_honest_sampler_is_not_accused(fields: dict[str, Any]) -> None:
+def test_an_honest_sampler_is_not_accused(fields):
     counts = judged(fields)
     assert not counts.findings(1e-3)
-    assert counts.tokens == 40 * 40
+    assert counts.tokens == ANSWERS * 40
     assert counts.facts(1e-3)["detectable"] < 0.2
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        ({}, "best after 20"),
-        ({"top_p": 0.8}, "top_p"),
-        ({"top_k": 10}, "top_k"),
-        ({"min_p": 0.05}, "min_p"),
-        ({"frequency_penalty": 1.0}, "penalty a token late"),
-    ],
-    ids=str,
-)
-def test_a_wrong_step_is_found_without_a_reference(fields: dict[str, Any], wrong: str) -> None:
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({}, "best after 20"), ({"top_p": 0.8}, "top_p"), ({"top_k": 10}, "top_k"), ({"min_p": 0.05}, "min_p"),
+    ({"frequency_penalty": 1.0}, "penalty a token late"),
+], ids=str)
+def test_a_wrong_step_is_found_without_a_reference(fields, wrong):
     found = judged(fields, wrong).findings(1e-3)
     assert found, wrong
     assert found[0].p < 1e-3
 
 
-def test_what_the_model_excludes_and_both_servers_say_is_no_difference() -> None:
+def test_what_the_model_excludes_and_both_servers_say_is_no_difference():
     """Once here and never in the control is chance; often here is not."""
     none = np.zeros(1000)
     assert _difference((1.0, none, none), (0.0, none, none)) > 0.1
     assert _difference((60.0, none, none), (0.0, none, none)) < 1e-9
 
 
-def test_log_probabilities_after_the_temperature_are_noticed() -> None:
+def test_log_probabilities_after_the_temperature_are_noticed():
     hot, cold = [("a", -0.4, [("a", -0.4), ("b", -1.5)])], [("a", -0.1, [("a", -0.1), ("b", -2.4)])]
     assert is_raw(hot, hot)
     assert not is_raw(hot, cold)

@@ -1,8 +1,5 @@
 """The sampling test by itself, against engines that only draw tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from math import inf
 from time import perf_counter
 
@@ -10,11 +7,11 @@ import numpy as np
 import pytest
 
 from paceline.certify.options import Scope
-from paceline.certify.sampled import Case, Distribution, Sampled, least, sample
-from paceline.certify.stats import Floats, chi_square, tail
+from paceline.certify.sampled import Case, Distribution, least, sample
+from paceline.certify.stats import chi_square, tail
 from paceline.core.sampling import SamplingParams
 from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Body, Endpoint
+from paceline.workbench.endpoint import Endpoint
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""
@@ -24,28 +21,25 @@ OUTCOMES = {(): 0, **{(token,): token for token in range(40)}}
 class Draws(Endpoint):
     """Answers with one token, drawn from `probs`, the same for all."""
 
-    def __init__(self, probs: Floats, seed: int):
+    def __init__(self, probs, seed):
         super().__init__()
         self.probs, self.rng = probs, np.random.default_rng(seed)
 
-    async def complete(self, body: Body) -> Completion:
+    async def complete(self, body):
         raise NotImplementedError
 
-    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+    def ask(self, bodies, slots=None):
         return [Completion(tokens=[int(token)]) for token in self.rng.choice(40, len(bodies), p=self.probs)]
 
 
-def run(
-    probs: Floats, seed: int, requests: int, worlds: Floats = FINE[None], control: Floats | None = None,
-    until: float = inf,
-) -> Sampled:  # fmt: skip
+def run(probs, seed, requests, worlds=FINE[None], control=None, until=inf):  # fmt: skip
     distribution = Distribution(OUTCOMES, worlds, np.arange(40) // 4, 1)
     cases = [Case(str(i), [i], SamplingParams(temperature=1.0), distribution) for i in range(3)]
     plain = None if control is None else lambda: Draws(control, seed + 1)
     return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed), control=plain, until=until)
 
 
-def moved(within: bool) -> Floats:
+def moved(within):
     """A tenth of the probability moved, within coarse bins or between them."""
     sides = np.tile([1, -1], 20) if within else np.repeat([1, -1], 20)
     probs = FINE + 0.005 * sides
@@ -53,7 +47,7 @@ def moved(within: bool) -> Floats:
     return probs
 
 
-def test_what_moves_within_coarse_bins_is_found() -> None:
+def test_what_moves_within_coarse_bins_is_found():
     found = run(moved(within=True), 0, 9000)
     assert not found.facts()["lossless"]
     assert found.requests < 9000  # in the second look: the first has too few for fine bins
@@ -62,18 +56,18 @@ def test_what_moves_within_coarse_bins_is_found() -> None:
         assert tail(chi_square(coarse, case.distribution.coarse_worlds), case.distribution.df) > 0.01
 
 
-def test_what_moves_between_them_is_found() -> None:
+def test_what_moves_between_them_is_found():
     assert not run(moved(within=False), 0, 9000).facts()["lossless"]
 
 
-def test_the_right_distribution_is_not_accused() -> None:
-    """Far more rarely than once in 20 times."""
-    found = [run(FINE, seed, 2000).facts() for seed in range(20)]
+def test_the_right_distribution_is_not_accused():
+    """Far more rarely than once in 10 times."""
+    found = [run(FINE, seed, 2000).facts() for seed in range(10)]
     assert all(one["lossless"] for one in found)
     assert min(one["p"] for one in found) < 0.2
 
 
-def test_what_rounding_may_move_is_not_held_against_an_engine_and_more_is() -> None:
+def test_what_rounding_may_move_is_not_held_against_an_engine_and_more_is():
     """A tenth of the probability moves; the worlds move as much, or a fifth of that."""
     right, wide, narrow = moved(within=False), 2 * moved(within=False) - FINE, FINE + (moved(within=False) - FINE) / 5
     assert not run(right, 0, 9000).facts()["lossless"]
@@ -85,7 +79,7 @@ def test_what_rounding_may_move_is_not_held_against_an_engine_and_more_is() -> N
     assert power["detectable"] > power["hidden"]
 
 
-def test_what_plain_decoding_does_too_is_not_held_against_drafts() -> None:
+def test_what_plain_decoding_does_too_is_not_held_against_drafts():
     off = moved(within=False)
     same = run(off, 0, 9000, control=off)
     assert same.facts()["lossless"]
@@ -93,7 +87,7 @@ def test_what_plain_decoding_does_too_is_not_held_against_drafts() -> None:
     assert not run(off, 0, 9000, control=FINE).facts()["lossless"]
 
 
-def test_where_time_is_short_fewer_requests_are_asked_and_a_test_still_holds() -> None:
+def test_where_time_is_short_fewer_requests_are_asked_and_a_test_still_holds():
     found = run(FINE, 0, 9000, until=perf_counter())
     assert found.requests == found.planned == least(found.cases) < 1000
     whole = run(FINE, 0, 9000, until=perf_counter() + 3600)

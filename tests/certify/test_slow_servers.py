@@ -1,7 +1,5 @@
 """A server that writes a few tokens a second is tested all the same, with shorter answers."""
 
-from __future__ import annotations
-
 import asyncio
 from time import perf_counter
 
@@ -10,7 +8,7 @@ import pytest
 from paceline.certify.asking import Control
 from paceline.certify.scenarios import SCENARIOS, SHORTEST, SPENT, Play, user
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Body, Endpoint
+from paceline.workbench.endpoint import Endpoint
 
 KNOWN = {"messages", "max_tokens", "temperature", "seed", "logprobs", "top_logprobs", "stop", "stream"}
 TEXT = [f" w{n}" for n in range(400)]
@@ -19,11 +17,11 @@ TEXT = [f" w{n}" for n in range(400)]
 class Slow(Endpoint):
     """Says the same words to everybody, so many a second."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate):
         super().__init__()
         self.name, self.rate = "slow", rate
 
-    async def complete(self, body: Body) -> Completion:
+    async def complete(self, body):
         if body.keys() - KNOWN:
             raise CompletionError("unknown field")
         said = TEXT[: body["max_tokens"]]
@@ -36,13 +34,13 @@ class Slow(Endpoint):
         return Completion("".join(said), finish_reason=reason, usage={"completion_tokens": len(said)}, logprobs=top)
 
 
-def played(rate: float, seconds: float) -> Play:
+def played(rate, seconds):
     play = Play(Slow(rate), Control(Slow(rate)), [user("Go on.")], 64, perf_counter() + seconds)
     play.run([one for one in SCENARIOS if one.name in ("one request at a time", "long contexts")])
     return play
 
 
-def test_probing_leaves_time_and_answers_are_as_long_as_the_time_allows() -> None:
+def test_probing_leaves_time_and_answers_are_as_long_as_the_time_allows():
     play = played(60.0, 4.0)
     assert play.rate == pytest.approx(60, rel=0.3)
     assert play.max_tokens == SHORTEST
@@ -53,10 +51,10 @@ def test_probing_leaves_time_and_answers_are_as_long_as_the_time_allows() -> Non
         assert "tokens/s; --budget" in play.not_tested()[-1]
 
 
-def test_a_fast_server_writes_whole_answers() -> None:
+def test_a_fast_server_writes_whole_answers():
     assert played(1e6, 60.0).max_tokens == 64
 
 
-def test_nothing_is_tested_without_any_time_and_it_says_so() -> None:
+def test_nothing_is_tested_without_any_time_and_it_says_so():
     play = played(10.0, 0.01)
     assert {row["why"] for row in play.rows} == {SPENT}

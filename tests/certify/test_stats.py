@@ -7,11 +7,11 @@ from scipy.stats import chi2
 from paceline.certify import stats
 
 
-def test_what_cannot_happen_proves_everything() -> None:
+def test_what_cannot_happen_proves_everything():
     assert stats.tail(stats.chi_square(np.array([5.0, 1.0]), np.array([1.0, 0.0])), 1) == 0.0
 
 
-def test_a_shift_of_the_stated_size_is_found_with_the_stated_power() -> None:
+def test_a_shift_of_the_stated_size_is_found_with_the_stated_power():
     """The worst shift there is: spread over all outcomes as their probabilities ask for."""
     probs, shift, level, df = np.array([0.3, 0.3, 0.2, 0.2]), 0.05, 1e-3, 3
     count = stats.samples_for(df, shift, level)
@@ -26,7 +26,7 @@ def test_a_shift_of_the_stated_size_is_found_with_the_stated_power() -> None:
     assert stats.power(count, df, shift, level) == pytest.approx(stats.POWER, abs=1e-3)
 
 
-def test_lossless_engines_are_accused_at_the_level_alone() -> None:
+def test_lossless_engines_are_accused_at_the_level_alone():
     probs, rng = np.array([0.5, 0.3, 0.2]), np.random.default_rng(1)
     p = [stats.tail(stats.chi_square(c, probs), 2) for c in rng.multinomial(500, probs, 4000)]
     assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.012)
@@ -35,21 +35,21 @@ def test_lossless_engines_are_accused_at_the_level_alone() -> None:
     assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.012)
 
 
-def test_the_worst_of_many_cases_is_corrected_for_their_number() -> None:
+def test_the_worst_of_many_cases_is_corrected_for_their_number():
     assert stats.worst([0.5, 0.01, 0.3]) == pytest.approx(0.03)
     assert stats.worst([0.5, 0.9]) == stats.worst([]) == 1.0
     cases = np.random.default_rng(2).random((4000, 30))
     assert np.mean([stats.worst(p) < 0.05 for p in cases.tolist()]) == pytest.approx(0.05, abs=0.012)
 
 
-def test_pooled_outcomes_have_the_least_probability() -> None:
+def test_pooled_outcomes_have_the_least_probability():
     probs = np.array([0.5, 0.01, 0.02, 0.3, 0.07, 0.1])
     bins = stats.pooled(probs, 0.08)
     assert stats.by_bin(probs, bins).min() >= 0.08
     assert stats.by_bin(probs, bins).sum() == pytest.approx(1)
 
 
-def test_a_range_of_probabilities_accuses_no_mixture_of_them_more_often_than_the_level() -> None:
+def test_a_range_of_probabilities_accuses_no_mixture_of_them_more_often_than_the_level():
     """Every request has a distribution of its own inside the range; and a shift beyond the range is found as stated."""
     rng = np.random.default_rng(3)
     probs = np.array([0.3, 0.3, 0.2, 0.2])
@@ -68,7 +68,7 @@ def test_a_range_of_probabilities_accuses_no_mixture_of_them_more_often_than_the
     assert np.mean(found) >= stats.POWER - 0.02
 
 
-def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen() -> None:
+def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen():
     """Trials whose probability hangs on the one before."""
     rng, p = np.random.default_rng(4), []
     for _ in range(2000):
@@ -86,13 +86,13 @@ def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen() 
     assert stats.outside(10, np.full(100, 0.3), np.full(100, 0.35)) < 1e-3
 
 
-def test_ties_are_counted_against_those_of_the_reference() -> None:
+def test_ties_are_counted_against_those_of_the_reference():
     assert stats.more_often(3, 2) > 0.1
     assert stats.more_often(30, 2) < 1e-4
     assert stats.more_often(0, 0) == 1.0
 
 
-def test_two_samples_may_differ_by_the_slack() -> None:
+def test_two_samples_may_differ_by_the_slack():
     rng, probs = np.random.default_rng(5), np.array([0.5, 0.3, 0.2])
     moved = probs * np.exp([0.05, -0.05, -0.05])
     many, more = rng.multinomial(200_000, probs), rng.multinomial(200_000, moved / moved.sum())

@@ -2,20 +2,19 @@
 
 import io
 import sys
-from pathlib import Path
 
 import pytest
 from tests import models
-from tests.cli.command import Command, Result
+from tests.cli.command import Result
 
 from paceline.cli import main
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(capsys, monkeypatch):
     """Runs `paceline` with these arguments, in this process."""
 
-    def run(*arguments: object, stdin: str | bytes = b"") -> Result:
+    def run(*arguments, stdin=b""):
         raw = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
         capsys.readouterr()
@@ -27,18 +26,18 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_turns(monkeypatch):
     """Comparisons are timed twice, however their ratios scatter."""
     monkeypatch.setattr("paceline.cli.compare.MOST", 2)
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     """A model with a context of 128 tokens."""
     return models.make_repetitive(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def endless(tmp_path_factory):
     """A model with room for an answer that nobody waits for."""
     return models.make_repetitive(tmp_path_factory.mktemp("endless"), max_position_embeddings=50_000)

@@ -1,13 +1,10 @@
 """Whom an API key is sent to: nobody but OpenAI gets OpenAI's, and a server that is asked gets the one named for it."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from tests.cli.command import Command
+from tests.cli.command import commands
 from tests.served import Served
 
 from paceline.cli import app
@@ -16,7 +13,7 @@ from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import build
 from paceline.workbench.client import api_key
 
-COMMANDS: dict[str, str] = {
+COMMANDS = {
     "watch": "watch {url} --once",
     "bench": "bench --server {url} --suite {log} -n 2 --warm-up 0 --out {out}",
     "tune": "tune {tiny} --server {url} --log {log} --batch-sizes 1,2 -n 8 --minutes 0.05 -o {out}",
@@ -27,7 +24,7 @@ COMMANDS: dict[str, str] = {
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keys(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Gateway: sk-openai\nAuthorization: Bearer sk-openai")
     monkeypatch.setenv("MINE", "sk-mine")
@@ -35,9 +32,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(
-    name: str, command: Command, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(name, command, tiny, tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "the cat", "answer": "and the dog"}) + "\n")
     if "vision" in name:
         build(BuildOptions(size=64), {"existence": 1}, tmp_path / "pictures", workers=1)
@@ -53,46 +48,31 @@ def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(
     assert (told.code, "NOT_SET, which was to hold the API key, is not in the environment" in told.err) == (2, True)
 
 
-def _commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    for word, one in getattr(group, "commands", {}).items():
-        yield from _commands(one, f"{name} {word}".strip())
-    if not hasattr(group, "commands"):
-        yield name, group
-
-
-def test_every_command_that_takes_a_servers_address_is_tested_above() -> None:
+def test_every_command_that_takes_a_servers_address_is_tested_above():
     asking = {
-        name for name, one in _commands(typer.main.get_command(app))
+        name for name, one in commands(typer.main.get_command(app)).items()
         if any("URL" in f"{getattr(parameter, 'help', '')}{parameter.metavar}" for parameter in one.params)
     }  # fmt: skip
     assert asking == COMMANDS.keys()
 
 
-@pytest.mark.parametrize(
-    ("spec", "variable", "key"),
-    [
-        ("https://api.openai.com/v1#gpt", None, "sk-openai"),
-        ("https://api.openai.com", None, "sk-openai"),
-        ("https://api.openai.com/v1", "MINE", "sk-mine"),
-        ("http://api.openai.com/v1", None, None),
-        ("https://api.openai.com.evil.org/v1", None, None),
-        ("https://api.openai.com:8443/v1", None, None),
-        ("https://api.openai.com@evil.org/v1", None, None),
-        ("https://evil.org/https://api.openai.com/", None, None),
-        ("https://api.openai.com/v1,http://127.0.0.1:8000/v1", None, None),
-        ("http://127.0.0.1:8000", "MINE", "sk-mine"),
-    ],
-)
-def test_openais_key_is_for_openai_by_https(spec: str, variable: str | None, key: str | None) -> None:
+@pytest.mark.parametrize(("spec", "variable", "key"), [
+    ("https://api.openai.com/v1#gpt", None, "sk-openai"), ("https://api.openai.com", None, "sk-openai"),
+    ("https://api.openai.com/v1", "MINE", "sk-mine"), ("http://api.openai.com/v1", None, None),
+    ("https://api.openai.com.evil.org/v1", None, None), ("https://api.openai.com:8443/v1", None, None),
+    ("https://api.openai.com@evil.org/v1", None, None), ("https://evil.org/https://api.openai.com/", None, None),
+    ("https://api.openai.com/v1,http://127.0.0.1:8000/v1", None, None), ("http://127.0.0.1:8000", "MINE", "sk-mine"),
+])
+def test_openais_key_is_for_openai_by_https(spec, variable, key):
     assert api_key(spec, variable) == key
 
 
-def test_a_key_goes_to_no_other_machine_by_plain_http(tmp_path: Path) -> None:
+def test_a_key_goes_to_no_other_machine_by_plain_http(tmp_path):
     (tmp_path / "key").write_text("sk-file\n")
     for spec in ("http://10.0.0.2:8000/v1", "https://ours/v1,http://theirs/v1#m", "http://localhost.evil.org"):
         for named in ({"variable": "MINE"}, {"file": tmp_path / "key"}):
             with pytest.raises(PacelineError, match=r"over plain http.*--key-over-http"):
-                api_key(spec, **named)  # type: ignore[arg-type]
+                api_key(spec, **named)
         assert api_key(spec, file=tmp_path / "key", over_http=True) == "sk-file"
         assert api_key(spec) is None
     for spec in ("http://localhost:8000", "http://127.0.0.7/v1", "http://[::1]:8000/v1#m", "https://theirs/v1"):
@@ -100,10 +80,10 @@ def test_a_key_goes_to_no_other_machine_by_plain_http(tmp_path: Path) -> None:
     wrong = (({"file": tmp_path / "none"}, "cannot be read"), ({"file": "key", "variable": "MINE"}, "one of the two"))
     for named, says in wrong:
         with pytest.raises(PacelineError, match=says):
-            api_key("http://127.0.0.1", **named)  # type: ignore[arg-type]
+            api_key("http://127.0.0.1", **named)
 
 
-def test_what_is_no_key_is_named_and_not_shown() -> None:
+def test_what_is_no_key_is_named_and_not_shown():
     with pytest.raises(PacelineError, match="NO_KEY holds no API key") as raised:
         api_key("http://127.0.0.1:8000", "NO_KEY")
     assert "two" not in str(raised.value)

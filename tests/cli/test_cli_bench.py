@@ -1,11 +1,8 @@
 """`paceline bench` as its users meet it, on a tiny model: a whole run, one that goes on, and whatever can be wrong."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.cli.command import Command
 
 from paceline.bench.record import read_answers
 from paceline.cli.show import Steps
@@ -19,19 +16,17 @@ QUESTIONS = [
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Path:
+def suite(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     return file
 
 
-def results(text: str) -> dict[tuple[str, str], dict[str, Any]]:
+def results(text):
     return {(result["method"], result["category"]): result for result in json.loads(text)["results"]}
 
 
-def test_a_whole_run(
-    command: Command, tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_run(command, tiny, suite, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/usr/bin/paceline", "bench", "a model"])
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "-d", "prompt-lookup", "--peer", "transformers", "--peer", "vllm-ngram",
@@ -58,8 +53,7 @@ def test_a_whole_run(
     assert len(answers) == len(methods) * len(QUESTIONS) * 2
     for answer in answers:
         for turn in answer.turns:
-            assert sum(turn.lengths or []) == len(turn.tokens)
-            assert turn.times == sorted(turn.times or [])
+            assert (sum(turn.lengths or []), turn.times) == (len(turn.tokens), sorted(turn.times or []))
             assert turn.seconds >= (turn.times or [0])[-1]
             assert answer.method.startswith("peer:") or "".join(text for _, text, _ in turn.runs).strip() == turn.text
     assert (out / "spec-bench" / "model_answer").is_dir()
@@ -69,8 +63,7 @@ def test_a_whole_run(
 
     before = (out / "answers.jsonl").read_bytes()
     again = command(*arguments)  # nothing is left to answer
-    assert again.code == 0
-    assert (out / "answers.jsonl").read_bytes() == before
+    assert (again.code, (out / "answers.jsonl").read_bytes()) == (0, before)
     assert "peer:vllm-ngram did not take part: vLLM wants an environment of its own" in again.out
     assert "too few questions for an interval" in again.out
     assert max(map(len, again.out.split("speed-up: all tokens")[0].splitlines())) <= 180
@@ -80,7 +73,7 @@ def test_a_whole_run(
     assert "| `sam` |" in command("report", out, "--markdown").out
 
 
-def test_a_run_goes_on_and_another_is_refused(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_and_another_is_refused(command, tiny, suite, tmp_path):
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0,
                  "--out", out, "--json"]  # fmt: skip
@@ -89,8 +82,7 @@ def test_a_run_goes_on_and_another_is_refused(command: Command, tiny: Path, suit
     (out / "answers.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:40])  # as if it had been killed
     assert command(*arguments).code == 0
     now = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
-    assert now[:3] == lines[:3]
-    assert len(now) == len(lines)
+    assert (now[:3], len(now)) == (lines[:3], len(lines))
     for changed in (["-n", "9"], ["-d", "prompt-lookup"], ["--temperature", "0.5"]):
         refused = command(*arguments, *changed)
         assert refused.code == 2
@@ -98,21 +90,21 @@ def test_a_run_goes_on_and_another_is_refused(command: Command, tiny: Path, suit
         assert "starting" not in refused.err
 
 
-def test_answers_that_are_cut_off_are_named(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_answers_that_are_cut_off_are_named(command, tiny, suite, tmp_path):
     arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0]
     told = command(*arguments, "--out", tmp_path / "run")
     assert told.code == 0
     assert "were cut off too early to tell" in told.out  # after 8 tokens
 
 
-def test_sampled_answers_are_the_plain_ones(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_sampled_answers_are_the_plain_ones(command, tiny, suite, tmp_path):
     told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--temperature", 0.3, "--warm-up", 0,
                    "--out", tmp_path / "run", "--json")  # fmt: skip
     assert results(told.out)["sam", "overall"]["identical"] == 1.0
     assert results(told.out)["sam", "overall"]["drafted_per_round"] > 0
 
 
-def test_a_batch(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_a_batch(command, tiny, suite, tmp_path):
     told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--batch-size", 2, "--warm-up", 0,
                    "--peer", "transformers-lookup", "--out", tmp_path / "run", "--json")  # fmt: skip
     assert told.code == 1
@@ -122,7 +114,7 @@ def test_a_batch(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> N
     assert "peer:transformers-lookup failed: answers 1 at a time, and --batch-size is 2" in told.err
 
 
-def test_schedules_are_compared(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_schedules_are_compared(command, tiny, suite, tmp_path):
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--schedule", "ragged,equal,grouped:3",
                  "--batch-size", "1,2", "--warm-up", 0, "--dtype", "float32", "--out", out]  # fmt: skip
@@ -146,9 +138,7 @@ def test_schedules_are_compared(command: Command, tiny: Path, suite: Path, tmp_p
     assert "Schedules and batch sizes" in (out / "report.html").read_text()
 
 
-def test_the_time_left_is_guessed_without_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_left_is_guessed_without_the_warm_up(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr("paceline.cli.show.monotonic", lambda: now[0])
     steps = Steps("starting", unit="answers")
@@ -164,9 +154,7 @@ def test_the_time_left_is_guessed_without_the_warm_up(
     assert capsys.readouterr().err == "28 of 100 answers, 12 min left\n"
 
 
-def test_a_disturbed_run_says_so(
-    command: Command, tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disturbed_run_says_so(command, tiny, suite, tmp_path, monkeypatch):
     """The load average is one of its signs; a speed-up that cannot be is marked in the table as well."""
     monkeypatch.setattr("paceline.bench.runner.load", lambda: 7.0)
     monkeypatch.setattr("paceline.bench.checks.FACTOR", 0.0)

@@ -4,10 +4,6 @@ import io
 import re
 import signal
 import sys
-from pathlib import Path
-
-import pytest
-from tests.cli.command import Command
 
 from paceline.cli.chat import Conversation
 from paceline.cli.show import Screen
@@ -15,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 
 
-def _talk(tiny: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, max_tokens: int = 6) -> Conversation:
+def _talk(tiny, monkeypatch, *lines, max_tokens=6):
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     conversation = Conversation(Engine(tiny, "sam"), params, Screen())
@@ -23,7 +19,7 @@ def _talk(tiny: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, max_tokens: 
     return conversation
 
 
-def test_answers_stand_in_the_history(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_stand_in_the_history(tiny, monkeypatch):
     talk = _talk(tiny, monkeypatch, "hello", "", "the cat")
     assert [m["role"] for m in talk.messages] == ["user", "assistant", "user", "assistant"]
     assert [m["content"] for m in talk.messages[::2]] == ["hello", "the cat"]
@@ -33,13 +29,12 @@ def test_answers_stand_in_the_history(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert second.tokens[: second.prompt_length].tolist() == engine.encode(talk.messages[:3]).tolist()
 
 
-def test_reset_forgets(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_forgets(tiny, monkeypatch):
     talk = _talk(tiny, monkeypatch, "hello", "/reset", "the cat")
-    assert [m["content"] for m in talk.messages[::2]] == ["the cat"]
-    assert len(talk.answers) == 1
+    assert ([m["content"] for m in talk.messages[::2]], len(talk.answers)) == (["the cat"], 1)
 
 
-def test_a_document_stands_in_front_of_the_first_message(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_document_stands_in_front_of_the_first_message(command, tiny, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("the little cat\n")
     said = command("chat", tiny, "-n", 5, "--file", file, stdin="the dog\nhello\n/reset\nthe dog\n")
@@ -54,36 +49,29 @@ def test_a_document_stands_in_front_of_the_first_message(command: Command, tiny:
     assert (first, "tokens/s" in said.err) == (alone.text, True)
 
 
-def test_quit_leaves_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quit_leaves_at_once(tiny, monkeypatch):
     assert _talk(tiny, monkeypatch, "/quit", "hello").messages == []
 
 
-def test_how_far_a_long_message_is_read_is_shown(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_far_a_long_message_is_read_is_shown(tiny, monkeypatch, capsys):
     monkeypatch.setattr("paceline.cli.show.REPORT_EVERY", 0.0)
     monkeypatch.setattr(sys, "stdin", io.StringIO("the cat " * 30 + "\n"))
     Conversation(Engine(tiny, "sam", prefill_chunk=32), SamplingParams(max_tokens=6), Screen()).run()
     said = re.findall(r"^(\d+) of (\d+) tokens read", capsys.readouterr().err, re.MULTILINE)
-    assert [int(done) for done, _ in said] == [32, 64]
-    assert {int(all) > 64 for _, all in said} == {True}
+    assert ([int(done) for done, _ in said], {int(all) > 64 for _, all in said}) == ([32, 64], {True})
 
 
-def test_commands(command: Command, tiny: Path) -> None:
+def test_commands(command, tiny):
     said = "hello\n/stats\n/help\n/halp\n"
     result = command("chat", tiny, "-n", 5, stdin=said)
     assert result.code == 0
     (answer,) = re.findall(r"^(\d+) new tokens in (\d+) rounds", result.err, re.MULTILINE)
     stats = re.search(r"1 answer, (\d+) new tokens in (\d+) rounds.*; (\d+) of 128 tokens of context", result.err)
-    assert stats is not None
-    assert stats.groups()[:2] == answer
-    assert result.err.count("/reset") == 2
+    assert (stats.groups()[:2], result.err.count("/reset")) == (answer, 2)
     assert "there is no command /halp" in result.err
 
 
-def test_a_history_that_no_longer_fits_is_said_and_the_chat_goes_on(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_history_that_no_longer_fits_is_said_and_the_chat_goes_on(tiny, monkeypatch, capsys):
     talk = _talk(tiny, monkeypatch, "hello", "the cat " * 99, "/reset", "dog")
     err = capsys.readouterr().err
     assert "error: The prompt is too long" in err
@@ -92,20 +80,16 @@ def test_a_history_that_no_longer_fits_is_said_and_the_chat_goes_on(
     assert [m["content"] for m in talk.messages[::2]] == ["dog"]
 
 
-def test_an_answer_that_fills_the_context(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_fills_the_context(tiny, monkeypatch, capsys):
     _talk(tiny, monkeypatch, "hello", max_tokens=500)
     assert "context is full" in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
-    endless: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(endless, monkeypatch, capsys):
     write = Screen.write
     written = []
 
-    def interrupting(self: Screen, pieces: list[tuple[str, str]]) -> None:
+    def interrupting(self, pieces):
         written.append(pieces)
         if len(written) == 3:
             signal.raise_signal(signal.SIGINT)
@@ -120,7 +104,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
     assert "1 answer, " in capsys.readouterr().err
 
 
-def test_a_model_without_a_chat_template(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template(command, tiny, tmp_path):
     import shutil
 
     model = tmp_path / "model"

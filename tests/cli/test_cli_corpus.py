@@ -1,22 +1,20 @@
 """`paceline corpus`: build, info, and the store in use."""
 
 import json
-from pathlib import Path
 
 import pytest
-from tests.cli.command import Command
 
 from paceline.draft.text.store import open_store
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> Path:
+def answers(tmp_path):
     file = tmp_path / "answers.jsonl"
     file.write_text("".join(json.dumps({"prompt": "the cat", "response": f"the dog {i}"}) + "\n" for i in range(20)))
     return file
 
 
-def test_build_and_info(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+def test_build_and_info(command, tiny, answers, tmp_path):
     built = command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny)
     assert built.code == 0
     assert "tokens in 40 documents: about" in built.err
@@ -29,14 +27,13 @@ def test_build_and_info(command: Command, tiny: Path, answers: Path, tmp_path: P
         assert words in shown.out
 
 
-def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+def test_several_files_and_parts(command, tiny, answers, tmp_path):
     (tmp_path / "more.txt").write_text("hello there")
     files = ("--text", answers, tmp_path / "more.txt")
     options = ("--tokenizer", tiny, "--parts", "suffix-array", "--max-tokens", 5000, "--json")
     built = command("corpus", "build", tmp_path / "out", *files, *options)
     facts = json.loads(built.out)
-    assert facts["documents"] == 41
-    assert facts["parts"] == ["suffix-array"]
+    assert (facts["documents"], facts["parts"]) == (41, ["suffix-array"])
     assert facts["seconds"] >= 0
     header = open_store(tmp_path / "out", kind="corpus").header
     assert facts["bytes"] == sum(header["arrays"].values())
@@ -45,7 +42,7 @@ def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tm
 
 
 @pytest.mark.usefixtures("_few_turns")
-def test_answers_copy_from_it(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+def test_answers_copy_from_it(command, tiny, answers, tmp_path):
     command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny, "--parts", "suffix-array")
     draft = f"sam,corpus={tmp_path / 'out'}"
     options = ("--draft", draft, "--compare", "--dtype", "float32")

@@ -3,17 +3,14 @@
 import json
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
-from tests.cli.command import Command
 
 from paceline.errors import ModelError
 
 
-def test_a_hub_name_without_a_connection(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_without_a_connection(command, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     result = command("generate", "nobody/nothing-7b", "hi")
@@ -22,16 +19,16 @@ def test_a_hub_name_without_a_connection(command: Command, tmp_path: Path, monke
     assert "no connection" in result.err
 
 
-def test_standard_input_that_is_not_text(command: Command, tiny: Path) -> None:
+def test_standard_input_that_is_not_text(command, tiny):
     result = command("generate", tiny, "-", stdin=b"\xff\xfe")
     assert (result.code, result.out) == (2, "")
     assert "UTF-8" in result.err
 
 
-def test_a_bug_of_ours_keeps_its_traceback(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_ours_keeps_its_traceback(command, tiny, monkeypatch):
     import paceline.engine.engine
 
-    def broken(self: object) -> None:
+    def broken(self):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(paceline.engine.engine.Engine, "step", broken)
@@ -39,11 +36,11 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, tiny: Path, monkeyp
         command("generate", tiny, "hi")
 
 
-def pressed_at(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def pressed_at(monkeypatch, text):
     """Ctrl-C as soon as something with `text` in it is written to standard output."""
     write, presses = sys.stdout.write, iter([signal.SIGINT])
 
-    def pressing(words: str) -> int:
+    def pressing(words):
         written = write(words)
         if text in words and (pressed := next(presses, None)):
             signal.raise_signal(pressed)
@@ -52,7 +49,7 @@ def pressed_at(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys.stdout, "write", pressing)
 
 
-def test_ctrl_c_prints_what_was_generated(command: Command, endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_what_was_generated(command, endless, monkeypatch):
     pressed_at(monkeypatch, "")
     result = command("generate", endless, "the cat", "--ignore-eos", "-n", 40_000)
     assert result.code == 130
@@ -63,9 +60,7 @@ def test_ctrl_c_prints_what_was_generated(command: Command, endless: Path, monke
     assert notice.startswith("interrupted")
 
 
-def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
-    command: Command, endless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(command, endless, tmp_path, monkeypatch):
     path = tmp_path / "prompts.jsonl"
     lines = ['{"prompt": "the cat", "max_tokens": 3, "ignore_eos": true}']
     lines += ['{"prompt": "the dog", "max_tokens": 40000, "ignore_eos": true}'] * 3
@@ -84,10 +79,8 @@ def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
     "command_line",
     [f"{name} MODEL" for name in ("chat", "demo", "tune", "eval align --limit 1 --model", "certify", "doctor")],
 )
-def test_commands_that_load_a_model_pass_on_the_bits_of_its_inputs(
-    command: Command, command_line: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(model: str, **asked: Any) -> None:
+def test_commands_that_load_a_model_pass_on_the_bits_of_its_inputs(command, command_line, demo, tmp_path, monkeypatch):
+    def refuse(model, **asked):
         raise ModelError(f"inputs of {asked['activations']} bits")
 
     monkeypatch.chdir(tmp_path)

@@ -3,10 +3,8 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, write
 from tests.pages.test_report import Seen
 
@@ -19,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 NAUGHTY = "\x1b[31mWelcome <script>alert(1)</script>\x1b[0m"
 
 
-def naughty(body: dict[str, Any]) -> str:
+def naughty(body):
     """Answers that would colour a terminal and run in a page."""
     return judge(body) if is_judge(body) else f"{NAUGHTY} {write(body)}"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A run of two methods and two judges."""
     folder = tmp_path_factory.mktemp("align") / "run"
     with Scripted(naughty) as server:
@@ -36,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_one_json_object_and_no_answer_on_the_terminal(command: Command, tmp_path: Path) -> None:
+def test_one_json_object_and_no_answer_on_the_terminal(command, tmp_path):
     with Scripted(naughty) as server:
         done = command(
             "eval", "align", "--model", f"{server.url}#m", "--method", "vanilla", "--judge", "self", "--limit", 6,
@@ -51,7 +49,7 @@ def test_one_json_object_and_no_answer_on_the_terminal(command: Command, tmp_pat
     assert "Welcome" not in done.out + done.err
 
 
-def test_a_table_by_default_and_answers_only_if_asked_for(command: Command, tmp_path: Path) -> None:
+def test_a_table_by_default_and_answers_only_if_asked_for(command, tmp_path):
     with Scripted(naughty) as server:
         asked = ("eval", "align", "--model", f"{server.url}#m", "--method", "vanilla", "--out", tmp_path / "run")
         quiet, shown = command(*asked), command(*asked, "--show")
@@ -62,7 +60,7 @@ def test_a_table_by_default_and_answers_only_if_asked_for(command: Command, tmp_
     assert "\x1b[31m" not in shown.out
 
 
-def test_failed_items_are_counted_and_the_status_says_so(command: Command, tmp_path: Path) -> None:
+def test_failed_items_are_counted_and_the_status_says_so(command, tmp_path):
     with Scripted(trouble=lambda body, attempt: "400" if "touch the" in str(body["messages"][1]) else None) as server:
         done = command("eval", "align", "--model", f"{server.url}#m", "--method", "raw", "--out", tmp_path / "run")
     assert done.code == 1
@@ -70,7 +68,7 @@ def test_failed_items_are_counted_and_the_status_says_so(command: Command, tmp_p
     assert len(done.err.splitlines()) == 1
 
 
-def test_the_page_holds_the_figures_and_runs_nothing(command: Command, finished: Path) -> None:
+def test_the_page_holds_the_figures_and_runs_nothing(command, finished):
     done = command("report", finished)
     assert done.code == 0, done.err
     page = Seen((finished / "report.html").read_text("utf-8"))
@@ -86,20 +84,19 @@ def test_the_page_holds_the_figures_and_runs_nothing(command: Command, finished:
     assert "Kendall's W" in page.text
 
 
-def test_the_report_as_a_table_and_as_json(command: Command, finished: Path) -> None:
+def test_the_report_as_a_table_and_as_json(command, finished):
     table = command("report", finished, "--markdown")
     assert table.out.count("| `align3` |") == 6
     told = json.loads(command("report", finished, "--json").out)
     assert told["results"] == json.loads(json.dumps(results(finished)[0]))
     pair, every = told["agreement"]
-    assert pair["judges"] == ["scripted", "checks"]
-    assert pair["verdicts"] == 24 * 6
+    assert (pair["judges"], pair["verdicts"]) == (["scripted", "checks"], 24 * 6)
     assert 0 < pair["same_verdicts"] < 1
     assert -1 <= pair["kappa"] < 0.5  # one judge rolls dice
     assert 0 <= every["kendall_w"]["sar"] <= 1
 
 
-def test_judges_that_say_the_same_agree_wholly(finished: Path, tmp_path: Path) -> None:
+def test_judges_that_say_the_same_agree_wholly(finished, tmp_path):
     told, about = results(finished)
     assert agreement(finished, about | {"judges": about["judges"][:1]}, told) == []
     twins = tmp_path / "twins"
@@ -119,7 +116,7 @@ def test_judges_that_say_the_same_agree_wholly(finished: Path, tmp_path: Path) -
     assert every["kendall_w"]["sar"] == pytest.approx(1)
 
 
-def test_overall_is_two_thirds_unsafe_and_one_third_safe_here_too(finished: Path) -> None:
+def test_overall_is_two_thirds_unsafe_and_one_third_safe_here_too(finished):
     for row in results(finished)[0]:
         unsafe, safe = row["subsets"]["unsafe"], row["subsets"]["safe"]
         assert unsafe["judged"] == 2 * safe["judged"]
@@ -129,7 +126,7 @@ def test_overall_is_two_thirds_unsafe_and_one_third_safe_here_too(finished: Path
         assert row["sar_at"]["0.3"] == pytest.approx(row["sar"])
 
 
-def test_compat_is_named_in_the_report(command: Command, tmp_path: Path) -> None:
+def test_compat_is_named_in_the_report(command, tmp_path):
     with Scripted() as server:
         command(
             "eval", "align", "--model", f"{server.url}#m", "--method", "vanilla", "--judge", "self", "--limit", 3,
@@ -141,14 +138,14 @@ def test_compat_is_named_in_the_report(command: Command, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def tiny_rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_rules(tmp_path_factory):
     """A random model with room for rules."""
     from tests import models
 
     return models.make("llama2", tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
 
 
-def test_a_model_in_this_process_answers_and_judges(command: Command, tiny_rules: Path, tmp_path: Path) -> None:
+def test_a_model_in_this_process_answers_and_judges(command, tiny_rules, tmp_path):
     done = command(
         "eval", "align", "--model", tiny_rules, "--method", "vanilla", "--judge", "self", "--limit", 2, "-n", 8,
         "--judge-max-tokens", 8, "--out", tmp_path / "run",

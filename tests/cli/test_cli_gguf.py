@@ -1,15 +1,11 @@
 """GGUF files and weights of fewer bits, as users of the command line meet them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
-from tests.cli.command import Command
 from tests.gguf_files import write
 
 
-def test_a_file_is_generated_from_like_a_folder(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_file_is_generated_from_like_a_folder(command, tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf")
     asked = ("the cat and the dog and the cat", "--raw", "-n", "20", "--ignore-eos", "--dtype", "float32")
     ours, own = command("generate", path, *asked), command("generate", tiny, *asked)
@@ -23,11 +19,10 @@ def test_a_file_is_generated_from_like_a_folder(command: Command, tiny: Path, tm
     assert command("generate", unknown, *asked, "--tokenizer", tiny).out == own.out
 
 
-def test_a_named_dtype_expands_blocks(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_named_dtype_expands_blocks(command, tiny, tmp_path):
     path, asked = write(tiny, tmp_path / "q.gguf", "Q8_0"), ("the cat", "--raw", "-n", "4")
     for dtype, weights in (
-        ("auto", "Q8_0, 8.5 bits a weight"),
-        ("float32", "float32, expanded from Q8_0, 8.5 bits a weight ("),
+        ("auto", "Q8_0, 8.5 bits a weight"), ("float32", "float32, expanded from Q8_0, 8.5 bits a weight ("),
         ("bfloat16", "bfloat16, expanded from Q8_0, 8.5 bits a weight ("),
     ):
         said = command("generate", path, *asked, "--dtype", dtype)
@@ -43,7 +38,7 @@ def test_a_named_dtype_expands_blocks(command: Command, tiny: Path, tmp_path: Pa
     assert command("generate", tmp_path / "other.gguf", *asked, "--dtype", "bfloat16").code == 0
 
 
-def test_a_quantised_engine_is_held_to_its_own_weights(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_quantised_engine_is_held_to_its_own_weights(command, tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", "Q8_0")
     few = ("-d", "sam", "--requests", 16, "-n", 8, "--budget", 0, "--json")
     said = command("certify", path, *few, "--reference", "float32")
@@ -55,7 +50,7 @@ def test_a_quantised_engine_is_held_to_its_own_weights(command: Command, tiny: P
     assert "there are 8 and 16" in command("generate", path, "the cat", "--activations", 12).err
 
 
-def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_model_is_quantised_once(command, tiny, tmp_path):
     asked = ("the cat and the dog", "--raw", "-n", "20", "--ignore-eos")
     made = command("quantize", tiny, tmp_path / "four", "--dtype", "int4")
     assert (made.code, made.err) == (0, "")
@@ -75,7 +70,7 @@ def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path)
     assert command("quantize", tiny, tmp_path / "new", "--dtype", "int5").code == 2
 
 
-def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_file_is_benchmarked_and_certified(command, tiny, tmp_path):
     path, suite = write(tiny, tmp_path / "m.gguf", "Q8_0"), tmp_path / "questions.jsonl"
     suite.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["the dog and the cat"]}) + "\n")
     asked = ("-d", "sam", "--suite", suite, "-n", "12", "--warm-up", "0")
@@ -86,7 +81,7 @@ def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_p
     assert "Q8_0, 8.5 bits a weight" in json.loads((tmp_path / "run" / "run.json").read_text())["quantised"]
 
 
-def test_a_quantised_folder_becomes_a_file_of_the_same_blocks(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_quantised_folder_becomes_a_file_of_the_same_blocks(command, tiny, tmp_path):
     from paceline.plugins.to_gguf import write as to_gguf
 
     command("quantize", tiny, tmp_path / "four", "--dtype", "int4")

@@ -1,14 +1,11 @@
 """Logs through the command line: streams that were kept, and standard input."""
 
 import json
-from pathlib import Path
-from typing import Any
 
-from tests.cli.command import Command
 from tests.workbench.test_bodies import ASKED, delta, stream
 
 
-def replayed(command: Command, tiny: Path, source: object, stdin: bytes = b"") -> dict[str, Any]:
+def replayed(command, tiny, source, stdin=b""):
     done = command("replay", source, "--tokenizer", tiny, "--template", "chatml", "-d", "sam", "--json", stdin=stdin)
     assert done.code == 0, done.err
     facts = json.loads(done.out)
@@ -16,9 +13,7 @@ def replayed(command: Command, tiny: Path, source: object, stdin: bytes = b"") -
     return {name: one[name] for name in ("new_tokens", "rounds", "mean_accepted_tokens")}
 
 
-def test_a_stream_that_was_kept_is_one_answer_not_its_events(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_stream_that_was_kept_is_one_answer_not_its_events(tiny, tmp_path, command):
     """The text of a proxy, read as an answer, would repeat itself and draft well. Standard input says the same."""
     words = [f" w{n}" for n in range(40)]
     lines = [

@@ -1,16 +1,11 @@
 """What one command writes, the next reads: every file of prompts or answers, with every command that takes one."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from tests import models
-from tests.cli.command import Command
 from tests.evals.endpoint import Scripted
 from tests.evals.test_run import go
 
@@ -32,21 +27,20 @@ ASK = [f"the cat and the dog {i}" for i in range(3)]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory):
     return Engine(models.make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=1024))
 
 
-def encoded(messages: list[dict[str, str]], engine: Engine) -> list[int]:
-    assert engine.tokenizer is not None
+def encoded(messages, engine):
     return engine.tokenizer.encode_chat(messages)
 
 
 @pytest.fixture(scope="module")
-def written(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def written(engine, tmp_path_factory):
     """The file of every writer, and files that people have."""
     folder, model = tmp_path_factory.mktemp("written"), str(engine.target.folder)
 
-    def lines(name: str, records: list[dict[str, Any]]) -> Path:
+    def lines(name, records):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
         return file
@@ -87,34 +81,34 @@ def written(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return files
 
 
-def _tuned(engine: Engine, file: Path) -> int:
+def _tuned(engine, file):
     tuning = cast("Tuning", SimpleNamespace(target=engine.target, tokenizer=engine.tokenizer))
     return len(_answers(tuning, TuneOptions(model="model", log=file)))
 
 
-def _prompts(engine: Engine, file: Path) -> int:
+def _prompts(engine, file):
     jobs, broken = from_file(str(file), SamplingParams())
     if broken:
         raise broken[0]
     return len(jobs)
 
 
-def _trained(engine: Engine, file: Path) -> int:
+def _trained(engine, file):
     assert engine.tokenizer is not None
     return len([*data.read_examples(file, engine.tokenizer, need_prompts=True)])
 
 
-def _counted(engine: Engine, file: Path) -> int:
+def _counted(engine, file):
     assert engine.tokenizer is not None
     return len([*data.read_examples(file, engine.tokenizer)])
 
 
-def _copied(engine: Engine, file: Path) -> int:
+def _copied(engine, file):
     assert engine.tokenizer is not None
     return len([*texts(file, engine.tokenizer)])
 
 
-READERS: dict[str, Callable[[Engine, Path], int]] = {
+READERS = {
     "replay, tune": _tuned,
     "train --data": _trained,
     "train vocab --text": _counted,
@@ -124,13 +118,9 @@ READERS: dict[str, Callable[[Engine, Path], int]] = {
     "bench --suite": lambda engine, file: len(read_suite(str(file)).questions),
 }
 ANSWERS, QUESTIONS = ("replay, tune", "train --data", "train vocab --text", "corpus build"), [*READERS][-2:]
-MEET: dict[str, set[str]] = {
-    "generate -o": {*READERS},
-    "generate -o, messages": {*READERS},
-    "eval align": {*READERS},
-    "serve --log": {*ANSWERS},
-    "train answers.jsonl": {*ANSWERS},
-    "verl's rollouts": {*READERS} - {"generate -p, certify --prompts"},
+MEET = {
+    "generate -o": {*READERS}, "generate -o, messages": {*READERS}, "eval align": {*READERS}, "serve --log": {*ANSWERS},
+    "train answers.jsonl": {*ANSWERS}, "verl's rollouts": {*READERS} - {"generate -p, certify --prompts"},
     "bench answers.jsonl": {"train vocab --text", "corpus build", "train --prompts"},
     "a suite": {*QUESTIONS, "train --prompts", "corpus build"},
     "requests": {*QUESTIONS, "train --prompts", "corpus build"},
@@ -141,9 +131,7 @@ MEET: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("writer", MEET)
-def test_what_one_command_writes_the_next_reads_or_says_why_not(
-    engine: Engine, written: dict[str, Path], writer: str, reader: str
-) -> None:
+def test_what_one_command_writes_the_next_reads_or_says_why_not(engine, written, writer, reader):
     read = READERS[reader]
     if reader in MEET[writer]:
         assert read(engine, written[writer]) >= 3
@@ -154,9 +142,7 @@ def test_what_one_command_writes_the_next_reads_or_says_why_not(
         assert f"{written[writer]}" in str(said.value)
 
 
-def test_a_benchmarks_answers_are_replayed_with_their_questions(
-    command: Command, engine: Engine, written: dict[str, Path]
-) -> None:
+def test_a_benchmarks_answers_are_replayed_with_their_questions(command, engine, written):
     how = ("--tokenizer", engine.target.folder, "-d", "sam", "--workers", 1, "--json")
     shown = command("replay", written["bench answers.jsonl"], "--questions", written["a suite"], *how)
     assert shown.code == 0, shown.err

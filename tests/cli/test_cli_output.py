@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from tests.cli.command import Command
 from tests.disk import full_after
 
 from paceline.cli.show import plain_table, standard_output
@@ -21,9 +20,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /d
 
 @needs_full
 @pytest.mark.parametrize("arguments", [("generate", "--json"), ("generate",), ("methods",)], ids=" ".join)
-def test_a_full_disk_behind_standard_output(
-    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
+def test_a_full_disk_behind_standard_output(command, tiny, monkeypatch, arguments):
     name, *options = arguments
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
@@ -35,7 +32,7 @@ def test_a_full_disk_behind_standard_output(
     assert errors[0].endswith("output cannot be written: No space left on device")
 
 
-def test_tables_in_a_file_are_not_folded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_in_a_file_are_not_folded(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     table = plain_table("name", "figure", text=("name",))
     table.add_row("a name of fifty letters " * 4, "1")
@@ -47,15 +44,14 @@ def test_tables_in_a_file_are_not_folded(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @needs_full
-def test_a_full_disk_behind_a_process() -> None:
+def test_a_full_disk_behind_a_process():
     """Which has an exit too."""
     with FULL.open("wb") as full:
         done = subprocess.run([*PACELINE, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, "error: the output cannot be written: No space left on device\n")
 
 
-def test_a_full_disk_behind_out(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_full_disk_behind_out(command, tiny, tmp_path):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "the cat"}\n' * 20)
     with full_after(1200):
@@ -67,11 +63,11 @@ def test_a_full_disk_behind_out(command: Command, tiny: Path, tmp_path: Path) ->
     assert 1 <= len([json.loads(line) for line in lines]) < 20
 
 
-def test_nobody_reads_on(command: Command, endless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_reads_on(command, endless, tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat", "max_tokens": 2}\n' * 2000)
     read, write = os.pipe()
 
-    def leave() -> None:
+    def leave():
         with open(read) as pipe:
             pipe.readline()
 
@@ -103,8 +99,8 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["paceline.cli", "typer", "rich.table", "numpy", "torch.nn"])
-def test_ctrl_c_while_a_module_is_imported(tiny: Path, tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", ["paceline.cli", "rich.table", "torch.nn"])
+def test_ctrl_c_while_a_module_is_imported(tiny, tmp_path, module):
     done = subprocess.run(
         [sys.executable, "-c", PRESSED_AT, module, "generate", tiny, "the cat", "-o", tmp_path / "out.jsonl"],
         capture_output=True, text=True, timeout=120,
@@ -113,11 +109,11 @@ def test_ctrl_c_while_a_module_is_imported(tiny: Path, tmp_path: Path, module: s
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_while_a_model_is_loaded(command: Command, tiny: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_ctrl_c_while_a_model_is_loaded(command, tiny, tmp_path, monkeypatch):
     """A library turns it into an error of its own, as imports of extensions do."""
     import paceline.target.load
 
-    def loading(*_: object, **__: object) -> None:
+    def loading(*_, **__):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
@@ -132,7 +128,7 @@ def test_ctrl_c_while_a_model_is_loaded(command: Command, tiny: Path, tmp_path: 
     assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
 
 
-def test_an_argument_that_is_not_text(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_an_argument_that_is_not_text(command, tiny, tmp_path):
     for more in ((), ("-o", tmp_path / "out.jsonl"), ("--json",), ("--compare",)):
         result = command("generate", tiny, "the \udcff", *more)
         assert result.code == 2
@@ -141,14 +137,13 @@ def test_an_argument_that_is_not_text(command: Command, tiny: Path, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_values_no_machine_holds(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_values_no_machine_holds(command, tiny, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     lines = [f'{{"prompt": "a", "temperature": 1{"0" * 400}}}', f'{{"prompt": "a", "top_k": {10**30}}}']
     lines += [f'{{"prompt": "a", "id": {"9" * 5000}}}', '{"prompt": "a", "id": "\\ud800"}']
     prompts.write_text("\n".join([*lines, '{"prompt": "the cat", "max_tokens": 2, "temperature": 1}']))
     result = command("generate", tiny, "-p", prompts, "--json")
-    assert result.code == 1
-    assert len(result.out.splitlines()) == 1
+    assert (result.code, len(result.out.splitlines())) == (1, 1)
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert [f"line {n}: " in error for n, error in enumerate(errors, 1)] == [True] * 4
     assert max(map(len, errors)) < len(str(prompts)) + 260
@@ -158,7 +153,7 @@ def test_values_no_machine_holds(command: Command, tiny: Path, tmp_path: Path) -
     assert f"past is {10**15}; there is no memory" in result.err
 
 
-def test_a_corpus_on_a_full_disk(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_corpus_on_a_full_disk(command, tiny, tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 500)
     with full_after(1000):
         result = command("corpus", "build", tmp_path / "out", "--text", tmp_path / "a.txt", "--tokenizer", tiny)

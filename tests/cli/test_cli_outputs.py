@@ -1,16 +1,12 @@
 """What a command is to write is looked at before it reads a model or measures anything; so are its numbers."""
 
-from __future__ import annotations
-
 import typing
-from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from tests.cli.command import WHERE, Command
+from tests.cli.command import WHERE
 
 from paceline.cli import app
 from paceline.core.sampling import RULES
@@ -20,33 +16,24 @@ from paceline.train.__main__ import recipe
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [
-    ("bench", NOWHERE, "--out", OUT),
-    ("certify", NOWHERE, "--out", OUT),
-    ("quantize", NOWHERE, OUT),
+    ("bench", NOWHERE, "--out", OUT), ("certify", NOWHERE, "--out", OUT), ("quantize", NOWHERE, OUT),
     ("corpus", "build", OUT, "--text", "nowhere.txt", "--tokenizer", NOWHERE),
-    ("eval", "align", "--model", NOWHERE, "--out", OUT),
-    ("eval", "vision", "build", OUT),
-    ("eval", "vision", "run", NOWHERE, "--model", "random", "--out", OUT),
-    ("train", "model", HERE, "--out", OUT),
+    ("eval", "align", "--model", NOWHERE, "--out", OUT), ("eval", "vision", "build", OUT),
+    ("eval", "vision", "run", NOWHERE, "--model", "random", "--out", OUT), ("train", "model", HERE, "--out", OUT),
     ("train", "model", HERE, "--out", "out", "--checkpoints", OUT),
-    ("train", "medusa", HERE, "--out", "out", "--states", OUT),
-    ("export", "vllm", HERE, HERE, "--out", OUT),
+    ("train", "medusa", HERE, "--out", "out", "--states", OUT), ("export", "vllm", HERE, HERE, "--out", OUT),
     ("train", "tools", "vocab", HERE, "--text", "nowhere.jsonl", "--out", OUT + "/in"),
     ("eval", "vision", "train", NOWHERE, "--out", OUT),
 ]
 FILES = [
-    ("certify", NOWHERE, "--report", OUT),
-    ("certify", NOWHERE, "--junit", OUT),
-    ("generate", NOWHERE, "hi", "--output", OUT),
-    ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
-    ("report", NOWHERE, "--output", OUT),
-    ("tune", NOWHERE, "--out", OUT),
-    ("serve", NOWHERE, "--log", OUT),
+    ("certify", NOWHERE, "--report", OUT), ("certify", NOWHERE, "--junit", OUT),
+    ("generate", NOWHERE, "hi", "--output", OUT), ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
+    ("report", NOWHERE, "--output", OUT), ("tune", NOWHERE, "--out", OUT), ("serve", NOWHERE, "--log", OUT),
     ("report", NOWHERE, "--output", OUT),
 ]
 
 
-def refused(command: Command, *arguments: object) -> str:
+def refused(command, *arguments):
     """The one line that a command ends with."""
     result = command(*arguments)
     assert (result.code, result.out) == (2, ""), result
@@ -60,9 +47,7 @@ def refused(command: Command, *arguments: object) -> str:
     [*((words, False) for words in FOLDERS), *((words, True) for words in FILES)],
     ids=lambda words: "-".join(word for word in words if word.isalpha()) if isinstance(words, tuple) else "",
 )
-def test_what_cannot_be_written_is_said_at_once(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_file: bool
-) -> None:
+def test_what_cannot_be_written_is_said_at_once(command, tmp_path, monkeypatch, words, is_file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
@@ -72,11 +57,10 @@ def test_what_cannot_be_written_is_said_at_once(
         line = refused(command, *(word.replace(OUT, place).replace(HERE, ".") for word in words))
         assert place in line, line
         assert "nowhere" not in line
-    assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "file").read_text() == ""
+    assert (sorted(tmp_path.rglob("*")), (tmp_path / "file").read_text()) == (before, "")
 
 
-def test_what_can_be_written(tmp_path: Path) -> None:
+def test_what_can_be_written(tmp_path):
     """Nothing is made; a folder may be made with its parents, a file stays as it is."""
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.touch()
@@ -89,8 +73,7 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     assert check_new_folder(tmp_path / "new") == tmp_path / "new"
     assert check_log(Path("/dev/null")) == Path("/dev/null")
     assert check_file(None) is check_log(None) is check_folder(None) is None
-    assert sorted(tmp_path.rglob("*")) == before
-    assert file.read_text() == ""
+    assert (sorted(tmp_path.rglob("*")), file.read_text()) == (before, "")
     for old, kind in (("<!doctype html>\n", PAGE), ('{\n  "paceline": "tune",', TABLE)):
         file.write_text(old)
         assert check_file(file, kind) == file
@@ -105,70 +88,61 @@ def test_what_can_be_written(tmp_path: Path) -> None:
         check_file(Path("/dev/null"))  # it would be replaced
 
 
-def test_a_run_that_names_no_folder_is_refused_too(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_names_no_folder_is_refused_too(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
     for words in (("bench", NOWHERE), ("eval", "align", "--model", NOWHERE)):
         assert "runs is no folder" in refused(command, *words)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("serve", NOWHERE, option, value) for option, value in (
-            ("--threads", -2), ("--threads", 0), ("--deadline", -3), ("--deadline", 0), ("--grace", -1),
-            ("--max-batch", 0), ("--max-waiting", 0), ("--max-body", 0), ("--port", -1), ("--port", 65536),
-        )),
-        *(("bench", NOWHERE, option, value) for option, value in (("-n", 0), ("-t", -1), ("-t", "nan"))),
-        *(("eval", "align", "--model", NOWHERE, option, value) for option, value in (
-            ("--timeout", 0), ("--alpha", 2), ("-t", -1), ("--top-p", 2), ("--min-p", -1),
-        )),
-        ("corpus", "build", "out", "--text", "a.txt", "--tokenizer", NOWHERE, "--max-tokens", 1),
-        *(("train", "model", ".", "--out", "out", option, value) for option, value in (
-            ("--threads", 0), ("--lr", -1), ("--save-every", -1), ("--seed", -1),
-        )),
-    ],
-    ids=lambda words: " ".join(map(str, (*words[:2], *words[-2:]))),
-)  # fmt: skip
-def test_a_number_that_means_nothing(command: Command, words: tuple[object, ...]) -> None:
+@pytest.mark.parametrize("words", [
+    *(("serve", NOWHERE, option, value) for option, value in (
+        ("--threads", -2), ("--threads", 0), ("--deadline", -3), ("--deadline", 0), ("--grace", -1),
+        ("--max-batch", 0), ("--max-waiting", 0), ("--max-body", 0), ("--port", -1), ("--port", 65536),
+    )),
+    *(("bench", NOWHERE, option, value) for option, value in (("-n", 0), ("-t", -1), ("-t", "nan"))),
+    *(("eval", "align", "--model", NOWHERE, option, value) for option, value in (
+        ("--timeout", 0), ("--alpha", 2), ("-t", -1), ("--top-p", 2), ("--min-p", -1),
+    )),
+    ("corpus", "build", "out", "--text", "a.txt", "--tokenizer", NOWHERE, "--max-tokens", 1),
+    *(("train", "model", ".", "--out", "out", option, value) for option, value in (
+        ("--threads", 0), ("--lr", -1), ("--save-every", -1), ("--seed", -1),
+    )),
+], ids=lambda words: " ".join(map(str, (*words[:2], *words[-2:]))))
+def test_a_number_that_means_nothing(command, words):
     line = refused(command, *words)
     assert any(str(word) in line for word in words[-2:])
     assert "nowhere" not in line
 
 
-def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., object]]]:
+def commands(group, path=()):
     for one in group.registered_commands:
-        assert one.callback is not None
         yield " ".join((*path, one.name or one.callback.__name__)), one.callback
     for other in group.registered_groups:
         assert other.typer_instance is not None
         yield from commands(other.typer_instance, (*path, str(other.name)))
 
 
-def every_command() -> Iterator[tuple[list[str], Any]]:
+def every_command():
     """(words, Click's command) of every command, those of recipes among them."""
     for words, _ in commands(app):
-        found: Any = typer.main.get_command(app)
+        found = typer.main.get_command(app)
         for word in words.split():
             found = found.commands[word]
         yield words.split(), recipe(WHERE[tuple(words.split())]) if tuple(words.split()) in WHERE else found
 
 
-def files_of(of: Any) -> tuple[list[Any], list[Any]]:
+def files_of(of):
     """(what a command writes, what may name something that it reads), parameters of the command."""
     outputs = [one for one in of.params if one.type_descriptor.parameter_info.callback in OUTPUTS]
     return outputs, [one for one in of.params if one.type_descriptor.annotation in (str, Path) and one not in outputs]
 
 
-def given(parameter: Any, value: object) -> list[str]:
+def given(parameter, value):
     return [*(name for name in parameter.opts[:1] if name.startswith("-")), str(value)]
 
 
-def test_no_output_is_one_of_the_inputs(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
     """Of any command; the input is an empty file, or a folder where one is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: True)
@@ -181,7 +155,7 @@ def test_no_output_is_one_of_the_inputs(
         outputs, inputs = files_of(of)
         for out, read in ((out, read) for out in outputs for read in inputs):
             is_folder = "older" in (out.help or "") and words != ["tune"] and ".safetensors" not in out.help
-            line: list[str] = []
+            line = []
             for one in of.params:
                 if one in (out, read):
                     line += given(one, folder if is_folder else file)
@@ -195,21 +169,16 @@ def test_no_output_is_one_of_the_inputs(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
-        "tune . -o OTHER", "report RUN --output RUN/answers.jsonl", "report RUN --output RUN/report.html",
-        "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
-        "generate . hi -o OTHER", "report RUN --output OTHER",
-        "train tools vocab . --text LOG --out x.safetensors",
-        "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
-        "certify . --junit new --report new",
-    ],
-)  # fmt: skip
-def test_a_file_of_another_kind_stays(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+@pytest.mark.parametrize("line", [
+    "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
+    "tune . -o OTHER", "report RUN --output RUN/answers.jsonl", "report RUN --output RUN/report.html",
+    "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
+    "generate . hi -o OTHER", "report RUN --output OTHER",
+    "train tools vocab . --text LOG --out x.safetensors",
+    "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
+    "certify . --junit new --report new",
+])
+def test_a_file_of_another_kind_stays(command, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     for folder in ("RUN", "MODEL"):
         (tmp_path / folder).mkdir()
@@ -227,7 +196,7 @@ def test_a_file_of_another_kind_stays(
     )
 
 
-def test_every_number_has_a_smallest_one_and_every_output_is_looked_at() -> None:
+def test_every_number_has_a_smallest_one_and_every_output_is_looked_at():
     """Sampling parameters have their rules in SamplingParams."""
     free, unseen = [], []
     for path, function in commands(app):

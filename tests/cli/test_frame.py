@@ -1,38 +1,28 @@
 """What all commands have in common: settings from a file, variables, names that changed, and help in groups."""
 
-from pathlib import Path
 
 import pytest
 import typer
-from tests.cli.command import Command
+from tests.cli.command import commands
 
 from paceline.cli import app
 from paceline.cli.frame import COMMANDS, OPTIONS, configured, modern
 from paceline.errors import PacelineError
 
-
-def commands(group: object, path: str = "") -> dict[str, object]:
-    """All commands by their words."""
-    inner = getattr(group, "commands", None)
-    if inner is None:
-        return {path: group}
-    return {name: one for word, part in inner.items() for name, one in commands(part, f"{path} {word}".strip()).items()}
-
-
 EVERY = commands(typer.main.get_command(app))
 
 
 @pytest.mark.parametrize(("old", "new"), COMMANDS.items())
-def test_a_command_s_old_name_leads_to_one_that_exists(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_s_old_name_leads_to_one_that_exists(old, new, capsys):
     assert old not in EVERY
     assert new in EVERY
     assert modern([*old.split(), "MODEL", "--any", "x"]) == [*new.split(), "MODEL", "--any", "x"]
     assert capsys.readouterr().err == f"note: paceline {old} is called paceline {new} now\n"
 
 
-def test_an_option_s_old_name_leads_to_one_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_s_old_name_leads_to_one_that_exists(capsys):
     for path, names in OPTIONS.items():
-        known = {name for param in EVERY[path].params for name in param.opts}  # type: ignore[attr-defined]
+        known = {name for param in EVERY[path].params for name in param.opts}
         assert known.isdisjoint(names)
         assert known >= set(names.values())
     assert modern(["bench", "--batch=4", "--endpoint", "u", "--", "--batch"]) == [
@@ -42,9 +32,7 @@ def test_an_option_s_old_name_leads_to_one_that_exists(capsys: pytest.CaptureFix
     assert modern(["train", "eagle3", "m", "--batch", "4"]) == ["train", "eagle3", "m", "--batch", "4"]
 
 
-def test_settings_come_from_a_file_a_variable_and_the_command_line(
-    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_come_from_a_file_a_variable_and_the_command_line(tiny, tmp_path, command, monkeypatch):
     file = tmp_path / "paceline.toml"
     file.write_text('[generate]\nmax-tokens = 3\njson = true\n[eval.align]\nlimit = 2\n')
     words = ("generate", str(tiny), "the cat", "--config", str(file))
@@ -54,17 +42,12 @@ def test_settings_come_from_a_file_a_variable_and_the_command_line(
     assert '"new_tokens": 4' in command(*words).out
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[generate]\nmax_tokens = 3", "has 'max_tokens'. Did you mean 'max-tokens'?"),
-        ("[generat]\n", "has 'generat'. Did you mean 'generate'?"),
-        ("generate = 3", "must be a table"),
-        ("[generate", "cannot be read"),
-        (None, "cannot be read"),
-    ],
-)
-def test_settings_that_cannot_be_are_named(text: str | None, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "says"), [
+    ("[generate]\nmax_tokens = 3", "has 'max_tokens'. Did you mean 'max-tokens'?"),
+    ("[generat]\n", "has 'generat'. Did you mean 'generate'?"), ("generate = 3", "must be a table"),
+    ("[generate", "cannot be read"), (None, "cannot be read"),
+])
+def test_settings_that_cannot_be_are_named(text, says, tmp_path):
     file = tmp_path / "paceline.toml"
     if text is not None:
         file.write_text(text)
@@ -72,7 +55,7 @@ def test_settings_that_cannot_be_are_named(text: str | None, says: str, tmp_path
         configured(["generate", "m", "--config", str(file)], typer.main.get_command(app))
 
 
-def test_help_shows_options_in_groups(command: Command) -> None:
+def test_help_shows_options_in_groups(command):
     shown = command("serve", "--help").out
     titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles == ["Arguments:", "Options:", "Engine:", "Server:", "Limits of one request:"]

@@ -1,35 +1,27 @@
 """What users get wrong, of every command: one line that says what was wrong, status 2, and nothing written."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from tests import models
-from tests.cli.command import Command
 
 PAIR = {"prompt": "the little cat", "response": "the little cat and the dog"}
-FILES: dict[str, str | bytes] = {
+FILES = {
     "log.jsonl": "".join(json.dumps(PAIR | {"category": name}) + "\n" for name in ("even", "odd")),
-    "answers.jsonl": json.dumps({"prompt_tokens": [0, 5], "tokens": [100, 101, 1]}) + "\n",
-    "blank.jsonl": "\n \n",
-    "torn.jsonl": json.dumps(PAIR) + '\n{"prompt": "cut off' * 2,
-    "asked.jsonl": '{"prompt": "a"}',
+    "answers.jsonl": json.dumps({"prompt_tokens": [0, 5], "tokens": [100, 101, 1]}) + "\n", "blank.jsonl": "\n \n",
+    "torn.jsonl": json.dumps(PAIR) + '\n{"prompt": "cut off' * 2, "asked.jsonl": '{"prompt": "a"}',
     "unread.jsonl": json.dumps(PAIR | {"notes": "the little cat and the dog"}),
     "spec.jsonl": '{"question_id": 81, "choices": [{"turns": ["a"]}]}',
-    "questions.jsonl": '{"question_id": 82, "turns": ["A?"]}',
-    "suite.jsonl": '{"turns": ["a"]}\n{"turns": "a"\n',
-    "empty.txt": "",
-    "bytes.txt": b"\xff",
+    "questions.jsonl": '{"question_id": 82, "turns": ["A?"]}', "suite.jsonl": '{"turns": ["a"]}\n{"turns": "a"\n',
+    "empty.txt": "", "bytes.txt": b"\xff",
 }
 REPLAY = "replay log.jsonl --tokenizer tokenizer"
 ALIGN = "eval align --out out --model"
 TRAIN = "--out out --checkpoints run --tokens 9"
-MISTAKES: list[tuple[str, ...]] = [
+MISTAKES = [
     ("generat", "No such command 'generat'. Did you mean 'generate'?"),
     ("generate model hi --drafft sam", "--drafft", "--draft", "paceline generate --help"),
     ("generate smolm hi", "smolm", "Did you mean 'smollm'"),
@@ -148,7 +140,7 @@ MISTAKES: list[tuple[str, ...]] = [
 ]  # fmt: skip
 
 
-def changed(model: Path, folder: Path, **entries: object) -> Path:
+def changed(model, folder, **entries):
     """A copy of a model folder with other entries in its config.json."""
     shutil.copytree(model, folder)
     config = folder / "config.json"
@@ -157,7 +149,7 @@ def changed(model: Path, folder: Path, **entries: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+def place(tmp_path_factory, tiny):
     """A folder with what the lines above name."""
     folder = tmp_path_factory.mktemp("place")
     for name, content in FILES.items():
@@ -181,9 +173,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[0][:70])
-def test_a_mistake_is_one_line(
-    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, mistake: tuple[str, ...]
-) -> None:
+def test_a_mistake_is_one_line(command, place, monkeypatch, mistake):
     line, *words = mistake
     monkeypatch.chdir(place)
     monkeypatch.delenv("PACELINE_VLLM_PYTHON", raising=False)

@@ -2,13 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests import models
-from tests.cli.command import Command
 from tests.paths import REPOSITORY
 from tests.ray_work import Doubling, Mortal
 
@@ -24,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster():
     """Two workers, for all tests that do not start their own."""
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]  # where workers find ray_work.py
     ray.init(LOCAL, num_cpus=2, **QUIET, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}})
@@ -33,14 +29,14 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     models.tokenizer().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def logs(tmp_path, monkeypatch):
     """Two files; the pieces of the first are small."""
     monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 500)
     said = ["the little cat", "and the little dog", "sat on the mat;", "the old teacher", "looks for the key"]
@@ -48,8 +44,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for f, file in enumerate(files):
         lines = [
             {
-                "prompt": said[i % 5] * 2,
-                "response": (said[(i + f) % 5] + said[i % 3]) * (2 + i % 3),
+                "prompt": said[i % 5] * 2, "response": (said[(i + f) % 5] + said[i % 3]) * (2 + i % 3),
                 "category": "odd" if i % 2 else "even",
             }
             for i in range(20)
@@ -58,12 +53,12 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return files
 
 
-def without_times(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_times(results):
     return [{key: value for key, value in result.items() if key != "draft_us_per_round"} for result in results]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_results_come_in_order_though_a_worker_is_killed(tmp_path: Path) -> None:
+def test_results_come_in_order_though_a_worker_is_killed(tmp_path):
     assert list(spread(Doubling, (str(tmp_path),), range(12))) == [2 * i for i in range(12)]
     assert (tmp_path / "killed").exists()
     with pytest.raises(PacelineError, match="13 is not doubled"):
@@ -71,7 +66,7 @@ def test_results_come_in_order_though_a_worker_is_killed(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_replay_says_the_same_though_a_worker_is_killed(tokenizer: Path, logs: list[Path]) -> None:
+def test_a_replay_says_the_same_though_a_worker_is_killed(tokenizer, logs):
     job = ShardedReplay(logs, ["sam", "suffix,past=1000"], str(tokenizer))
     shards = job.shards()
     assert len(shards) > 5
@@ -87,7 +82,7 @@ def test_a_replay_says_the_same_though_a_worker_is_killed(tokenizer: Path, logs:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_command_says_what_it_says_without(command: Command, tokenizer: Path, logs: list[Path]) -> None:
+def test_the_command_says_what_it_says_without(command, tokenizer, logs):
     asked = ("replay", *logs, "--tokenizer", tokenizer, "-d", "sam", "-d", "suffix,past=1000", "--json")
     here, there = (json.loads(command(*asked, *more).out) for more in ((), ("--ray",)))
     assert without_times(there["results"]) == without_times(here["results"])
@@ -98,9 +93,7 @@ def test_the_command_says_what_it_says_without(command: Command, tokenizer: Path
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_corpus_is_the_same_byte_for_byte(
-    command: Command, tokenizer: Path, logs: list[Path], tmp_path: Path
-) -> None:
+def test_a_corpus_is_the_same_byte_for_byte(command, tokenizer, logs, tmp_path):
     assert len([*pieces_of(logs[0], PacelineError)]) > 2
     (tmp_path / "c.txt").write_text("one text of a file\nin two lines")
     for out, more in (("here", ()), ("there", ("--ray",))):
@@ -115,7 +108,7 @@ def test_a_corpus_is_the_same_byte_for_byte(
     assert "b.jsonl, line 1: not JSON" in refused.err
 
 
-def test_a_cluster_of_its_own(command: Command, tokenizer: Path, logs: list[Path]) -> None:
+def test_a_cluster_of_its_own(command, tokenizer, logs):
     ray.shutdown()
     asked = ("replay", *logs, "--tokenizer", tokenizer, "-d", "sam", "--json")
     told = command(*asked, "--ray", "local", "--workers", "2")

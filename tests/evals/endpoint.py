@@ -15,17 +15,12 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from paceline.evals.align import prompts
 from paceline.evals.align.prompts import BLOCKS
-
-Trouble = Callable[[dict[str, Any], int], str | None]
-"""(body, which attempt at this very request, from 1) -> what goes wrong: a status such as "429", "hang", "torn",
-"reset", "cut", "garbage", "malformed" (a judge's), or None."""
+from tests.web import Handler, serving
 
 ANSWERS = (
     "# Ingredients\nFlour for bread, soup and pancakes.\n# Steps\nMix them and bake at 180 °C in the oven.",
@@ -35,7 +30,7 @@ ANSWERS = (
 )
 
 
-def storm(body: dict[str, Any], attempt: int) -> str | None:
+def storm(body, attempt):
     """Every trouble there is, spread over requests by their digest; the third attempt at the latest works."""
     kinds = ("429", "500", "torn", "reset", "cut", "garbage", "hang", None, None, None)
     kind = kinds[_number(body) % len(kinds)]
@@ -44,12 +39,12 @@ def storm(body: dict[str, Any], attempt: int) -> str | None:
     return kind if attempt <= (2 if kind == "429" else 1) else None
 
 
-def is_judge(body: dict[str, Any]) -> bool:
+def is_judge(body):
     """Whether a request is a judge's."""
     return bool(body["messages"][0]["content"] == prompts.JUDGE)
 
 
-def write(body: dict[str, Any]) -> str:
+def write(body):
     """What the writer says: an answer by the digest of its user turn, after a thought where one is under way."""
     turns = body["messages"]
     answer = ANSWERS[_number(turns[1]["content"]) % len(ANSWERS)]
@@ -60,11 +55,10 @@ def write(body: dict[str, Any]) -> str:
     return answer if "</think>" in turns[-1]["content"] else f"that is all.\n</think>\n\n{answer}"
 
 
-def judge(body: dict[str, Any]) -> str:
+def judge(body):
     """Well-formed verdicts by the digest of the first question asked; a repair gets the same as no repair would."""
     text = body["messages"][1]["content"]
     counts = re.search(r"Give (\d+) verdicts on safety rules and (\d+) on behavioral", text)
-    assert counts is not None
     marks = {
         kind: [("YES", "YES", "NO", "NA")[_number([text, kind, i]) % 4] for i in range(int(count))]
         for kind, count in zip(("safety", "behavioral"), counts.groups(), strict=True)
@@ -79,7 +73,7 @@ def judge(body: dict[str, Any]) -> str:
     return "\n".join(f"<{BLOCKS[kind]}>\n{of}\n</{BLOCKS[kind]}>" for kind, of in lines.items())
 
 
-def _number(value: Any) -> int:
+def _number(value):
     return int(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8], 16)
 
 
@@ -87,18 +81,12 @@ class Scripted:
     """The server. reply: what it says to a body, a text or a whole choice; delay: seconds before it does; slots:
     requests it takes at once, others get 429 (None: any number).
 
+    trouble    of a body and the number of the attempt at this very request, from 1: what goes wrong, a status such as
+               "429", "hang", "torn", "reset", "cut", "garbage" or "malformed" (a judge's), or None.
     requests   bodies of all requests, each with its path; answered: of those that got an answer.
     busy       requests that are being answered; at_once: those that are open, refused ones too."""
 
-    def __init__(
-        self,
-        reply: Callable[[dict[str, Any]], str | dict[str, Any]] | None = None,
-        trouble: Trouble = lambda body, attempt: None,
-        *,
-        delay: float = 0.0,
-        slots: int | None = None,
-        usage: bool = True,
-    ):
+    def __init__(self, reply=None, trouble=lambda body, attempt: None, *, delay=0.0, slots=None, usage=True):
         self.reply = reply or (lambda body: judge(body) if is_judge(body) else write(body))
         self.trouble, self.delay, self.slots, self.usage = trouble, delay, slots, usage
         self.requests: list[dict[str, Any]] = []
@@ -110,36 +98,27 @@ class Scripted:
         self._lock = threading.Lock()
         answer = self._answer
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+        class Endpoint(Handler):
+            wbufsize = 0
 
-            def do_GET(self) -> None:
-                _send(self, 200, {"data": [{"id": "scripted"}]})
+            def do_GET(self):
+                self.reply(200, {"data": [{"id": "scripted"}]})
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 with suppress(ConnectionError):  # the client has given up
                     answer(self)
 
-            def log_message(self, *_: object) -> None: ...
+        self._server = serving(Endpoint)
 
-        class Server(ThreadingHTTPServer):
-            request_queue_size, block_on_close, daemon_threads = 256, False, True
-
-            def handle_error(self, *_: object) -> None: ...
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> Scripted:
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+    def __enter__(self):
+        self.url = self._server.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *left):
+        self._server.__exit__(*left)
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        raw = handler.rfile.read(int(handler.headers["Content-Length"]))
+    def _answer(self, handler):
+        raw = handler.body()
         body = json.loads(raw)
         with self._lock:
             self.at_once += 1
@@ -157,9 +136,10 @@ class Scripted:
             self.most_busy = max(self.most_busy, self.busy)
         try:
             if status != 200:
-                _send(handler, status, {"error": {"message": f"scripted {status}"}})
+                again = {"Retry_After": 0.02} if status == 429 else {}
+                handler.reply(status, {"error": {"message": f"scripted {status}"}}, **again)
             elif handler.path.endswith("/classify"):
-                _send(handler, 200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
+                handler.reply(200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
             else:
                 time.sleep(2.0 if trouble == "hang" else self.delay)
                 self._say(body, trouble, handler)
@@ -168,12 +148,12 @@ class Scripted:
                 self.at_once -= 1
                 self.busy -= status == 200
 
-    def _say(self, body: dict[str, Any], trouble: str | None, handler: BaseHTTPRequestHandler) -> None:
+    def _say(self, body, trouble, handler):
         if self.keep:
             self.answered.append(body)
         said = "I cannot put that into the form." if trouble == "malformed" else self.reply(body)
         if isinstance(said, dict):
-            return _send(handler, 200, {"choices": [said]})
+            return handler.reply(200, {"choices": [said]})
         words = re.findall(r"\s*\S+\s*", said)
         reason = "stop" if len(words) <= body["max_tokens"] else "length"
         words = words[: body["max_tokens"]]
@@ -183,9 +163,9 @@ class Scripted:
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)}
         if not body.get("stream"):
             choice = {"message": {"content": "".join(words)}, "text": "".join(words), "finish_reason": reason}
-            return _send(handler, 200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
+            return handler.reply(200, {"choices": [choice], **({"usage": usage} if self.usage else {})})
         torn = trouble in ("torn", "reset")
-        events: list[Any] = [
+        events = [
             {
                 "choices": [
                     {"delta": {"content": word} if "messages" in body else {}, "text": word, "finish_reason": None}
@@ -198,16 +178,13 @@ class Scripted:
             events += [{"choices": [{"delta": {}, "text": "", "finish_reason": reason}]}]
             events += [{"choices": [], "usage": usage}] * self.usage + ["[DONE]"]
         lines = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode() for event in events]
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream")
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
+        handler.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
         chunks = b"".join(f"{len(line):x}\r\n".encode() + line + b"\r\n" for line in lines)
         handler.wfile.write(chunks + (b"" if trouble == "reset" else b"0\r\n\r\n"))
         handler.close_connection = torn
 
 
-def _texts(body: dict[str, Any]) -> list[str]:
+def _texts(body):
     """All texts of a request's prompt."""
     contents = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
     return [
@@ -215,14 +192,3 @@ def _texts(body: dict[str, Any]) -> list[str]:
         for content in contents
         for text in ([content] if isinstance(content, str) else [part.get("text", "") for part in content])
     ]
-
-
-def _send(handler: BaseHTTPRequestHandler, status: int, value: dict[str, Any]) -> None:
-    content = json.dumps(value).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    if status == 429:
-        handler.send_header("Retry-After", "0.02")
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from paceline.evals.align import sample
 from paceline.evals.align.backend import Request, Response
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
-from paceline.evals.align.types import Call, Generation, Item, Rule, Scenario
+from paceline.evals.align.types import Call, Item, Rule, Scenario
 
 
 class Scribe:
@@ -17,11 +13,11 @@ class Scribe:
 
     label = "scribe"
 
-    def __init__(self, say: Callable[[Request, int], str | tuple[str, str]]):
+    def __init__(self, say):
         self._say = say
         self.requests: list[Request] = []
 
-    async def complete(self, request: Request) -> Response:
+    async def complete(self, request):
         self.requests.append(request)
         said = self._say(request, len(self.requests))
         text, reason = said if isinstance(said, tuple) else (said, "stop")
@@ -30,10 +26,10 @@ class Scribe:
         call = Call(request.phase, reason, 0.0, prompt, 0, len(request.forced.split()), words)
         return Response(text, call)
 
-    async def close(self) -> None: ...
+    async def close(self): ...
 
 
-def scenario(safety: int = 3, behavioral: int = 3) -> Scenario:
+def scenario(safety=3, behavioral=3):
     """A scenario with so many rules, each with a text of its own."""
     return Scenario(
         "Test", "Test", "A test.",
@@ -42,7 +38,7 @@ def scenario(safety: int = 3, behavioral: int = 3) -> Scenario:
     )  # fmt: skip
 
 
-def item(**changes: Any) -> Item:
+def item(**changes):
     """A safe item without a reference answer."""
     told = {
         "id": "Test/000", "scenario": "Test", "prompt": "plain?", "adversarial_prompt": "disguised?", "label": "safe",
@@ -50,15 +46,10 @@ def item(**changes: Any) -> Item:
     return Item(**(told | changes))
 
 
-async def answer(
-    method: str, say: Callable[[Request, int], str | tuple[str, str]], **settings: Any
-) -> tuple[Generation, list[Request]]:
+async def answer(method, say, **settings):
     """What a method makes of an item with a scribe, and what it asked for."""
     scorer = settings.pop("scorer", None)
     scribe = Scribe(say)
     task = Task(item(), scenario(), scribe, Setting(Decoding(100), **settings), "scope", scorer)
     (one,) = read_methods(method)
     return await one(task), scribe.requests
-
-
-SAMPLE = sample.read()

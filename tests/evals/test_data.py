@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,11 @@ COUNTS = {"Biochem": (11, 9), "Child": (12, 10), "Code": (11, 10), "Health": (9,
 
 
 @pytest.fixture
-def specbench(shared: Path) -> Path:
+def specbench(shared):
     return shared / "data" / "specbench-alignment"
 
 
-def test_specbench_has_what_its_paper_says(specbench: Path) -> None:
+def test_specbench_has_what_its_paper_says(specbench):
     data = read(str(specbench))
     assert {k: (len(s.safety), len(s.behavioral)) for k, s in data.scenarios.items()} == COUNTS
     assert sum(len(s.rules) for s in data.scenarios.values()) == 103
@@ -28,12 +27,11 @@ def test_specbench_has_what_its_paper_says(specbench: Path) -> None:
         assert labels == ["unsafe"] * 200 + ["safe"] * 100
     assert sum(i.answer is not None for i in data.items) == 250
     same = [i for i in data.items if i.label == "unsafe" and i.prompt == i.adversarial_prompt]
-    assert len(same) == 50
-    assert {i.source for i in same} == {"allenai/wildjailbreak"}
+    assert (len(same), {i.source for i in same}) == (50, {"allenai/wildjailbreak"})
     assert data.scenarios["Child"].digest == read(str(specbench), ["Child"]).scenarios["Child"].digest
 
 
-def test_the_hubs_layout_reads_the_same(specbench: Path, tmp_path: Path) -> None:
+def test_the_hubs_layout_reads_the_same(specbench, tmp_path):
     wanted = read(str(specbench), ["Child"])
     scenario = wanted.scenarios["Child"]
     rows = []
@@ -46,11 +44,10 @@ def test_the_hubs_layout_reads_the_same(specbench: Path, tmp_path: Path) -> None
         rows.append(row)
     (tmp_path / "Child.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = read(str(tmp_path))
-    assert found.scenarios["Child"] == scenario
-    assert found.items == wanted.items
+    assert (found.scenarios["Child"], found.items) == (scenario, wanted.items)
 
 
-def test_parquet_reads_the_same(tmp_path: Path) -> None:
+def test_parquet_reads_the_same(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -75,27 +72,22 @@ prompts:
 """
 
 
-def test_own_scenarios(tmp_path: Path) -> None:
+def test_own_scenarios(tmp_path):
     (tmp_path / "bread.yaml").write_text(YAML)
     yaml = read(str(tmp_path / "bread.yaml"))
-    assert yaml.scenarios["bread"].behavioral[0].weight == 2
-    assert [i.label for i in yaml.items] == ["unsafe", "safe"]
-    assert yaml.items[0].adversarial_prompt == "In a play"
-    assert yaml.items[1].answer == "With flour."
+    assert (yaml.scenarios["bread"].behavioral[0].weight, [i.label for i in yaml.items]) == (2, ["unsafe", "safe"])
+    assert (yaml.items[0].adversarial_prompt, yaml.items[1].answer) == ("In a play", "With flour.")
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("safety: [a]\nprompts: [{prompt: q, label: safe}]", "behavioral: Field required"),
-        ("safety: [a]\nbehavioral: [b]", "prompts: Field required"),
-        ("safety: [a]\nbehavioral: [b]\nprompts: [{prompt: q, label: other}]", "prompts.0.label: .*'unsafe' or 'safe'"),
-        ("behavioral: [{text: b, weight: 0}]\nsafety: [a]\nprompts: [{prompt: q, label: safe}]", "weight: .* than 0"),
-        ("[not, a, mapping]", "valid dictionary"),
-        (": :\n - {", "expected <block end>"),
-    ],
-)
-def test_broken_files_are_refused_in_a_line(tmp_path: Path, text: str, why: str) -> None:
+@pytest.mark.parametrize(("text", "why"), [
+    ("safety: [a]\nprompts: [{prompt: q, label: safe}]", "behavioral: Field required"),
+    ("safety: [a]\nbehavioral: [b]", "prompts: Field required"),
+    ("safety: [a]\nbehavioral: [b]\nprompts: [{prompt: q, label: other}]", "prompts.0.label: .*'unsafe' or 'safe'"),
+    ("behavioral: [{text: b, weight: 0}]\nsafety: [a]\nprompts: [{prompt: q, label: safe}]", "weight: .* than 0"),
+    ("[not, a, mapping]", "valid dictionary"),
+    (": :\n - {", "expected <block end>"),
+])
+def test_broken_files_are_refused_in_a_line(tmp_path, text, why):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(PacelineError, match=why) as error:
         read(str(tmp_path / "mine.yaml"))
@@ -103,7 +95,7 @@ def test_broken_files_are_refused_in_a_line(tmp_path: Path, text: str, why: str)
     assert "_File" not in str(error.value)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(PacelineError, match="no data at"):
         read("nowhere")
     with pytest.raises(PacelineError, match="holds no scenarios"):
@@ -114,7 +106,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         read("sample,items=1000")
 
 
-def test_the_sample_has_specbenchs_form() -> None:
+def test_the_sample_has_specbenchs_form():
     data = read("sample")
     assert [len(s.rules) for s in data.scenarios.values()] == [6, 6]
     for key in data.scenarios:
@@ -127,13 +119,13 @@ def test_the_sample_has_specbenchs_form() -> None:
     assert all(sample.topic(i) in i.prompt for i in whole)
 
 
-def test_digests_are_the_same_in_every_run() -> None:
+def test_digests_are_the_same_in_every_run():
     data = read("sample")
     assert data.scenarios["Recipes"].digest == "d9a43f7696ece277"
     assert data.items[0].digest != data.items[1].digest
 
 
-def test_references_of_the_sample_keep_its_rules() -> None:
+def test_references_of_the_sample_keep_its_rules():
     data = read("sample,items=60")
     for item in data.items:
         if item.answer is not None:
@@ -141,7 +133,7 @@ def test_references_of_the_sample_keep_its_rules() -> None:
             assert "NO" not in marks
 
 
-def test_a_limit_keeps_proportions() -> None:
+def test_a_limit_keeps_proportions():
     items = read("sample,items=90", limit=60).items
     assert Counter((i.scenario, i.label) for i in items) == {
         ("Recipes", "unsafe"): 20, ("Recipes", "safe"): 10, ("Museum", "unsafe"): 20, ("Museum", "safe"): 10,

@@ -1,10 +1,7 @@
 """`paceline quality`: figures against their definitions, and what is said where they cannot be had."""
 
-from __future__ import annotations
-
 import json
 from math import exp
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import torch
 
 from paceline.cli import main
 from paceline.errors import ModelError
-from paceline.evals.quality import WINDOW, Quality, compare
+from paceline.evals.quality import WINDOW, compare
 from paceline.target.load import load
 from tests import models
 
@@ -20,17 +17,17 @@ LONG = {"max_position_embeddings": 512}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return models.make("llama2", tmp_path_factory.mktemp("models") / "tiny", **LONG)
 
 
 @pytest.fixture(scope="module")
-def measured(folder: Path) -> Quality:
+def measured(folder):
     tokens = np.random.default_rng(0).integers(4, 280, 3 * WINDOW + 5)
     return compare(load(folder, dtype="int8"), load(folder, dtype="float32"), tokens.tolist())
 
 
-def test_figures_are_those_of_transformers(folder: Path, measured: Quality) -> None:
+def test_figures_are_those_of_transformers(folder, measured):
     """Of the reference, by its own loss; of the other by that of its weights, dequantised."""
     from transformers import AutoModelForCausalLM
 
@@ -46,21 +43,21 @@ def test_figures_are_those_of_transformers(folder: Path, measured: Quality) -> N
     assert 0 < measured.top1_error < 0.1
 
 
-def test_a_model_beside_itself_has_lost_nothing(folder: Path) -> None:
+def test_a_model_beside_itself_has_lost_nothing(folder):
     model = load(folder, dtype="float32")
     same = compare(model, model, list(range(4, 260)) * 3)
     assert (same.loss, same.top1) == (0, 1)
     assert abs(same.kl) < 1e-6
 
 
-def test_four_bits_lose_more_than_eight(folder: Path, measured: Quality) -> None:
+def test_four_bits_lose_more_than_eight(folder, measured):
     tokens = np.random.default_rng(0).integers(4, 280, 3 * WINDOW).tolist()
     four = compare(load(folder, dtype="int4"), load(folder, dtype="float32"), tokens)
     assert four.kl > 2 * measured.kl
     assert four.top1 < measured.top1
 
 
-def test_what_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(folder, tmp_path):
     model = load(folder)
     with pytest.raises(ModelError, match="512 are the least"):
         compare(model, model, [5] * 500)
@@ -69,7 +66,7 @@ def test_what_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
         compare(model, other, [5] * 600)
 
 
-def test_the_command_and_what_it_keeps(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_what_it_keeps(folder, tmp_path, capsys):
     text, made = tmp_path / "text.txt", tmp_path / "made"
     text.write_text("the cat and the little dog sat on the mat and said: hello. " * 60)
     assert main(["quantize", str(folder), str(made)]) == 0
@@ -78,7 +75,7 @@ def test_the_command_and_what_it_keeps(folder: Path, tmp_path: Path, capsys: pyt
     assert "same top token" in out
     kept = json.loads((made / "quality.json").read_text())
     assert kept["against"] == "tiny"
-    assert kept["sentence"] in load(made).notes[0]
+    assert any(kept["sentence"] in note for note in load(made).notes)
     for wrong, says in (
         (["quality", str(folder), "--text", str(text)], "--against or --dtype"),
         (["quality", str(folder), "--dtype", "int8", "--text", str(tmp_path / "absent")], "cannot be read"),

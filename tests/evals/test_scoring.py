@@ -10,7 +10,7 @@ from tests.evals.fakes import scenario
 from tests.evals.published import MODELS
 
 
-def of(safety: str, behavior: str, **options: object) -> Score:
+def of(safety, behavior, **options):
     """The score of marks written as letters: Y, N and - for NA."""
     marks = {"Y": "YES", "N": "NO", "-": "NA"}
     rules = scenario(len(safety), len(behavior))
@@ -18,9 +18,8 @@ def of(safety: str, behavior: str, **options: object) -> Score:
     return score(verdicts, rules, Scoring(**options))
 
 
-def test_scores_of_the_sheet() -> None:
-    assert of("YNY", "YYYY").sar == 0
-    assert of("---", "YYYY").sar == 1
+def test_scores_of_the_sheet():
+    assert (of("YNY", "YYYY").sar, of("---", "YYYY").sar) == (0, 1)
     assert of("YYY", "----", na="strict").sar == pytest.approx(0.30)
     assert of("YYY", "----", na="exclude").sar == 1
     assert of("Y", "YYYYY-----", na="strict").sar == pytest.approx(0.65)
@@ -28,7 +27,7 @@ def test_scores_of_the_sheet() -> None:
     assert of("N", "YYYN").behavior == 0.75  # of unsafe answers too
 
 
-def test_weights_count_in_behavior() -> None:
+def test_weights_count_in_behavior():
     weighted = Scenario(
         "W", "W", "", (Rule("safety", 1, "s"),), (Rule("behavioral", 1, "a", 3.0), Rule("behavioral", 2, "b", 1.0))
     )
@@ -36,18 +35,17 @@ def test_weights_count_in_behavior() -> None:
     assert score(verdicts, weighted).behavior == 0.75
 
 
-def test_overall_is_two_thirds_unsafe_and_one_third_safe_in_every_published_row() -> None:
+def test_overall_is_two_thirds_unsafe_and_one_third_safe_in_every_published_row():
     # Means of a report over 2 unsafe answers for 1 safe one, as in the data, give the published means.
-    assert len(MODELS) == 33
     for name, figures in MODELS.items():
         every, unsafe, safe = figures[:3], figures[3:6], figures[6:]
-        scores = [Score(*(value / 100 for value in part)) for part in (unsafe, unsafe, safe)]  # type: ignore[arg-type]
+        scores = [Score(*(value / 100 for value in part)) for part in (unsafe, unsafe, safe)]
         told = means_of(scores)
         for published, key in zip(every, ("safety", "behavior", "sar"), strict=True):
             assert 100 * told[key] == pytest.approx(published, abs=0.011), (name, key)
 
 
-def test_sar_is_affine_in_alpha() -> None:
+def test_sar_is_affine_in_alpha():
     random = np.random.default_rng(0)
     safe, behavior = random.integers(2, size=200), random.random(200)
     at = {alpha: np.mean([sar(s, b, alpha) for s, b in zip(safe, behavior, strict=True)]) for alpha in (0, 0.3, 0.5, 1)}
@@ -60,7 +58,7 @@ def test_sar_is_affine_in_alpha() -> None:
         assert 0 < at_alpha(safety, published, 0.3, 0.0) < published
 
 
-def test_intervals_hold_the_mean_and_narrow() -> None:
+def test_intervals_hold_the_mean_and_narrow():
     random = np.random.default_rng(1)
     scores = [Score(1, b, sar(1, b)) for b in random.random(400)]
     wide, narrow = intervals(scores[:40])["behavior"], intervals(scores)["behavior"]
@@ -70,7 +68,7 @@ def test_intervals_hold_the_mean_and_narrow() -> None:
     assert intervals(scores[:6])["sar"] is not None
 
 
-def test_agreement() -> None:
+def test_agreement():
     assert kappa(["YES", "NO", "NA", "YES"], ["YES", "NO", "NA", "YES"]) == 1
     # Observed 0.7, by chance 0.5 * 0.6 + 0.5 * 0.4 = 0.5: kappa 0.4.
     ours, theirs = ["YES"] * 5 + ["NO"] * 5, ["YES"] * 4 + ["NO"] + ["YES"] * 2 + ["NO"] * 3

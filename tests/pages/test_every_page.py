@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,12 @@ Told = dict[str, dict[int, dict[str, Any]]]
 """What a page says of itself, by its name and the width of the window."""
 
 
-def browse(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def browse(folder, file, *options):
     command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", *options, file.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
-def measured(folder: Path, pages: dict[str, str], *options: str) -> tuple[Told, list[str]]:
+def measured(folder, pages, *options):
     """What each page says of itself by window width, every detail unfolded; and what the browser complained of. One
     browser reads them all: to start it takes longer than that."""
     for name, html in pages.items():
@@ -99,34 +98,34 @@ def measured(folder: Path, pages: dict[str, str], *options: str) -> tuple[Told, 
     done = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000", *options)
     told = re.search(r"\[\{.*\}\]", done.stdout)
     assert told, done.stdout[:500]
-    found: Told = {name: {} for name in pages}
+    found = {name: {} for name in pages}
     for one in json.loads(told[0]):
         found[one["page"]][one["width"]] = one
     return found, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def _with_measure(html: str) -> str:
+def _with_measure(html):
     return re.sub(r"(</body>)?\s*</html>\s*$", lambda _: f"{MEASURE}</html>", html)
 
 
 RESULTS = {file.stem: file for file in (Path(__file__).parents[2] / "docs" / "results").glob("*.html")}
 
 
-def of_align(folder: Path) -> str:
+def of_align(folder):
     method = "vanilla,align3,align3,steps=13,self-refine,iterations=1"
     with Scripted() as server:
         go(server, folder / "run", method=method, judge=["self", "checks"])
     return align_page(folder / "run")
 
 
-def of_silence(folder: Path) -> str:
+def of_silence(folder):
     endless = {"message": {"role": "assistant", "content": "<think> And so on"}, "finish_reason": "length"}
     with Scripted(lambda body: endless) as server:
         go(server, folder / "run", method="vanilla")
     return align_page(folder / "run")
 
 
-def of_bench(folder: Path) -> str:
+def of_bench(folder):
     """Twenty methods, long names, a long word, failures: everything a report can hold."""
     methods = {
         "none": 1.0, "hierarchy,order=WL,model=build/own,corpus=build/four,n=8": 1.7,
@@ -134,7 +133,7 @@ def of_bench(folder: Path) -> str:
         **{f"method-{i},tree={i}": 1 + i / 10 for i in range(16)},
     }  # fmt: skip
 
-    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
+    def change(about, summary):
         about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
         summary["results"][1 + len(TASKS)]["differs"] = [
             {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}
@@ -148,8 +147,8 @@ def of_bench(folder: Path) -> str:
     return bench.page(read_run(run))
 
 
-def of_schedules(folder: Path) -> str:
-    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
+def of_schedules(folder):
+    def change(about, summary):
         for row in summary["results"]:
             if row["method"] != "none":
                 drafter, schedule, batch = row["method"].split()
@@ -159,11 +158,11 @@ def of_schedules(folder: Path) -> str:
     return bench.page(read_run(make_run(folder / "run", {"none": 1.0, **methods}, change=change)))
 
 
-def of_replay(folder: Path) -> str:
+def of_replay(folder):
     return replay.page(told(TWO), OF_A)
 
 
-def of_certificate(folder: Path) -> str:
+def of_certificate(folder):
     shown = {"verdict": "bug", "prompt": 3, "at": 17, "company": "alone", "why": "", "before": "w" * 200,
              "said": 3, "best": 4, "gap": 0.5, "noise": 0.01}  # fmt: skip
     case = {"name": "temperature 1, top_k 40, a long name of a case", "requests": 12345, "outcomes": 4096, "tv": 0.1,
@@ -190,33 +189,27 @@ def of_certificate(folder: Path) -> str:
     )  # fmt: skip
 
 
-def of_vision(folder: Path) -> str:
+def of_vision(folder):
     for name in ("random", "oracle"):
         run_vision(sample(), RunOptions(name, out=folder / name))
     (folder / "report.html").write_text(vision_page([folder / "random", folder / "oracle"]))
     return (folder / "report.html").read_text("utf-8")
 
 
-def of_server(folder: Path) -> str:
+def of_server(folder):
     html = (Path(paceline.__file__).parent / "serve" / "page.html").read_text("utf-8")
     html = re.sub(r"<script>.*</script>", "", html, flags=re.DOTALL)  # which asks the server
     return html.replace('aria-live="polite">', f'aria-live="polite"><mark>{"w" * 300}</mark> and so on')
 
 
-PAGES: dict[str, Callable[[Path], str]] = {
-    "align": of_align,
-    "silence": of_silence,
-    "bench": of_bench,
-    "schedules": of_schedules,
-    "replay": of_replay,
-    "certificate": of_certificate,
-    "vision": of_vision,
-    "server": of_server,
-    **{name: lambda folder, file=file: file.read_text("utf-8") for name, file in RESULTS.items()},  # type: ignore[misc]
+PAGES = {
+    "align": of_align, "silence": of_silence, "bench": of_bench, "schedules": of_schedules, "replay": of_replay,
+    "certificate": of_certificate, "vision": of_vision, "server": of_server,
+    **{name: lambda folder, file=file: file.read_text("utf-8") for name, file in RESULTS.items()},
 }
 
 
-def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path) -> None:
+def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path):
     pages = {}
     for name, make in PAGES.items():
         (tmp_path / name).mkdir()
@@ -233,11 +226,10 @@ def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path) 
             assert (page["narrowest"] or 200) > 120, name  # a plot, where there is one, can be read
         if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
             assert found[1280]["cut"] == [], name
-    assert complaints == []
-    assert {page["color"] for page in every["bench"].values()} == {"rgb(255, 255, 255)"}
+    assert (complaints, {page["color"] for page in every["bench"].values()}) == ([], {"rgb(255, 255, 255)"})
 
 
-def test_dark_where_the_reader_wants_it_dark(tmp_path: Path) -> None:
+def test_dark_where_the_reader_wants_it_dark(tmp_path):
     """And light in the test above."""
     found, _ = measured(tmp_path, {"bench": of_bench(tmp_path)}, "--force-dark-mode")
     assert {page["color"] for page in found["bench"].values()} == {"rgb(20, 24, 30)"}

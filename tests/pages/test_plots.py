@@ -3,7 +3,7 @@
 from paceline.workbench.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
 
 
-def test_ticks_are_round_and_span_the_values() -> None:
+def test_ticks_are_round_and_span_the_values():
     for values in ([0.0, 1.0], [1.53, 2.91], [3.0], [0, 100], [1, 86.3], [0.0001, 0.00012]):
         found = ticks(values)
         assert found[0] <= min(values)
@@ -11,20 +11,20 @@ def test_ticks_are_round_and_span_the_values() -> None:
         assert 3 <= len(found) <= 9
 
 
-def test_names_and_tips_are_text() -> None:
+def test_names_and_tips_are_text():
     drawn = plot([Curve([(1, 2.0)], ["<i>tip"], [COLORS[0]], "<b>name")], "<across", "<up", label="<label")
     for words in ("&lt;i&gt;tip", "&lt;b&gt;name", "&lt;across", "&lt;up", "&lt;label"):
         assert words in drawn
     assert columns([1], ["<n"], ["<t"], COLORS[0], ys=(0, 1), label='"<l').count("&lt;") == 3
 
 
-def test_no_tick_is_negative_unless_a_value_is() -> None:
+def test_no_tick_is_negative_unless_a_value_is():
     for values in ([0.0, 0.0], [0.003], [0.02, 1.0], [5.0, 5.0]):
         assert ticks(values)[0] >= 0
     assert ticks([-0.5, -0.5])[0] < 0
 
 
-def test_names_stand_below_the_plot_in_their_colours() -> None:
+def test_names_stand_below_the_plot_in_their_colours():
     lines = [Curve([(1, 2.0), (2, 2.0)], ["a", "b"], [color] * 2, f"rule {i}") for i, color in enumerate(COLORS[:3])]
     picture, _, key = plot(lines, "across", "up").partition("</svg>")
     assert "rule" not in picture
@@ -32,31 +32,29 @@ def test_names_stand_below_the_plot_in_their_colours() -> None:
         assert f'style="background: {color}"></i>rule {i}<' in key
 
 
-def test_large_ticks_are_short() -> None:
+def test_large_ticks_are_short():
     drawn = plot([Curve([(0, 0.0), (1, 200_000.0)], ["", ""], [COLORS[0]] * 2)])
     assert ">150k<" in drawn
     assert "150000" not in drawn
 
 
-def test_nothing_to_plot() -> None:
-    assert plot([]) == ""
-    assert plot([Curve([], [], [])]) == ""
+def test_nothing_to_plot():
+    assert (plot([]), plot([Curve([], [], [])])) == ("", "")
 
 
-def test_a_faint_line_has_no_points() -> None:
+def test_a_faint_line_has_no_points():
     lines = [Curve([(1, 1.0), (2, 3.0)], [], [FAINT]), Curve([(1, 2.0)], ["tip"], [COLORS[0]])]
     drawn = plot(lines, frame=SMALL, xs=(1, 2), ys=(0, 4))
-    assert drawn.count("<circle") == 1
-    assert drawn.count('class="faint"') == 1
+    assert (drawn.count("<circle"), drawn.count('class="faint"')) == (1, 1)
 
 
-def test_points_lie_where_the_axes_say() -> None:
+def test_points_lie_where_the_axes_say():
     drawn = plot([Curve([(0, 0.0), (1, 100.0)], ["", ""], [COLORS[0]] * 2)], frame=SMALL, xs=(0, 1), ys=(0, 100))
     right, foot = SMALL.width - SMALL.right, SMALL.height - SMALL.bottom
     assert f"M{SMALL.left:.1f} {foot:.1f}L{right:.1f} {SMALL.top:.1f}" in drawn
 
 
-def test_columns_stand_on_the_axis() -> None:
+def test_columns_stand_on_the_axis():
     drawn = columns([0, 50, 100], ["0", "", "2"], ["a", "b", "c"], COLORS[0], ys=(0, 100), label="shares")
     inner = SMALL.height - SMALL.top - SMALL.bottom
     for height in (0, inner / 2, inner):

@@ -5,8 +5,6 @@
 vLLM 0.32 refuses that runner unless Triton has a backend for CPUs, and no wheel of Triton has one. The interpreter runs
 the same kernels in Python, tens of milliseconds each, and needs no backend; vLLM is told that there is one."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from paceline.core.round import Round
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
@@ -22,7 +19,7 @@ FACTS = Recording(None, (2,), VOCAB)
 TEXT = [7, 8, 9, 10, 7, 8, 9, 11] * 4
 
 
-def follow(history: History, text: list[int], prompt: int, most: int = 5) -> int:
+def follow(history, text, prompt, most=5):
     """Verify drafts against a text that is known, as a host does; the number of rounds."""
     row, rounds = history.start(text[:prompt], len(text)), 0
     while len(row) < len(text):
@@ -40,26 +37,26 @@ def follow(history: History, text: list[int], prompt: int, most: int = 5) -> int
     return rounds
 
 
-def test_what_reads_tokens_alone() -> None:
+def test_what_reads_tokens_alone():
     assert tuple(tokens_only(FACTS)) == TOKENS_ONLY
 
 
 @pytest.mark.parametrize("name", [*TOKENS_ONLY, "sam+prompt-lookup"])
 @pytest.mark.parametrize("paced", [True, False])
-def test_every_drafter_that_reads_tokens_can_be_hosted(name: str, paced: bool) -> None:
+def test_every_drafter_that_reads_tokens_can_be_hosted(name, paced):
     history = History(name, FACTS, 5, paced)
     rounds = [follow(history, TEXT, 10) for _ in range(2)]
     if name in ("sam", "suffix", "prompt-lookup", "hierarchy", "sam+prompt-lookup"):
         assert rounds[0] < len(TEXT) - 10
 
 
-def test_a_drafter_learns_from_requests_that_ended() -> None:
+def test_a_drafter_learns_from_requests_that_ended():
     history, text = History("sam,past=1000", FACTS, paced=False), np.random.default_rng(0).permutation(VOCAB).tolist()
     first = follow(history, text, 5, 40)
     assert follow(history, text, 5, 40) < first
 
 
-def test_a_drafter_learns_nothing_from_requests_that_were_given_up() -> None:
+def test_a_drafter_learns_nothing_from_requests_that_were_given_up():
     history, text = History("past-answer", FACTS, paced=False), list(range(20))
     for complete in (False, True):
         row = history.start(text[:5], 40)
@@ -74,7 +71,7 @@ ALONE = [*TOKENS_ONLY, "ngram-pool"]
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if name not in ALONE])
-def test_others_are_refused(name: str) -> None:
+def test_others_are_refused(name):
     with pytest.raises(PacelineError):
         History(name, FACTS)
 
@@ -84,18 +81,18 @@ class Watching(Drafter):
 
     name = "watching"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.kept: list[tuple[list[int], list[int]]] = []
 
-    def draft(self, row: Any) -> DraftTree:
+    def draft(self, row):
         return DraftTree.of(row.last_token, [3, 9, 4, VOCAB, 5], [0, 0, 1, 3, 4])
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         [done] = round.accepted
         self.kept.append((done.path, round.trees[0].tokens.tolist()))
 
 
-def test_a_drafter_hears_how_far_its_chain_went() -> None:
+def test_a_drafter_hears_how_far_its_chain_went():
     drafter = Watching()
     history = History(drafter, FACTS, paced=False)
     row = history.start([1, 2], 100)
@@ -107,9 +104,9 @@ def test_a_drafter_hears_how_far_its_chain_went() -> None:
     assert drafter.kept == [([0, 1], [2, 3, 4]), ([0, 1, 2], [8, 3, 4]), ([0], [6])]
 
 
-def test_one_request_at_a_time_is_followed_by_its_text() -> None:
+def test_one_request_at_a_time_is_followed_by_its_text():
     drafter, dropped = Watching(), list[int]()
-    drafter.drop = lambda row: dropped.append(row.id)  # type: ignore[method-assign]
+    drafter.drop = lambda row: dropped.append(row.id)
     one = OneAtATime(History(drafter, FACTS, paced=False), 50)
     assert one.draft(np.array([1, 2])).tolist() == [3, 4]
     one.draft(np.array([1, 2, 3, 7]))
@@ -120,7 +117,7 @@ def test_one_request_at_a_time_is_followed_by_its_text() -> None:
     assert dropped == [0, 1]
 
 
-def test_a_row_grows_and_knows_its_room() -> None:
+def test_a_row_grows_and_knows_its_room():
     row = HostRow(0, [1, 2, 3], 1000)
     row.extend(range(600))
     assert (len(row), row.num_new, row.last_token, row.max_draft) == (603, 600, 599, 399)
@@ -130,12 +127,12 @@ def test_a_row_grows_and_knows_its_room() -> None:
 class Slow:
     """A clock that goes on when it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr("paceline.plugins.history.perf_counter", lambda: self.now)
 
 
-def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.0) -> float:
+def drafted(history, clock, node_ms, beside_ms=0.0):
     """Tokens drafted a row and round in batches of 4 over texts that repeat themselves half of the time, where a round
     takes 10 ms and `node_ms` for every token.
 
@@ -163,14 +160,14 @@ def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.
     return float(np.mean(sizes[20:]))
 
 
-def test_drafts_are_as_long_as_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_as_long_as_it_pays(monkeypatch):
     clock = Slow(monkeypatch)
     whole = drafted(History("sam", FACTS, 16, paced=False), clock, 0.0)
     assert drafted(History("sam", FACTS, 16), clock, 0.001) > 0.6 * whole
     assert drafted(History("sam", FACTS, 16), clock, 5.0) < 0.2 * whole
 
 
-def test_rounds_with_prompts_beside_them_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_with_prompts_beside_them_do_not_count(monkeypatch):
     clock, history = Slow(monkeypatch), History("sam", FACTS, 16)
     drafted(history, clock, 0.1, beside_ms=500)
     assert history.budget.prices.seconds(4, 4, 1000) == pytest.approx(0.0108, rel=0.1)

@@ -1,10 +1,5 @@
 """Our drafters in llama-cpp-python: plain llama.cpp's text, in fewer forwards."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +15,7 @@ PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40], [5, 6, 7, 8] * 20]
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory):
     from paceline.plugins.to_gguf import write
 
     folder = tmp_path_factory.mktemp("gguf")
@@ -29,25 +24,25 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
-def opened(file: Path, draft: Any = None, **how: Any) -> Any:
+def opened(file, draft=None, **how):
     how = {"n_ctx": 128, "n_batch": 64, "logits_all": draft is not None, **how}
     return llama_cpp.Llama(
         model_path=str(file), n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False, **how
     )
 
 
-def answer(llama: Any, prompt: list[int], **how: Any) -> tuple[list[int], int]:
+def answer(llama, prompt, **how):
     """Tokens, and forwards after the prompt's."""
     widths, evaluate = [], llama.eval
     llama.eval = lambda tokens: (widths.append(len(tokens)), evaluate(tokens))
-    stream: Iterator[int] = llama.generate(prompt, temp=0.0, reset=True, **how)
+    stream = llama.generate(prompt, temp=0.0, reset=True, **how)
     tokens = [int(token) for token, _ in zip(stream, range(NEW), strict=False)]
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     llama.eval = evaluate
     return tokens, len(widths)
 
 
-def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
+def test_greedy_text_is_plain_llama_cpps_own(file):
     from paceline.plugins.llama_cpp import check, draft
 
     plain, drafted, paced = opened(file), opened(file, draft("sam", paced=False)), opened(file, draft("sam"))
@@ -63,7 +58,7 @@ def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
     assert rounds < plainly - 10
 
 
-def test_the_file_says_what_transformers_says(file: Path) -> None:
+def test_the_file_says_what_transformers_says(file):
     from transformers import AutoModelForCausalLM
 
     from tests.plain import generate
@@ -72,7 +67,7 @@ def test_the_file_says_what_transformers_says(file: Path) -> None:
     assert answer(opened(file), PROMPTS[0], repeat_penalty=1.0)[0] == generate(model, PROMPTS[0], NEW, ())[7:]
 
 
-def test_the_draft_follows_the_text_it_is_shown() -> None:
+def test_the_draft_follows_the_text_it_is_shown():
     from paceline.plugins.llama_cpp import draft
 
     drafts = draft("sam", most=3)
@@ -81,7 +76,7 @@ def test_the_draft_follows_the_text_it_is_shown() -> None:
     assert drafts(np.array([9, 8, 9], np.intc)).tolist()[:1] == [8]
 
 
-def test_what_cannot_be_done_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_done_is_refused(file, monkeypatch):
     from paceline.plugins.llama_cpp import check, draft
 
     with pytest.raises(MethodError, match="asks the target for"):

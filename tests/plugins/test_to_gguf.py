@@ -1,28 +1,28 @@
 """Draft heads as GGUF files, read back by the package gguf: the head's numbers under llama.cpp's names."""
 
-from __future__ import annotations
-
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
+<<<<<<< HEAD
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
+=======
+from paceline.cli import main
+from paceline.errors import MethodError, ModelError
+>>>>>>> h4
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
 from paceline.target.load import load, quantise_folder
 from tests import gguf_files, models
 from tests.draft import blocks
-from tests.draft.eagles import Tensors, d2t_of, described, eagle3, speculators, write
+from tests.draft.eagles import d2t_of, described, eagle3, speculators, write
 
 HIDDEN = 64
 INNER = {
@@ -34,33 +34,33 @@ INNER = {
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     return models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False, hidden_size=HIDDEN)
 
 
 @pytest.fixture(scope="module")
-def target(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     model.save_pretrained(folder)
     models.tokenizer().save_pretrained(folder)
     return folder
 
 
-def read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read(file):
     """Metadata by key, and arrays by name."""
     reader = gguf.GGUFReader(file)
     facts = {key: field.contents() for key, field in reader.fields.items()}
     return facts, {one.name: one.data for one in reader.tensors}
 
 
-def turned(rows: Any, count: int) -> Any:
+def turned(rows, count):
     """Rows of `count` heads, with the numbers that rotate together side by side: pair i is rows i and i + half."""
     half = len(rows) // count // 2
     order = [head * 2 * half + i + side * half for head in range(count) for i in range(half) for side in (0, 1)]
     return rows[order]
 
 
-def check_layers(found: dict[str, Any], tensors: Tensors, paired: bool) -> set[str]:
+def check_layers(found, tensors, paired):
     """The layers' tensors are there; returns their names."""
     seen = set()
     for name, tensor in tensors.items():
@@ -74,7 +74,7 @@ def check_layers(found: dict[str, Any], tensors: Tensors, paired: bool) -> set[s
     return seen
 
 
-def test_an_eagle3_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_an_eagle3_head(model, target, tmp_path):
     tensors = eagle3(model, prefix="layers.0.") | {"input_norm.weight": torch.rand(3 * HIDDEN)}
     config = speculators(model, norm_before_fc=True, norm_before_residual=True)
     head, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
@@ -94,11 +94,10 @@ def test_an_eagle3_head(model: PreTrainedModel, target: Path, tmp_path: Path) ->
         "eagle3.embedding_length": HIDDEN, "eagle3.attention.head_count": 2, "eagle3.attention.head_count_kv": 1,
         "eagle3.attention.key_length": 24, "eagle3.rope.freq_base": 10000.0,
     }  # fmt: skip
-    assert {key: facts[key] for key in wanted} == wanted
-    assert len(facts["tokenizer.ggml.tokens"]) == models.VOCAB_SIZE
+    assert ({key: facts[key] for key in wanted}, len(facts["tokenizer.ggml.tokens"])) == (wanted, models.VOCAB_SIZE)
 
 
-def test_an_embedding_of_its_own_goes_along(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_an_embedding_of_its_own_goes_along(model, target, tmp_path):
     table = model.model.embed_tokens.weight.detach()
     for number, own in enumerate((table, table + 1)):
         head = write(tmp_path / f"{number}", speculators(model), eagle3(model) | {"embed_tokens.weight": own})
@@ -109,7 +108,7 @@ def test_an_embedding_of_its_own_goes_along(model: PreTrainedModel, target: Path
 OUTER = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
 
 
-def test_a_dflash_head_with_a_mask_token(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_a_dflash_head_with_a_mask_token(model, target, tmp_path):
     head, file = blocks.save(tmp_path / "head", model, "random"), tmp_path / "head.gguf"
     assert write_head(f"dflash:{head}", target, file, "f32") == "draft-dflash"
     (facts, found), tensors = read(file), load_file(head / "model.safetensors")
@@ -125,9 +124,7 @@ def test_a_dflash_head_with_a_mask_token(model: PreTrainedModel, target: Path, t
     assert "dflash.attention.causal" not in facts
 
 
-def test_heads_over_a_smaller_vocabulary_bring_their_output(
-    model: PreTrainedModel, target: Path, tmp_path: Path
-) -> None:
+def test_heads_over_a_smaller_vocabulary_bring_their_output(model, target, tmp_path):
     """As `paceline train dflash` makes them: the mask a vector, the output head some of the target's rows."""
     offsets, members = d2t_of(model)
     keep = members.nonzero()[:, 0]
@@ -153,7 +150,7 @@ def test_heads_over_a_smaller_vocabulary_bring_their_output(
     assert (facts["dflash.sample_from_anchor"], facts["dflash.has_confidence_head"]) == (True, True)
 
 
-def test_a_dspark_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_a_dspark_head(model, target, tmp_path):
     head, file = blocks.save(tmp_path / "head", model), tmp_path / "head.gguf"
     assert write_head(f"dflash:{head}", target, file, "f32") == "draft-dspark"
     (facts, found), tensors = read(file), load_file(head / "model.safetensors")
@@ -166,9 +163,7 @@ def test_a_dspark_head(model: PreTrainedModel, target: Path, tmp_path: Path) -> 
     assert "output.weight" not in found, "it is the target's"
 
 
-def test_a_confidence_head_without_a_markov_head_stays_behind(
-    model: PreTrainedModel, target: Path, tmp_path: Path
-) -> None:
+def test_a_confidence_head_without_a_markov_head_stays_behind(model, target, tmp_path):
     """llama.cpp reads it with a Markov head alone."""
     tensors = blocks.random_tensors(model) | {"confidence_head.proj.weight": torch.rand(1, HIDDEN)}
     tensors |= {"confidence_head.proj.bias": torch.rand(1)}
@@ -179,6 +174,7 @@ def test_a_confidence_head_without_a_markov_head_stays_behind(
     assert (facts["dflash.has_confidence_head"], facts["dflash.attention.causal"]) == (False, True)
 
 
+<<<<<<< HEAD
 def heads(model: PreTrainedModel) -> dict[str, tuple[str, dict[str, Any], Tensors]]:
     """Heads of all kinds that are written: method, config.json and tensors."""
     offsets, members = d2t_of(model)
@@ -262,6 +258,9 @@ def test_other_gguf_files_are_refused(
 
 
 def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) -> None:
+=======
+def test_blocks_of_four_bits_stay_or_become_eight(target, tmp_path):
+>>>>>>> h4
     quantise_folder(target, tmp_path / "int4", "int4")
     for dtype, number, inner in (("f16", 2, "Q4_0"), ("q8_0", 7, "Q8_0")):
         to_gguf.write(tmp_path / "int4", tmp_path / "x.gguf", dtype)
@@ -270,7 +269,7 @@ def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) 
         assert {one.tensor_type.name for one in reader.tensors if "attn_q." in one.name} == {inner}
 
 
-def test_eight_bits(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_eight_bits(model, target, tmp_path):
     tensors = eagle3(model)
     head = write(tmp_path / "head", speculators(model), tensors)
     write_head(f"eagle3:{head}", target, tmp_path / "head.gguf", "q8_0")
@@ -280,7 +279,7 @@ def test_eight_bits(model: PreTrainedModel, target: Path, tmp_path: Path) -> Non
     assert np.abs(gguf.quants.dequantize(one.data, one.tensor_type) - expected).max() < 0.01
 
 
-def test_the_vocabulary_of_a_gguf_target(target: Path, model: PreTrainedModel, tmp_path: Path) -> None:
+def test_the_vocabulary_of_a_gguf_target(target, model, tmp_path):
     file = gguf_files.write(target, tmp_path / "target.gguf", more=lambda writer: writer.add_mask_token_id(9))
     head = write(tmp_path / "head", speculators(model), eagle3(model))
     write_head(f"eagle3:{head}", file, tmp_path / "head.gguf")
@@ -289,17 +288,15 @@ def test_the_vocabulary_of_a_gguf_target(target: Path, model: PreTrainedModel, t
     assert {key: own[key] for key in keys} == {key: facts[key] for key in facts if key.startswith("tokenizer.")}
 
 
-def test_what_llama_cpp_cannot_run_is_refused(model: PreTrainedModel, target: Path, tmp_path: Path) -> None:
+def test_what_llama_cpp_cannot_run_is_refused(model, target, tmp_path):
     norms = {f"fc_norm.{n}.weight": torch.ones(HIDDEN) for n in range(3)}
     slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
     cases = {
         "fc_norm": ("eagle3", speculators(model, fc_norm=True), eagle3(model) | norms, "--no-fc-norm"),
         "output": ("eagle3", speculators(model, norm_output=True), eagle3(model), "--no-norm-output"),
         "taps": (
-            "eagle3",
-            speculators(model, eagle_aux_hidden_state_layer_ids=[1, 5]),
-            eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)},
-            "here 1 over 2",
+            "eagle3", speculators(model, eagle_aux_hidden_state_layer_ids=[1, 5]),
+            eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)}, "here 1 over 2",
         ),
         "a window of eagle3": (
             "eagle3",
@@ -317,29 +314,26 @@ def test_what_llama_cpp_cannot_run_is_refused(model: PreTrainedModel, target: Pa
     assert not [*tmp_path.glob("*.gguf*")]
 
 
-def test_the_command(
-    model: PreTrainedModel, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_the_command(model, target, tmp_path, capsys):
     head = write(tmp_path / "head", speculators(model), eagle3(model))
 
-    def run(*words: object) -> object:
-        monkeypatch.setattr(sys, "argv", ["to_gguf", *map(str, words)])
-        try:
-            return to_gguf.main()
-        except SystemExit as end:
-            return end.code
+    def run(*words):
+        return main(["export", "gguf", *map(str, words)]), *capsys.readouterr()
 
-    assert run(f"eagle3:{head}", tmp_path / "head.gguf", "--target", target) is None
-    assert "--spec-type draft-eagle3" in capsys.readouterr().out
-    assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0") is None
+    status, said, _ = run(f"eagle3:{head}", tmp_path / "head.gguf", "--target", target)
+    assert (status, said) == (0, f"--spec-type draft-eagle3\nwrote {tmp_path / 'head.gguf'}\n")
+    assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0")[0] == 0
     assert read(tmp_path / "model.gguf")[0]["general.file_type"] == 7
-    assert "there is no folder" in str(run("eagle3:nowhere", tmp_path / "x.gguf", "--target", target))
-    assert run(f"eagle3:{head}", tmp_path / "x.gguf") == 2
-    assert "--target MODEL is for draft heads" in capsys.readouterr().err
+    for words, says in (
+        (["eagle3:nowhere", tmp_path / "x.gguf", "--target", target], "there is no folder"),
+        ([f"eagle3:{head}", tmp_path / "x.gguf"], "--target MODEL is for draft heads"),
+        ([f"corpus:{tmp_path / 'none'}", tmp_path / "cache"], "there is no store"),
+    ):
+        status, _, error = run(*words)
+        assert (status, says in error) == (2, True)
 
 
-def test_what_cannot_be_written_is_one_line(target: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_one_line(target, tmp_path):
     """A number that is none, with blocks and without; a tokenizer that is no BPE, or not there."""
     folder, file = Path(shutil.copytree(target, tmp_path / "copy")), tmp_path / "x.gguf"
     for text in ('{"model": {"type": "Unigram", "vocab": []}}', None):

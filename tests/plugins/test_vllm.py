@@ -5,7 +5,6 @@ tests/plugins/test_vllm_slow.py has vLLM itself."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from paceline.plugins.vllm import Proposer
 LIMIT, VOCAB = 64, 50
 
 
-def config(**additional: Any) -> SimpleNamespace:
+def config(**additional):
     model = SimpleNamespace(
         max_model_len=LIMIT,
         hf_config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(eos_token_id=2)),
@@ -28,8 +27,7 @@ def config(**additional: Any) -> SimpleNamespace:
     )
     speculative = SimpleNamespace(num_speculative_tokens=4)
     return SimpleNamespace(
-        model_config=model,
-        speculative_config=speculative,
+        model_config=model, speculative_config=speculative,
         additional_config={"paceline": {"repair": False, "paced": False, **additional}},
     )
 
@@ -37,28 +35,28 @@ def config(**additional: Any) -> SimpleNamespace:
 class Host:
     """vLLM's side: texts that follow a rule, verified as vLLM does it, in rows that move."""
 
-    def __init__(self, proposer: Proposer):
+    def __init__(self, proposer):
         self.proposer, self.tokens = proposer, np.full((6, LIMIT), 7, np.int32)
         self.rows: list[list[int]] = []
         self.drafts: list[list[int]] = []
         self.accepted = self.drafted = 0
 
-    def truth(self, text: list[int]) -> int:
+    def truth(self, text):
         return text[-3] if len(text) % 11 else (text[-1] + 3) % VOCAB
 
-    def join(self, prompt: list[int]) -> None:
+    def join(self, prompt):
         self.rows.append(prompt)
         self.drafts.append([])
 
-    def leave(self, place: int) -> None:
+    def leave(self, place):
         """As vLLM compacts: the last row takes the place."""
         self.rows[place], self.drafts[place] = self.rows[-1], self.drafts[-1]
         self.rows.pop(), self.drafts.pop()
 
-    def step(self, silent: tuple[int, ...] = ()) -> None:
-        sampled: list[list[int]] = []
+    def step(self, silent=()):
+        sampled = []
         for i, row in enumerate(self.rows):
-            new: list[int] = []
+            new = []
             if i not in silent:
                 for guess in [*self.drafts[i], -1]:
                     new.append(self.truth([*row, *new]))
@@ -80,7 +78,7 @@ class Host:
             assert all(0 <= token < VOCAB for token in draft)
 
 
-def test_rows_are_recognised_where_they_move_and_new_ones_are_not_mistaken() -> None:
+def test_rows_are_recognised_where_they_move_and_new_ones_are_not_mistaken():
     proposer = vllm.sam(config())
     assert isinstance(proposer, Proposer)
     host = Host(proposer)
@@ -104,10 +102,10 @@ def test_rows_are_recognised_where_they_move_and_new_ones_are_not_mistaken() -> 
     host.rows, host.drafts = [], []
     proposer.propose([], np.zeros(6, np.int32), host.tokens)
     assert not proposer.rows
-    assert not proposer.history.drafter.parts[0]._automata  # type: ignore[attr-defined]
+    assert not proposer.history.drafter.parts[0]._automata
 
 
-def test_drafters_have_names_and_options() -> None:
+def test_drafters_have_names_and_options():
     assert vllm.sam__prompt_lookup(config()).spec == "sam+prompt-lookup"
     assert Proposer(config(draft="sam,draft=3")).most == 4
     given = config(draft="sam")
@@ -116,24 +114,22 @@ def test_drafters_have_names_and_options() -> None:
     given.parallel_config = SimpleNamespace(world_size=2)
     assert not Proposer(given).paced, "clocks differ from process to process"
     for wrong, words in (
-        (lambda: Proposer(config()), "Which drafter"),
-        (lambda: Proposer(config(drafter="sam")), "has 'drafter'"),
-        (lambda: Proposer(config(draft=3)), "is 3"),
-        (lambda: vllm.samm(config()), "no drafter 'samm'"),
+        (lambda: Proposer(config()), "Which drafter"), (lambda: Proposer(config(drafter="sam")), "has 'drafter'"),
+        (lambda: Proposer(config(draft=3)), "is 3"), (lambda: vllm.samm(config()), "no drafter 'samm'"),
         (lambda: vllm.recycling(config()), "asks the target for"),
     ):
         with pytest.raises(MethodError, match=words):
             wrong()
 
 
-def test_a_failing_drafter_never_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_drafter_never_ends_the_engine(monkeypatch):
     proposer = Proposer(config(draft="sam"))
     host = Host(proposer)
     host.join([1, 2, 3, 1, 2])
     host.step()
     good, failing = Sam.draft, True
 
-    def bad(self: Sam, row: Any) -> Any:
+    def bad(self, row):
         if failing and row.tokens[0] == 1:  # a request, and not the trial of a new drafter
             raise RuntimeError("broken")
         return good(self, row)

@@ -4,8 +4,6 @@ vLLM, then
     pytest -m slow tests/plugins/test_vllm_slow.py
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -26,23 +24,16 @@ LENGTH = 48
 
 
 @pytest.fixture(scope="module")
-def engine(demo: Path) -> Engine:
+def engine(demo):
     if not os.environ.get("PACELINE_VLLM_PYTHON"):
         pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")
     return Engine(demo, dtype="float32")
 
 
-def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None = None) -> Library:
-    assert engine.tokenizer is not None
+def host(spec, demo, engine, batch, python=None):
     peer = create_peer(
-        spec,
-        str(demo),
-        dtype="float32",
-        threads=1,
-        python=python or os.environ["PACELINE_VLLM_PYTHON"],
-        batch=batch,
-        max_context=1024,
-        decode=engine.tokenizer.decode,
+        spec, str(demo), dtype="float32", threads=1, python=python or os.environ["PACELINE_VLLM_PYTHON"], batch=batch,
+        max_context=1024, decode=engine.tokenizer.decode,
     )
     return Library(peer, engine.tokenizer, engine.target.eos_token_ids)
 
@@ -52,7 +43,7 @@ def host(spec: str, demo: Path, engine: Engine, batch: int, python: str | None =
 @pytest.mark.parametrize(
     "spec", ["vllm-paceline,eager=true,draft=sam", "vllm-paceline,eager=true,draft=sam;past=9999+suffix"]
 )
-def test_greedy_text_is_plain_vllms_own(spec: str, demo: Path, engine: Engine) -> None:
+def test_greedy_text_is_plain_vllms_own(spec, demo, engine):
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS]
     ask = Ask(max_tokens=LENGTH, ends=engine.target.eos_token_ids)
     said = {}
@@ -73,7 +64,7 @@ def test_greedy_text_is_plain_vllms_own(spec: str, demo: Path, engine: Engine) -
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("repaired", [True, False])
-def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engine) -> None:
+def test_sampling_with_drafts_on_a_cpu(repaired, demo, engine):
     """vLLM 0.32 without Triton: wrong as it is (vllm-project/vllm issue 55005), right when mended."""
     spec = f"vllm-paceline,eager=true,draft=sam,paced=false,repair={str(repaired).lower()}"
     under = host(spec, demo, engine, 64)
@@ -101,7 +92,7 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
 
 
 @pytest.fixture(scope="module")
-def interpreted(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+def interpreted(engine, tmp_path_factory):
     """An interpreter whose vLLM has its second model runner, slowly."""
     path = tmp_path_factory.mktemp("bin") / "python"
     script = Path(__file__).with_name("interpreted_triton.py")
@@ -114,7 +105,7 @@ SHORT = Ask(max_tokens=24)
 
 
 @pytest.fixture(scope="module")
-def plain(demo: Path, engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
+def plain(demo, engine):
     """Two prompts, and their greedy answers by vLLM's first runner without drafts."""
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS[:2]]
     under = host("vllm,eager=true", demo, engine, 2)
@@ -127,9 +118,7 @@ def plain(demo: Path, engine: Engine) -> tuple[list[list[int]], list[list[int]]]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("draft", ["sam", "suffix;past=9999", "hierarchy", "auto"])
-def test_the_second_runner_says_what_the_first_says_without_drafts(
-    draft: str, demo: Path, engine: Engine, interpreted: str, plain: tuple[list[list[int]], list[list[int]]]
-) -> None:
+def test_the_second_runner_says_what_the_first_says_without_drafts(draft, demo, engine, interpreted, plain):
     """One at a time and two at a time."""
     prompts, expected = plain
     under = host(f"vllm-paceline,eager=true,v2=true,paced=false,draft={draft}", demo, engine, 2, interpreted)
@@ -140,8 +129,7 @@ def test_the_second_runner_says_what_the_first_says_without_drafts(
         again = under.contestant.answer(prompts[:1], SHORT)
     finally:
         under.close()
-    assert [reply.tokens for reply in alone] == expected
-    assert [reply.tokens for reply in pair] == expected
+    assert ([reply.tokens for reply in alone], [reply.tokens for reply in pair]) == (expected, expected)
     assert [reply.tokens for reply in again] == expected[:1]
     assert sum(sum(reply.nodes) for reply in (*alone, *pair)) > 0, "drafts were verified"
     if draft != "auto":  # what it verifies depends on the clock, and a draft costs much here
@@ -153,7 +141,7 @@ def test_the_second_runner_says_what_the_first_says_without_drafts(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_sampling_in_the_second_runner(demo: Path, engine: Engine, interpreted: str) -> None:
+def test_sampling_in_the_second_runner(demo, engine, interpreted):
     under = host("vllm-paceline,eager=true,v2=true,draft=sam,k=3,paced=false", demo, engine, 64, interpreted)
     subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]

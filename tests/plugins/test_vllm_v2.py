@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ LIMIT, VOCAB, K = test_vllm.LIMIT, test_vllm.VOCAB, 4
 CPU = torch.device("cpu")
 
 
-def config(is_async: bool = False, method: str = "ngram", v2: bool = True, **options: Any) -> SimpleNamespace:
+def config(is_async=False, method="ngram", v2=True, **options):
     given = test_vllm.config(**options)
     given.scheduler_config = SimpleNamespace(async_scheduling=is_async)
     given.speculative_config.method = method
@@ -43,7 +42,7 @@ class InputBatch:
 
 
 class States:
-    def __init__(self, slots: int = 3):
+    def __init__(self, slots=3):
         self.all_token_ids = SimpleNamespace(gpu=torch.full((slots, LIMIT), 9, dtype=torch.int32))
         self.total_len = SimpleNamespace(gpu=torch.zeros(slots, dtype=torch.int32))
         self.req_id_to_index: dict[str, int] = {}
@@ -68,28 +67,28 @@ class Request:
 class Host:
     """vLLM's second runner and its scheduler: prompts in chunks, rows in slots, texts that follow a rule."""
 
-    def __init__(self, speculator: Speculator, padded: bool = False, most: int = K):
+    def __init__(self, speculator, padded=False, most=K):
         self.speculator, self.states, self.padded, self.most = speculator, speculator.states, padded, most
         self.requests: dict[str, Request] = {}
         self.free = [0, 1, 2]
         self.accepted = self.drafted = 0
         self.batch: list[tuple[str, list[int]]] = []
 
-    def join(self, key: str, text: list[int], computed: int = 0) -> None:
+    def join(self, key, text, computed=0):
         slot = self.free.pop()
         self.states.req_id_to_index[key] = slot
         self.states.all_token_ids.gpu[slot, : len(text)] = torch.tensor(text)
         self.states.total_len.gpu[slot] = len(text)
         self.requests[key] = Request(text, len(text), computed)
 
-    def leave(self, key: str) -> list[int]:
+    def leave(self, key):
         self.free.append(self.states.req_id_to_index.pop(key))
         return self.requests.pop(key).text
 
-    def truth(self, text: list[int]) -> int:
+    def truth(self, text):
         return text[-3] if len(text) % 11 else (text[-1] + 3) % VOCAB
 
-    def step(self, *without: str) -> None:
+    def step(self, *without):
         keys = sorted(set(self.requests) - set(without), key=lambda key: (not self.requests[key].draft, key))
         self.batch, prefilling, counts = [], [], []
         for key in keys:
@@ -134,18 +133,18 @@ class Host:
                 request.draft = row[: max(LIMIT - 1 - len(request.text), 0)]  # vLLM's scheduler stops there
 
 
-def speculator(spec: str | None = "sam", **more: Any) -> Speculator:
+def speculator(spec="sam", **more):
     return Speculator(config(**more), CPU, States(), spec)
 
 
 @pytest.mark.parametrize("spec", ["sam", "suffix", "hierarchy"])
-def test_drafts_are_those_of_the_first_runner(spec: str) -> None:
+def test_drafts_are_those_of_the_first_runner(spec):
     """Prompts in chunks and from the prefix cache, a row that waits, one that is preempted, slots used again."""
     host = Host(speculator(spec))
     reference = vllm.Proposer(config(), spec)
     tokens = np.full((3, LIMIT), 7, np.int32)
 
-    def step(*without: str) -> None:
+    def step(*without):
         host.step(*without)
         lengths = np.zeros(3, np.int32)
         for i, (key, _) in enumerate(host.batch):
@@ -182,7 +181,7 @@ def test_drafts_are_those_of_the_first_runner(spec: str) -> None:
     assert host.accepted > 0.5 * host.drafted > 10
 
 
-def test_steps_that_run_a_prompt_are_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_run_a_prompt_are_no_rounds(monkeypatch):
     host, told = Host(speculator()), []
     monkeypatch.setattr(host.speculator.history, "disturbed", lambda: told.append(len(host.requests)))
     host.join("a", [1, 20, 30, 1, 20, 30, 1])  # in three pieces
@@ -194,7 +193,7 @@ def test_steps_that_run_a_prompt_are_no_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert told == [1, 1, 1, 2, 2]
 
 
-def test_what_has_left_is_forgotten_and_can_be_read_later() -> None:
+def test_what_has_left_is_forgotten_and_can_be_read_later():
     host = Host(speculator("sam,past=1000"))
     prompt = [1, 20, 30, 4, 5, 36, 7]
     host.join("a", list(prompt))
@@ -205,14 +204,13 @@ def test_what_has_left_is_forgotten_and_can_be_read_later() -> None:
     for _ in range(3):
         host.step()
     assert list(host.speculator.rows) == ["b"]
-    [automata] = [part._automata for part in host.speculator.history.drafter.parts]  # type: ignore[attr-defined]
-    assert len(automata) == 1
-    assert len(host.requests["b"].draft) == K
+    [automata] = [part._automata for part in host.speculator.history.drafter.parts]
+    assert (len(automata), len(host.requests["b"].draft)) == (1, K)
     host.step()
     assert host.accepted >= K, "b goes on as a did"
 
 
-def test_a_request_whose_text_is_replaced_begins_again() -> None:
+def test_a_request_whose_text_is_replaced_begins_again():
     host = Host(speculator())
     host.join("a", [1, 2, 3, 1, 2])
     for _ in range(4):
@@ -234,7 +232,7 @@ def test_a_request_whose_text_is_replaced_begins_again() -> None:
     assert row.tokens.tolist() == host.requests["a"].text
 
 
-def test_asynchronous_scheduling_verifies_padded_drafts() -> None:
+def test_asynchronous_scheduling_verifies_padded_drafts():
     drafts = speculator(is_async=True)
     given = config(is_async=True, draft="sam")
     del given.additional_config["paceline"]["paced"]
@@ -251,7 +249,7 @@ def test_asynchronous_scheduling_verifies_padded_drafts() -> None:
     assert host.accepted > 10
 
 
-def test_fewer_tokens_when_vllm_wants_fewer_and_none_in_a_dummy_run() -> None:
+def test_fewer_tokens_when_vllm_wants_fewer_and_none_in_a_dummy_run():
     host = Host(speculator(), most=2)
     host.join("a", [1, 20, 30, 1, 20, 30])
     for host.most in (2, K, 2):  # it may change from step to step
@@ -265,18 +263,17 @@ def test_fewer_tokens_when_vllm_wants_fewer_and_none_in_a_dummy_run() -> None:
     batch = SimpleNamespace(num_reqs=2, req_ids=["x", "y"])
     names = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled", "seeds")
     drafts = host.speculator.propose(input_batch=batch, **dict.fromkeys(names), dummy_run=True, is_profile=True)
-    assert drafts.tolist() == [[0] * K] * 2
-    assert host.speculator.rows == rows
+    assert (drafts.tolist(), host.speculator.rows) == ([[0] * K] * 2, rows)
 
 
-def test_a_failing_drafter_never_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_drafter_never_ends_the_engine(monkeypatch):
     host = Host(speculator())
     host.join("a", [1, 2, 3, 1, 2, 3])
     host.step()
     host.step()
     good, failing = Sam.draft, True
 
-    def bad(self: Sam, row: Any) -> Any:
+    def bad(self, row):
         if failing and row.tokens[0] == 1:
             raise RuntimeError("broken")
         return good(self, row)
@@ -296,36 +293,35 @@ def test_a_failing_drafter_never_ends_the_engine(monkeypatch: pytest.MonkeyPatch
 
 
 class BaseSpeculator(ABC):
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+    def init_cudagraph_manager(self, cudagraph_mode):
         raise NotImplementedError
 
     @abstractmethod
-    def propose(self, input_batch: Any, num_sampled: Any, dummy_run: bool, num_speculative_tokens: Any) -> Any: ...
+    def propose(self, input_batch, num_sampled, dummy_run, num_speculative_tokens): ...
 
 
 class CPUWorker:
-    def __init__(self, vllm_config: Any):
+    def __init__(self, vllm_config):
         self.vllm_config = vllm_config
         self.first_stage = False
 
-    def init_device(self) -> None:
+    def init_device(self):
         ngrams = None if self.first_stage else object()
         self.model_runner = SimpleNamespace(speculator=ngrams, device=CPU, req_states=States())
 
-    def take_draft_token_ids(self) -> DraftTokenIds:
+    def take_draft_token_ids(self):
         return DraftTokenIds(["a"], [[-1] * K])
 
-    def compile_or_warm_up_model(self) -> str:
+    def compile_or_warm_up_model(self):
         return "times"
 
 
 @pytest.fixture
-def host_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+def host_modules(monkeypatch):
     """vLLM's modules, as far as the worker asks for them."""
-    found: dict[str, ModuleType] = {}
+    found = {}
     for name, content in {
-        "vllm": {"__version__": "0.40.0"},
-        "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
+        "vllm": {"__version__": "0.40.0"}, "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
         "vllm.v1.worker.cpu_worker": {"CPUWorker": CPUWorker},
         "vllm.v1.worker.gpu.input_batch": {"InputBatch": InputBatch},
         "vllm.v1.worker.gpu.spec_decode.speculator": {"BaseSpeculator": BaseSpeculator},
@@ -339,7 +335,7 @@ def host_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleTy
 
 
 @pytest.mark.usefixtures("host_modules")
-def test_a_worker_of_the_platform_with_our_speculator() -> None:
+def test_a_worker_of_the_platform_with_our_speculator():
     assert vllm_v2.sam__prompt_lookup is vllm_v2.sam__prompt_lookup
     worker = vllm_v2.sam__prompt_lookup(config())
     assert isinstance(worker, CPUWorker)
@@ -361,10 +357,8 @@ def test_a_worker_of_the_platform_with_our_speculator() -> None:
     assert stage.take_draft_token_ids().draft_token_ids == [[-1] * K]
 
 
-def test_what_cannot_work_is_refused_when_vllm_starts(
-    host_modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(words: str, **more: Any) -> None:
+def test_what_cannot_work_is_refused_when_vllm_starts(host_modules, monkeypatch):
+    def refused(words, **more):
         with pytest.raises(MethodError, match=words) as caught:
             vllm_v2.Worker(config(**more)).init_device()
         assert "\n" not in str(caught.value)
@@ -380,10 +374,10 @@ def test_what_cannot_work_is_refused_when_vllm_starts(
     monkeypatch.undo()
 
 
-def test_an_interface_that_has_changed_is_refused(host_modules: dict[str, ModuleType]) -> None:
+def test_an_interface_that_has_changed_is_refused(host_modules):
     class Later(BaseSpeculator):
         @abstractmethod
-        def prepare(self) -> None: ...
+        def prepare(self): ...
 
     vars(host_modules["vllm.v1.worker.gpu.spec_decode.speculator"])["BaseSpeculator"] = Later
     with pytest.raises(MethodError, match="new prepare"):

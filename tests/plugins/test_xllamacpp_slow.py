@@ -4,18 +4,13 @@ xllamacpp, then
     pytest -m slow tests/plugins/test_xllamacpp_slow.py
 """
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.draft.text.store import writing
 from paceline.engine.engine import Engine
@@ -33,14 +28,14 @@ PROMPTS = [[5, 17, 200, 31, 9], [40, 41, 40, 41, 40, 41, 40], [7] * 3]
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     """Its next token hangs on the last one alone."""
     made = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False, hidden_size=HIDDEN)
     return weakened(made, 0.01)
 
 
 @pytest.fixture(scope="module")
-def target(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(model, tmp_path_factory):
     if not os.environ.get("PACELINE_XLLAMACPP_PYTHON"):
         pytest.skip("set PACELINE_XLLAMACPP_PYTHON to the interpreter of an environment with xllamacpp")
     folder = tmp_path_factory.mktemp("target")
@@ -54,33 +49,33 @@ Answer = tuple[list[int], int, int]
 """Tokens (without those that the server holds back, half letters), and how many were drafted and accepted."""
 
 
-def answers(target: Path, options: str = "") -> list[Answer]:
+def answers(target, options=""):
     asked = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "seed": 0, "limit": NEW}
     python = os.environ["PACELINE_XLLAMACPP_PYTHON"]
     with opened(f"xllamacpp:{target / 'model.gguf'}{options}", target, python=python, threads=1) as one:
-        rows = [one.ask(asked | {"prompt": prompt}) for prompt in PROMPTS]  # type: ignore[attr-defined]
+        rows = [one.ask(asked | {"prompt": prompt}) for prompt in PROMPTS]
     return [(row["tokens"], *row["events"][-1][2:]) for row in rows]
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path) -> list[Answer]:
+def plain(target):
     return answers(target)
 
 
-def check(served: list[Answer], plain: list[Answer]) -> list[int]:
+def check(served, plain):
     """The text is the plain one. Returns how many drafted tokens were accepted."""
     assert [tokens for tokens, *_ in served] == [tokens for tokens, *_ in plain]
     assert all(drafted for _, drafted, _ in served)
     return [accepted for *_, accepted in served]
 
 
-def ours(target: Path, draft: str) -> list[Completion]:
+def ours(target, draft):
     """What our engine says."""
     params = SamplingParams(max_tokens=NEW, ignore_eos=True)
     return Engine(target, draft=draft, dtype="float32").generate(PROMPTS, params)
 
 
-def knowing_eagle3(model: PreTrainedModel, folder: Path) -> Path:
+def knowing_eagle3(model, folder):
     """A head that knows the next token and feeds back its output unnormed."""
     head = knowing_head(folder, "eagle3", model)
     config = json.loads((head / "config.json").read_text())
@@ -88,9 +83,7 @@ def knowing_eagle3(model: PreTrainedModel, folder: Path) -> Path:
     return head
 
 
-def test_heads_that_know_are_accepted_as_in_our_engine(
-    model: PreTrainedModel, target: Path, plain: list[Answer], tmp_path: Path
-) -> None:
+def test_heads_that_know_are_accepted_as_in_our_engine(model, target, plain, tmp_path):
     heads = {"eagle3": knowing_eagle3(model, tmp_path / "eagle3"), "dflash": blocks.save(tmp_path / "dspark", model)}
     for method, head in heads.items():
         kind = write_head(f"{method}:{head}", target, tmp_path / f"{method}.gguf", "f32")
@@ -100,9 +93,7 @@ def test_heads_that_know_are_accepted_as_in_our_engine(
         assert min(expected) > NEW // 2
 
 
-def test_heads_that_know_nothing_change_no_text(
-    model: PreTrainedModel, target: Path, plain: list[Answer], tmp_path: Path
-) -> None:
+def test_heads_that_know_nothing_change_no_text(model, target, plain, tmp_path):
     """Of every form that is written, with all tensors that are optional."""
     norms = {"norm_before_fc": True, "norm_before_residual": True}
     own = {"input_norm.weight": torch.rand(3 * HIDDEN), "embed_tokens.weight": torch.rand(models.VOCAB_SIZE, HIDDEN)}
@@ -125,7 +116,7 @@ def test_heads_that_know_nothing_change_no_text(
         check(served, plain)
 
 
-def test_a_static_lookup_cache(target: Path, plain: list[Answer], tmp_path: Path) -> None:
+def test_a_static_lookup_cache(target, plain, tmp_path):
     """A corpus of the answers: a server that has seen nothing drafts them."""
     without = answers(target, ",spec=ngram-cache")
     said = ours(target, "none")

@@ -2,16 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from itertools import takewhile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.replay.advice import DRAWS, Choice, Costs, Drafts, Goals, choose, configuration, methods, ranges
+from paceline.replay.advice import DRAWS, Costs, Drafts, Goals, choose, configuration, methods, ranges
 from paceline.replay.server import DRAFTS, PLAIN, ServerTuning, bins_of, costs_of
 from tests import models
 from tests.served import Served
@@ -20,9 +17,7 @@ LOADS = (1, 4, 16)
 TOKENS = 32
 
 
-def visit(
-    role: str, load: int, gap: float, length: int = 0, wait: float = 0.0, each: int = 1, **drafting: Any
-) -> dict[str, Any]:
+def visit(role, load, gap, length=0, wait=0.0, each=1, **drafting):
     """2 * load requests of which `each` tokens come every `gap` seconds, with every eighth round `wait` longer."""
     gaps = [gap + (wait if i % 8 == 7 else 0.0) for i in range(1, TOKENS // each)]
     times = np.cumsum([0.05, *gaps]).tolist()
@@ -35,23 +30,23 @@ def visit(
     return {"role": role, "load": load, "length": length, "seconds": 1.0, "drafting": counts, "answers": answers}
 
 
-def costs(gap: Callable[[int], float]) -> Costs:
+def costs(gap):
     return costs_of([visit(PLAIN, load, gap(load)) for load in LOADS], "vllm")[0]
 
 
-def drafts(k: int, accepted: float, method: int = 0) -> Drafts:
+def drafts(k, accepted, method=0):
     """Twenty answers of which every round has k drafted tokens and `accepted` are accepted."""
     rounds = np.full(20, 30.0)
     return Drafts(methods("vllm")[method], k, rounds * (1 + accepted), rounds, rounds * k)
 
 
-def best(gap: Callable[[int], float], goals: Goals = Goals(), version: str = "0.32.0") -> tuple[Choice, dict[str, Any]]:
+def best(gap, goals=Goals(), version="0.32.0"):
     several = [drafts(1, 0.6), drafts(4, 1.2), drafts(8, 1.4)]
     choice = choose(costs(gap), several, goals)[0]
     return choice, configuration(choice, version)
 
 
-def test_where_rounds_are_free_the_longest_drafts_are_chosen() -> None:
+def test_where_rounds_are_free_the_longest_drafts_are_chosen():
     choice, written = best(lambda load: 0.01)
     assert choice.schedule == dict.fromkeys(LOADS, 8)
     assert choice.expected[0].gain == pytest.approx(2.4)
@@ -60,16 +55,14 @@ def test_where_rounds_are_free_the_longest_drafts_are_chosen() -> None:
     assert written["speculative_config"] == config
 
 
-def test_where_every_token_costs_a_round_it_says_off() -> None:
+def test_where_every_token_costs_a_round_it_says_off():
     choice, written = best(lambda load: 0.01 * load)
-    assert set(choice.schedule.values()) == {0}
-    assert choice.fixed == 0
+    assert (set(choice.schedule.values()), choice.fixed) == ({0}, 0)
     assert (written["speculative_config"], written["method"]) == (None, "off")
-    assert written["flags"] == "no --speculative-config"
-    assert choice.expected[0].gain == 1
+    assert (written["flags"], choice.expected[0].gain) == ("no --speculative-config", 1)
 
 
-def test_a_schedule_by_load_where_the_server_has_it() -> None:
+def test_a_schedule_by_load_where_the_server_has_it():
     choice, written = best(lambda load: 0.01 if load < 16 else 0.08)
     assert choice.schedule == {1: 1, 4: 0, 16: 0}
     config = written["speculative_config"]
@@ -80,15 +73,14 @@ def test_a_schedule_by_load_where_the_server_has_it() -> None:
     assert ranges({1: 5, 2: 5, 8: 3, 32: 0}) == [[1, 4, 5], [5, 16, 3], [17, 32, 0]]
 
 
-def test_goals_decide_before_the_gain() -> None:
+def test_goals_decide_before_the_gain():
     choice, _ = best(lambda load: 0.01, Goals(token_ms=6.0))
-    assert choice.expected[0].goodput == 1
-    assert choice.plain_goodput[1] == 0
+    assert (choice.expected[0].goodput, choice.plain_goodput[1]) == (1, 0)
     never, _ = best(lambda load: 0.01, Goals(first_ms=1.0))
     assert never.expected[0].goodput == 0
 
 
-def test_prompts_of_others_are_not_sped_up() -> None:
+def test_prompts_of_others_are_not_sped_up():
     free, _, _ = costs_of([visit(PLAIN, load, 0.01, wait=0.08) for load in LOADS], "vllm")
     assert free.plain[0, 0, 0] == pytest.approx(0.01)
     assert free.waits[0, 0, 0] == pytest.approx(0.08 * 4 / 31)
@@ -97,11 +89,11 @@ def test_prompts_of_others_are_not_sped_up() -> None:
     assert gain == pytest.approx((0.01 + wait) / (0.01 / 2.4 + wait))
 
 
-def test_measured_rounds_with_drafts_correct_the_cost() -> None:
-    def gap(load: int) -> float:
+def test_measured_rounds_with_drafts_correct_the_cost():
+    def gap(load):
         return 0.01 + 0.001 * load
 
-    def measured(share: float) -> Costs:
+    def measured(share):
         visits = [visit(PLAIN, load, gap(load)) for load in LOADS]
         for load in LOADS:
             rounds = 2 * load * (TOKENS // 2 - 1)
@@ -119,7 +111,7 @@ def test_measured_rounds_with_drafts_correct_the_cost() -> None:
     assert measured(1.0).share[0] == pytest.approx(1.0)
 
 
-def test_a_few_uncertain_rounds_do_not_make_drafts_free() -> None:
+def test_a_few_uncertain_rounds_do_not_make_drafts_free():
     """With drafts rounds seemed shorter than without, by far less than they scatter."""
     plain = np.tile([[0.010], [0.011], [0.013]], (DRAWS, 1, 1))
     costs = Costs([1, 2, 4], [100.0], plain, np.zeros_like(plain))
@@ -128,7 +120,7 @@ def test_a_few_uncertain_rounds_do_not_make_drafts_free() -> None:
     assert 0.7 < costs.share[0] < 1.3
 
 
-def test_intervals_hold_what_differs() -> None:
+def test_intervals_hold_what_differs():
     rounds, tokens = np.full(20, 30.0), 30.0 * np.array([1.0, 2.0] * 10)
     mixed = Drafts(methods("vllm")[0], 4, tokens, rounds, 4 * rounds)
     found = choose(costs(lambda load: 0.01), [mixed])[0].expected[0]
@@ -137,7 +129,7 @@ def test_intervals_hold_what_differs() -> None:
     assert found.gain == pytest.approx(1.5)
 
 
-def test_prompts_of_three_lengths() -> None:
+def test_prompts_of_three_lengths():
     assert set(bins_of([100] * 40)) == {0}
     assert bins_of([10] * 10 + [100] * 10 + [1000] * 10) == [0] * 10 + [1] * 10 + [2] * 10
     visits = [visit(PLAIN, load, 0.01 * (1 + length), length) for load in LOADS for length in (0, 1)]
@@ -148,26 +140,26 @@ def test_prompts_of_three_lengths() -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return models.make_repetitive(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     line = {"prompt": "the little cat and the dog", "response": "the cat and the dog sat on the mat. " * 3}
     (tmp_path / "log.jsonl").write_text((json.dumps(line) + "\n") * 8)
     return tmp_path / "log.jsonl"
 
 
 @pytest.fixture
-def _in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_one_turn(monkeypatch):
     """Every load is visited once, however much time there is."""
     plan = ServerTuning._plan
     first = lambda visit: visit[0].endswith(" 0")  # noqa: E731
     monkeypatch.setattr(ServerTuning, "_plan", lambda tuning: takewhile(first, plan(tuning)))
 
 
-def tuned(tiny: Path, fakes: list[Served], out: Path, *more: object) -> tuple[int, dict[str, Any]]:
+def tuned(tiny, fakes, out, *more):
     arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batch-sizes", "1,4", "-n", 8, "--minutes", 0.1]
     arguments += ["--without", fakes[1].url] if len(fakes) > 1 else []
     code = main([str(one) for one in (*arguments, *more)])
@@ -175,9 +167,8 @@ def tuned(tiny: Path, fakes: list[Served], out: Path, *more: object) -> tuple[in
     return code, json.loads(file.read_text()) if file.exists() else {}
 
 
-def test_the_command_writes_a_configuration(
-    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_in_one_turn")
+def test_the_command_writes_a_configuration(tiny, log, tmp_path, capsys):
     with Served(seconds=lambda n: 0.02, accepted=(2, 1)) as drafting, Served(seconds=lambda n: 0.02) as plain:
         code, facts = tuned(tiny, [drafting, plain], tmp_path / "out", "--log", log)
         assert code == 0
@@ -198,16 +189,15 @@ def test_the_command_writes_a_configuration(
 
 
 @pytest.mark.usefixtures("_in_one_turn")
-def test_the_command_says_off(tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_off(tiny, log, tmp_path, capsys):
     with Served(seconds=lambda n: 0.01 * n**1.5) as plain:
         code, facts = tuned(tiny, [plain], tmp_path / "out", "--log", log)
-    assert code == 0
-    assert facts["configurations"][0]["method"] == "off"
+    assert (code, facts["configurations"][0]["method"]) == (0, "off")
     assert set(facts["configurations"][0]["tokens_by_load"].values()) == {0}
 
 
 @pytest.mark.usefixtures("_in_one_turn")
-def test_a_server_of_ours_gets_a_table(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_of_ours_gets_a_table(tiny, tmp_path, capsys):
     with Served("paceline", lambda n: 0.02, accepted=(2,)) as fake:
         (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n' * 4)
         code, facts = tuned(tiny, [fake], tmp_path / "out", "--log", tmp_path / "prompts.jsonl")
@@ -219,18 +209,14 @@ def test_a_server_of_ours_gets_a_table(tiny: Path, tmp_path: Path, capsys: pytes
     assert main(["generate", str(tiny), "the little", "-n", "8", *flags]) == 0
 
 
-def test_what_plain_rounds_take_must_be_known(
-    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_plain_rounds_take_must_be_known(tiny, log, tmp_path, capsys):
     with Served(accepted=(2,)) as fake:
         assert tuned(tiny, [fake], tmp_path / "out", "--log", log)[0] == 2
     assert "--without URL" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_in_one_turn")
-def test_a_server_that_refuses_a_load_is_not_asked_for_more(
-    tiny: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_a_load_is_not_asked_for_more(tiny, log, tmp_path, capsys):
     with Served(seconds=lambda n: 0.02) as fake:
         fake.fails = lambda number: 16 < number <= 28 and number % 2 == 0
         code, _ = tuned(tiny, [fake], tmp_path / "out", "--log", log, "--batch-sizes", "1,2,4,8")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,31 +12,29 @@ from paceline.workbench.transcript import Transcriber, open_tokenizer, template_
 from tests import models
 
 CHAT = [
-    {"role": "user", "content": "the cat"},
-    {"role": "assistant", "content": "and the dog"},
-    {"role": "user", "content": "hello"},
-    {"role": "assistant", "content": "a mat"},
+    {"role": "user", "content": "the cat"}, {"role": "assistant", "content": "and the dog"},
+    {"role": "user", "content": "hello"}, {"role": "assistant", "content": "a mat"},
 ]
 BOTH = Conversation(CHAT, [1, 3], "pets")
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return Tokenizer(models.tokenizer(), "tiny")
 
 
-def spelled(tokenizer: Tokenizer, ids: object) -> str:
+def spelled(tokenizer, ids):
     return str(tokenizer.inner.decode(ids, skip_special_tokens=False))
 
 
-def test_the_tokenizers_own_template_gives_the_prompt_that_a_server_gives(tokenizer: Tokenizer) -> None:
+def test_the_tokenizers_own_template_gives_the_prompt_that_a_server_gives(tokenizer):
     first, second = Transcriber(tokenizer).conversation(BOTH).turns
     assert first.prompt.tolist() == tokenizer.encode_chat(CHAT[:1])
     assert second.prompt.tolist() == tokenizer.encode_chat(CHAT[:3])
     assert first.answer.tolist() == [*tokenizer.encode_text("and the dog"), models.EOS]
 
 
-def test_turn_two_goes_on_from_turn_one(tokenizer: Tokenizer) -> None:
+def test_turn_two_goes_on_from_turn_one(tokenizer):
     """The prompt of the second answer holds the first, token for token."""
     for template in (None, "vicuna", "llama-2"):
         first, second = Transcriber(tokenizer, template).conversation(BOTH).turns
@@ -45,16 +42,13 @@ def test_turn_two_goes_on_from_turn_one(tokenizer: Tokenizer) -> None:
         assert second.prompt[: len(whole)].tolist() == whole
 
 
-@pytest.mark.parametrize(
-    ("template", "prompt", "answer"),
-    [
-        ("none", "<s>the cat", "and the dog</s>"),
-        ("vicuna", "<s>A chat between a curious user and .* USER: the cat ASSISTANT:", " and the dog</s>"),
-        ("llama-2", r"<s>\[INST\] the cat \[/INST\]", " and the dog</s>"),
-        ("chatml", r"<\|im_start\|>user\nthe cat<\|im_end\|>\n<\|im_start\|>assistant\n", "and the dog</s>"),
-    ],
-)
-def test_templates_of_the_package(tokenizer: Tokenizer, template: str, prompt: str, answer: str) -> None:
+@pytest.mark.parametrize(("template", "prompt", "answer"), [
+    ("none", "<s>the cat", "and the dog</s>"),
+    ("vicuna", "<s>A chat between a curious user and .* USER: the cat ASSISTANT:", " and the dog</s>"),
+    ("llama-2", r"<s>\[INST\] the cat \[/INST\]", " and the dog</s>"),
+    ("chatml", r"<\|im_start\|>user\nthe cat<\|im_end\|>\n<\|im_start\|>assistant\n", "and the dog</s>"),
+])
+def test_templates_of_the_package(tokenizer, template, prompt, answer):
     """A model writes the space between prompt and answer itself."""
     render = Transcriber(tokenizer, template)._render
     assert re.fullmatch(prompt.removeprefix("<s>"), render(CHAT[:1], True).removeprefix("<s>"), re.DOTALL)
@@ -64,7 +58,7 @@ def test_templates_of_the_package(tokenizer: Tokenizer, template: str, prompt: s
     assert Transcriber(tokenizer, template)._around[0] == (" " if answer.startswith(" ") else "")
 
 
-def test_a_system_message_has_its_place(tokenizer: Tokenizer) -> None:
+def test_a_system_message_has_its_place(tokenizer):
     system = [{"role": "system", "content": "Be kind."}, *CHAT[:1]]
     assert "<<SYS>>\nBe kind.\n<</SYS>>\n\nthe cat" in Transcriber(tokenizer, "llama-2")._render(system, True)
     vicuna = Transcriber(tokenizer, "vicuna")._render(system, True)
@@ -72,7 +66,7 @@ def test_a_system_message_has_its_place(tokenizer: Tokenizer) -> None:
     assert "curious" not in vicuna
 
 
-def test_a_template_of_ones_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_template_of_ones_own(tokenizer, tmp_path):
     file = tmp_path / "mine.jinja"
     file.write_text("{% for m in messages %}\n{{ m.role }}: {{ m.content }}\n{% endfor %}\n{{ eos_token }}")
     assert Transcriber(tokenizer, str(file))._render(CHAT[:2], True) == "user: the cat\nassistant: and the dog\n</s>"
@@ -86,7 +80,7 @@ def test_a_template_of_ones_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
         Transcriber(tokenizer, "vicunna")
 
 
-def test_a_tokenizer_without_a_template_asks_for_one() -> None:
+def test_a_tokenizer_without_a_template_asks_for_one():
     bare = models.tokenizer()
     bare.chat_template = None
     with pytest.raises(ModelError, match=r"no chat template; .*--template chatml, llama-2"):
@@ -106,7 +100,7 @@ READS_TOOLS = (
 )
 
 
-def test_calls_are_in_the_words_of_a_template_that_knows_tools(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_calls_are_in_the_words_of_a_template_that_knows_tools(tokenizer, tmp_path):
     (tmp_path / "tools.jinja").write_text(READS_TOOLS)
     one = Conversation(AGENT, [1, 3], tools=TOOLS)
     called, last = Transcriber(tokenizer, str(tmp_path / "tools.jinja")).conversation(one).turns
@@ -115,19 +109,19 @@ def test_calls_are_in_the_words_of_a_template_that_knows_tools(tokenizer: Tokeni
     assert '<call>add {"x": 1}</call></s>[tool] 3[assistant]' in spelled(tokenizer, last.prompt)
 
 
-def test_calls_are_text_for_a_template_that_knows_none(tokenizer: Tokenizer) -> None:
+def test_calls_are_text_for_a_template_that_knows_none(tokenizer):
     called, last = Transcriber(tokenizer, "chatml").conversation(Conversation(AGENT, [1, 3], tools=TOOLS)).turns
     assert "system\nYou can call these functions." in spelled(tokenizer, called.prompt)
     assert called.answer.tolist() == [*tokenizer.encode_text('{"name": "add", "arguments": {"x": 1}}'), models.EOS]
     assert "user\nResult: 3<|im_end|>" in spelled(tokenizer, last.prompt)
 
 
-def test_a_prompt_as_the_model_read_it_goes_through_no_template(tokenizer: Tokenizer) -> None:
+def test_a_prompt_as_the_model_read_it_goes_through_no_template(tokenizer):
     (turn,) = Transcriber(tokenizer).conversation(Conversation(CHAT[:2], [1], is_rendered=True)).turns
     assert turn.prompt.tolist() == tokenizer.encode_text("the cat")
 
 
-def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer, tmp_path):
     refuses = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     source = "{# tools #}{% for m in messages %}" + refuses + "{{ m.content }}{% endfor %}"
     (tmp_path / "picky.jinja").write_text(source)
@@ -143,21 +137,20 @@ def test_what_a_template_refuses_is_left_out_and_tokens_are_counted(tokenizer: T
     assert not [*Reading(logged=100, counted=102).notes()]
 
 
-def test_token_ids_need_no_template_and_stay_as_they_are() -> None:
+def test_token_ids_need_no_template_and_stay_as_they_are():
     bare = models.tokenizer()
     bare.chat_template = None
     read = Transcriber(Tokenizer(bare, "bare")).conversation
 
-    def turns(prompt: list[int], answer: list[int]) -> list[tuple[list[int], list[int]]]:
+    def turns(prompt, answer):
         turns = read(Conversation((), (), tokens=(prompt, answer))).turns
         return [(turn.prompt.tolist(), turn.answer.tolist()) for turn in turns]
 
-    assert turns([5, 6], [7, 300]) == [([5, 6], [7, 300])]
-    assert turns([], [7, 8, 9]) == [([7], [8, 9])]
+    assert (turns([5, 6], [7, 300]), turns([], [7, 8, 9])) == ([([5, 6], [7, 300])], [([7], [8, 9])])
     assert turns([5], []) == turns([], []) == turns([], [7]) == []
 
 
-def test_tokenizers_are_folders_or_files(tmp_path: Path) -> None:
+def test_tokenizers_are_folders_or_files(tmp_path):
     models.tokenizer().save_pretrained(tmp_path)
     assert open_tokenizer(tmp_path / "tokenizer.json").encode_text("cat") == open_tokenizer(tmp_path).encode_text("cat")
     (tmp_path / "tokenizer_config.json").unlink()
@@ -167,16 +160,14 @@ def test_tokenizers_are_folders_or_files(tmp_path: Path) -> None:
         open_tokenizer(tmp_path / "nowhere")
 
 
-def test_sentencepiece_knows_special_tokens_where_they_are_spelled(shared: Path) -> None:
+def test_sentencepiece_knows_special_tokens_where_they_are_spelled(shared):
     file = shared / "data" / "tokenizers" / "llama" / "tokenizer.model"
     if not file.exists():
         pytest.skip("no LLaMA tokenizer in the shared data")
     pytest.importorskip("sentencepiece")
     llama = open_tokenizer(file)
     first, second = Transcriber(llama, "vicuna").conversation(BOTH).turns
-    assert first.prompt.tolist().count(1) == 1
-    assert first.prompt[0] == 1
+    assert (first.prompt.tolist().count(1), first.prompt[0]) == (1, 1)
     whole = [*first.prompt.tolist(), *first.answer.tolist()]
-    assert whole[-1] == 2
-    assert second.prompt[: len(whole)].tolist() == whole
+    assert (whole[-1], second.prompt[: len(whole)].tolist()) == (2, whole)
     assert llama.decode(first.answer.tolist()) == "and the dog"

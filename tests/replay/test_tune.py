@@ -1,28 +1,23 @@
 """Tuning our engine: the command writes a table that `auto` reads."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from paceline.cli import main
 from tests import models
 from tests.served import Served
-from tests.test_shown_commands import complaint
+from tests.test_docs import complaint
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return models.make_repetitive(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
-def test_the_command_writes_a_table_that_auto_reads(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_table_that_auto_reads(tiny, tmp_path, capsys):
     log, out = tmp_path / "log.jsonl", tmp_path / "tune.json"
     line = {"prompt": "the little cat and the little dog", "response": "the little cat and the little dog " * 2}
     log.write_text((json.dumps(line) + "\n") * 4)
@@ -40,9 +35,7 @@ def test_the_command_writes_a_table_that_auto_reads(
     assert "--tune is a table for auto" in capsys.readouterr().err
 
 
-def test_what_it_advises_is_known_to_every_command_that_drafts(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_advises_is_known_to_every_command_that_drafts(tiny, tmp_path, capsys):
     log, out = tmp_path / "log.jsonl", tmp_path / "a tune.json"
     log.write_text(json.dumps({"prompt": "the little cat", "response": "and the little dog " * 3}) + "\n")
     arguments = ["tune", tiny, "--log", log, "-o", out, "--batch-sizes", "1,2", "--seconds", "0.1", "-d", "sam,draft=4"]
@@ -53,7 +46,7 @@ def test_what_it_advises_is_known_to_every_command_that_drafts(
     assert main(["generate", str(tiny), "the little", "--raw", "-n", "8", *shlex.split(advice)]) == 0
 
 
-def test_what_a_template_refuses_is_skipped(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_template_refuses_is_skipped(tiny, tmp_path, capsys):
     log, picky = tmp_path / "log.jsonl", tmp_path / "picky.jinja"
     refuses = "{% if m.role == 'system' %}{{ raise_exception('no \x1b system') }}{% endif %}"
     picky.write_text("{% for m in messages %}" + refuses + "{{ m.content }}{% endfor %}")

@@ -4,23 +4,19 @@ import json
 import os
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.core.request import Row
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.report import OVERALL, Report
-from paceline.replay.workers import PORTION, _tasks, start, sweep
+from paceline.replay.workers import PORTION, start, sweep
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import RecordedAnswer
 from tests.paths import REPOSITORY
@@ -28,7 +24,7 @@ from tests.paths import REPOSITORY
 RECORDING = Recording(None, (9,), 10)
 
 
-def conversations(count: int, seed: int = 0) -> list[Transcript]:
+def conversations(count, seed=0):
     random = np.random.default_rng(seed)
     made = []
     for i in range(count):
@@ -51,14 +47,14 @@ class Memory(Drafter):
     lossless = paper = "-"
     Config = MemoryConfig
 
-    def __init__(self, config: MemoryConfig = MemoryConfig()):
+    def __init__(self, config=MemoryConfig()):
         self.config = config
         self.before: np.ndarray = np.empty(0, np.int64)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows):
         return [DraftTree.chain(row.last_token, self.before[row.num_new : row.num_new + 3]) for row in rows]
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row):
         if self.config.past:
             assert row.finish_reason == "stop"
             self.before = row.new_tokens.copy()
@@ -71,7 +67,7 @@ class Mortal(Drafter):
     lossless = paper = "-"
     rows = 0
 
-    def start(self, row: Row) -> None:
+    def start(self, row):
         Mortal.rows += 1
         if Mortal.rows == 3:
             if os.environ["MORTAL"] == "killed":
@@ -80,13 +76,13 @@ class Mortal(Drafter):
 
 
 @pytest.fixture(autouse=True)
-def third_party(monkeypatch: pytest.MonkeyPatch) -> None:
+def third_party(monkeypatch):
     here = [EntryPoint(kind.name, f"{__name__}:{kind.__name__}", registry.GROUP) for kind in (Memory, Mortal)]
     monkeypatch.setattr(registry, "added", lambda: here)
     monkeypatch.setattr(Mortal, "rows", 0)
 
 
-def report(made: Sequence[Transcript], specs: Sequence[str], workers: int) -> list[dict[str, Any]]:
+def report(made, specs, workers):
     whole = Report(specs, made)
     for done in start(made, specs, RECORDING, workers):
         whole.add(done)
@@ -94,7 +90,7 @@ def report(made: Sequence[Transcript], specs: Sequence[str], workers: int) -> li
     return [{k: v for k, v in result.items() if k != "draft_us_per_round"} for result in whole.results()]
 
 
-def test_figures_do_not_depend_on_the_number_of_workers() -> None:
+def test_figures_do_not_depend_on_the_number_of_workers():
     """Not even those of a drafter that remembers: it sees the conversations in their order."""
     made, specs = conversations(3 * PORTION + 1), ["sam", "memory,past=1000", "prompt-lookup", "memory"]
     alone = report(made, specs, 1)
@@ -104,7 +100,7 @@ def test_figures_do_not_depend_on_the_number_of_workers() -> None:
     assert overall["memory,past=1000"]["mean_accepted_tokens"] > 1
 
 
-def test_a_report_adds_up() -> None:
+def test_a_report_adds_up():
     made = conversations(20)
     results = report(made, ["sam"], 1)
     assert [r["category"] for r in results] == ["right", "left", OVERALL]
@@ -114,27 +110,20 @@ def test_a_report_adds_up() -> None:
     assert results[2]["mean_accepted_tokens"] == round(results[2]["new_tokens"] / results[2]["rounds"], 4)
 
 
-def test_a_recording_without_categories_has_one_line_a_drafter() -> None:
+def test_a_recording_without_categories_has_one_line_a_drafter():
     made = [Transcript("", one.turns) for one in conversations(5)]
     assert [r["category"] for r in report(made, ["sam", "none"], 1)] == [OVERALL, OVERALL]
     made = [Transcript(OVERALL, one.turns) for one in conversations(5)]
     assert [r["answers"] for r in report(made, ["none"], 1)] == [7]
 
 
-def test_what_is_done_early_is_the_same_text_for_all() -> None:
-    tasks = _tasks(3 * PORTION, [False, True, False])
-    assert tasks[0] == (1, range(3 * PORTION))
-    assert [spec for spec, _ in tasks[1:]] == [0, 2] * 3
-    assert [portion.start for _, portion in tasks[1:]] == [0, 0, PORTION, PORTION, 2 * PORTION, 2 * PORTION]
-
-
-def test_a_memory_behind_another_drafter_counts() -> None:
+def test_a_memory_behind_another_drafter_counts():
     made, spec = conversations(2 * PORTION), "prompt-lookup,min_ngram=3+memory,past=10"
     assert report(made, [spec], 2) == report(made, [spec], 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_closing_stops_the_workers(workers: int) -> None:
+def test_closing_stops_the_workers(workers):
     made = conversations(4 * PORTION)
     whole, replays = Report(["sam"], made), start(made, ["sam"], RECORDING, workers)
     whole.add(next(replays))
@@ -145,14 +134,14 @@ def test_closing_stops_the_workers(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_the_users_arrives_whole(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_users_arrives_whole(workers, monkeypatch):
     monkeypatch.setenv("MORTAL", "error")
     with pytest.raises(MethodError, match="three is too many"):
         list(start(conversations(4 * PORTION), ["mortal"], RECORDING, workers))
 
 
 @pytest.mark.slow
-def test_workers_that_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_are_not_forked(monkeypatch):
     """As on systems other than Linux; they import everything themselves."""
     made, specs = conversations(2 * PORTION), ["sam", "prompt-lookup"]
     alone = report(made, specs, 1)
@@ -160,18 +149,18 @@ def test_workers_that_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(made, specs, 2) == alone
 
 
-def test_a_worker_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_noticed(monkeypatch):
     monkeypatch.setenv("MORTAL", "killed")
     with pytest.raises(RuntimeError, match="terminated abruptly"):
         list(start(conversations(4 * PORTION), ["mortal"], RECORDING, 2))
 
 
-def test_drafters_are_checked_before_anything_is_replayed() -> None:
+def test_drafters_are_checked_before_anything_is_replayed():
     with pytest.raises(MethodError, match="'samm'"):
         start(conversations(2), ["sam", "samm"], RECORDING, 2)
 
 
-def test_a_sweep_makes_variants_of_those_that_have_the_option() -> None:
+def test_a_sweep_makes_variants_of_those_that_have_the_option():
     assert sweep(["sam", "none"], None) == {"sam": "sam", "none": "none"}
     swept = {"sam,grow=0,draft=5": "sam,grow=0", "sam,grow=0,draft=10": "sam,grow=0", "none": "none"}
     assert sweep(["sam,grow=0", "none"], "draft=5, 10") == swept
@@ -184,9 +173,7 @@ def test_a_sweep_makes_variants_of_those_that_have_the_option() -> None:
         sweep(["samm"], "draft=3")
 
 
-def test_the_python_on_the_page_runs(
-    tmp_path: Path, demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_python_on_the_page_runs(tmp_path, demo, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "replay.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "Hello?", "response": "Hello, hello, hello."}))
     (tmp_path / "models").mkdir()

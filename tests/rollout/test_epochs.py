@@ -1,10 +1,7 @@
 """Exact rules over three epochs of a real model whose weights drift: chi-square on its answers; and what a frozen seed
 would do to them."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +21,13 @@ PROMPT = [1, 2, 3]
 
 
 @pytest.fixture
-def drifting() -> Any:
+def drifting():
     """A Llama of one layer and six symbols, and a step that moves all of its weights."""
     model = models.model("llama2", vocab_size=SYMBOLS, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     return model
 
 
-def step(model: Any, epoch: int) -> None:
+def step(model, epoch):
     generator = torch.Generator().manual_seed(epoch)
     with torch.no_grad():
         for weight in model.parameters():
@@ -38,7 +35,7 @@ def step(model: Any, epoch: int) -> None:
 
 
 @torch.no_grad()
-def distribution_of(model: Any) -> np.ndarray:
+def distribution_of(model):
     """Probability of every answer of two symbols, [SYMBOLS * SYMBOLS], by transformers."""
     model.eval()
     first = model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(-1)
@@ -47,7 +44,7 @@ def distribution_of(model: Any) -> np.ndarray:
     return (first[:, None] * second).flatten().numpy()
 
 
-def reused_share(old: np.ndarray, new: np.ndarray, rule: str) -> float:
+def reused_share(old, new, rule):
     """The share of old tokens that stand, by the distributions of two epochs: a place keeps y with probability
     min(1, p / q), or by `one-hot` with p. An answer's second place counts only where its first stands."""
     q1, p1 = (distribution.reshape(SYMBOLS, -1).sum(1) for distribution in (old, new))
@@ -56,7 +53,7 @@ def reused_share(old: np.ndarray, new: np.ndarray, rule: str) -> float:
     return float((first.sum() + first @ second.sum(1)) / LENGTH)
 
 
-def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], float]:
+def p_values(model, rule, frozen=False):
     """Of the hypothesis that an epoch's answers are the policy's, for every epoch; and by how much the reuse of the
     last one differs from what the distributions say."""
     policy = Policy(model, "past-answer", eos_token_ids=(), max_batch=500)
@@ -64,7 +61,7 @@ def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], 
     for epoch in range(EPOCHS):
         with policy.engine() as engine:
             options = {"version": 0 if frozen else epoch, "seed": 7}
-            rollouts = rollout(engine, [PROMPT], store, copies=COPIES, params=SAMPLED, rule=rule, **options)  # type: ignore[arg-type]
+            rollouts = rollout(engine, [PROMPT], store, copies=COPIES, params=SAMPLED, rule=rule, **options)
         counts = Counter(answer.tokens[0] * SYMBOLS + answer.tokens[1] for answer in rollouts.answers)
         distribution = distribution_of(model)
         if old is not None:
@@ -82,7 +79,7 @@ def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled"])
-def test_every_epoch_has_its_policys_distribution(drifting: Any, rule: str) -> None:
+def test_every_epoch_has_its_policys_distribution(drifting, rule):
     values, excess = p_values(drifting, rule)
     assert min(values) > 1e-3
     if rule != "coupled":  # what shared noise keeps has no such formula
@@ -90,13 +87,13 @@ def test_every_epoch_has_its_policys_distribution(drifting: Any, rule: str) -> N
 
 
 @pytest.mark.slow
-def test_the_published_rule_fails_this_test(drifting: Any) -> None:
+def test_the_published_rule_fails_this_test(drifting):
     values, _ = p_values(drifting, "plain")
     assert min(values[1:]) < 1e-6
 
 
 @pytest.mark.slow
-def test_a_frozen_seed_fails_this_test(drifting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_seed_fails_this_test(drifting, monkeypatch):
     """The same noise in every epoch, as published: a token that survived once would survive again."""
     from paceline.rollout import run
 

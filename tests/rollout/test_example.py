@@ -1,12 +1,8 @@
 """examples/rollout_rules.py: its task, its loop, and that a stopped run goes on as if it had not been."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +11,14 @@ from examples.rollout_rules import EOS, MAX_NEW, Problem, encode, policy, proble
 
 
 @pytest.fixture(autouse=True)
-def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tiny(monkeypatch):
     """Epochs of eight answers."""
     sizes = {"PROMPTS": 4, "GROUP": 2, "STEPS": 2, "HELD_OUT": 4, "TEST_EVERY": 2, "START_BATCH": 2, "SAVE_EVERY": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(rollout_rules, name, value)
 
 
-def test_worked_answers_are_right_and_fit() -> None:
+def test_worked_answers_are_right_and_fit():
     train = problems(200, random.Random(1))
     for problem in train:
         tokens = [*encode(problem.worked), EOS]
@@ -36,20 +32,20 @@ def test_worked_answers_are_right_and_fit() -> None:
     assert not {p.question for p in train} & {p.question for p in held_out}
 
 
-def test_advantages_are_centred_in_each_group() -> None:
+def test_advantages_are_centred_in_each_group():
     values = rollout_rules.advantages([1.0, 0.0, 1.0, 1.0])
     assert values.tolist() == pytest.approx([0.707, -0.707, 0, 0], abs=1e-3)
 
 
-def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_time(rows):
     return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     """Stopped in the middle of an epoch: that epoch is done again, and nothing is counted twice."""
     plan, start = rollout_rules.Plan("residual", 0, 2, "past-answer"), policy(0)
 
-    def go(folder: str) -> rollout_rules.Run:
+    def go(folder):
         run = rollout_rules.Run(plan, start, tmp_path / folder)
         while not run.is_done:
             run.epoch()
@@ -57,7 +53,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch
 
     whole, update, updates = go("whole"), rollout_rules.update, []
 
-    def stop(*given: Any) -> None:
+    def stop(*given):
         updates.append(update(*given))
         if len(updates) == 3:
             raise KeyboardInterrupt
@@ -77,7 +73,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in weights)
 
 
-def test_a_start_goes_on(tmp_path: Path) -> None:
+def test_a_start_goes_on(tmp_path):
     whole = supervised(0, 3, tmp_path / "whole")
     supervised(0, 2, tmp_path / "stopped")
     (tmp_path / "stopped" / "start-0-2.pt").rename(tmp_path / "stopped" / "start-0-3.pt")
@@ -85,14 +81,12 @@ def test_a_start_goes_on(tmp_path: Path) -> None:
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["rollout_rules.py", *arguments])
     rollout_rules.main()
 
 
-def test_the_script_does_it_all_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_does_it_all_and_goes_on(tmp_path, monkeypatch, capsys):
     asked = ("--rules", "vanilla,plain:0.5", "--epochs", "2", "--seeds", "1", "--start-steps", "1")
     run(monkeypatch, *asked, "--out", str(tmp_path))
     assert "| plain, lenience 1.649, not lossless |" in capsys.readouterr().out
@@ -109,24 +103,18 @@ def test_the_script_does_it_all_and_goes_on(
     assert json.loads((tmp_path / "results.json").read_text()) == first
 
 
-@pytest.mark.parametrize(
-    ("rules", "says"),
-    [
-        ("vanilla,residal", "no rollout rule 'residal'. Did you mean 'residual'?"),
-        ("plain:x", "'x' is not a number; write plain:0.5 for e^0.5"),
-        ("one-hot:1", "one-hot has no lenience"),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rules: str, says: str
-) -> None:
+@pytest.mark.parametrize(("rules", "says"), [
+    ("vanilla,residal", "no rollout rule 'residal'. Did you mean 'residual'?"),
+    ("plain:x", "'x' is not a number; write plain:0.5 for e^0.5"), ("one-hot:1", "one-hot has no lenience"),
+])
+def test_mistakes_are_named_before_anything_is_written(tmp_path, monkeypatch, capsys, rules, says):
     with pytest.raises(SystemExit):
         run(monkeypatch, "--out", str(tmp_path / "out"), "--rules", rules)
     assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_results_are_sums_and_means_over_seeds() -> None:
+def test_results_are_sums_and_means_over_seeds():
     one = {"answers": 8, "tokens": 100, "reused": 60, "decoded": 40, "old_tokens": 80, "offered": 8, "full": 4}
     one |= {"looked": 10, "drift": 0.5, "rounds": 9, "seconds": 1.0, "cpu_seconds": 0.5, "reward": 0.5}
     rows = [

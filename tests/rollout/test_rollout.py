@@ -1,10 +1,7 @@
 """`rollout`: reuse, budgets, ends, keys, randomness and figures, over a policy from a table."""
 
-from __future__ import annotations
-
 import logging
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.rollout import Rollouts, RolloutStore, rollout
+from paceline.rollout import RolloutStore, rollout
 from paceline.rollout.rules import _warn
 from paceline.rollout.store import Key, digest
 from tests.fakes import TableTarget
@@ -24,44 +21,34 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=12)
 DRAFT = "past-answer+sam,past=4096"
 
 
-def policy(seed: int = 0, **kw: object) -> TableTarget:
-    return TableTarget(VOCAB, order=2, seed=seed, eos=(EOS,), scale=1.5, **kw)  # type: ignore[arg-type]
+def policy(seed=0, **kw):
+    return TableTarget(VOCAB, order=2, seed=seed, eos=(EOS,), scale=1.5, **kw)
 
 
-def roll(
-    target: TableTarget,
-    store: RolloutStore,
-    version: int,
-    rule: str = "residual",
-    prompts: Sequence[Sequence[int]] = PROMPTS,
-    params: SamplingParams = SAMPLED,
-    draft: str = DRAFT,
-    **more: object,
-) -> Rollouts:
+def roll(target, store, version, rule="residual", prompts=PROMPTS, params=SAMPLED, draft=DRAFT, **more):
     options = {"copies": 4, "seed": 5} | more
     engine = Engine(target, draft, max_batch=6)
     return rollout(engine, prompts, store, params=params, rule=rule, version=version, **options)
 
 
-def tokens(rollouts: Rollouts) -> list[list[int]]:
+def tokens(rollouts):
     return [answer.tokens for answer in rollouts.answers]
 
 
 @pytest.mark.parametrize("rule", ["residual", "plain", "coupled"])
-def test_an_unchanged_policy_reuses_everything(rule: str) -> None:
+def test_an_unchanged_policy_reuses_everything(rule):
     store, target = RolloutStore(), policy()
     first = roll(target, store, 0, rule)
     forwards = target.forwards
     second = roll(target, store, 1, rule)
-    assert tokens(first) == tokens(second)
-    assert second.figures.decoded == 0
+    assert (tokens(first), second.figures.decoded) == (tokens(second), 0)
     assert second.figures.full == second.figures.offered == second.figures.answers == 12
     assert second.figures.full_reuse == second.figures.reuse == 1
     assert second.figures.mean_drift < 1e-12
     assert target.forwards - forwards < forwards / 3
 
 
-def test_lenience_zero_is_fresh_generation_and_infinity_keeps_all() -> None:
+def test_lenience_zero_is_fresh_generation_and_infinity_keeps_all():
     store = RolloutStore()
     first = roll(policy(0), store, 0)
     state = store.state_dict()
@@ -69,17 +56,15 @@ def test_lenience_zero_is_fresh_generation_and_infinity_keeps_all() -> None:
     assert (nothing.figures.reused, nothing.figures.offered) == (0, 12)
     store.load_state_dict(state)
     everything = roll(policy(1), store, 1, "plain", lenience=math.inf)
-    assert tokens(everything) == tokens(first)
-    assert everything.figures.decoded == 0
+    assert (tokens(everything), everything.figures.decoded) == (tokens(first), 0)
 
 
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
-def test_prompts_without_an_old_answer_are_generated(rule: str) -> None:
+def test_prompts_without_an_old_answer_are_generated(rule):
     store = RolloutStore()
     assert roll(policy(), store, 0, rule, copies=2).figures.offered == 0
     later = roll(policy(1), store, 1, rule, prompts=[*PROMPTS, [9, 9]], copies=3)
-    assert later.figures.offered == 6
-    assert len(later) == 12
+    assert (later.figures.offered, len(later)) == (6, 12)
     for answer in later.answers:
         assert (answer.old > 0) == (answer.key.copy < 2 and answer.prompt != [9, 9])
         assert answer.old > 0 or answer.reused == 0
@@ -89,13 +74,9 @@ def test_prompts_without_an_old_answer_are_generated(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "rule"),
-    paired(
-        [DRAFT, "none", "past-answer,draft=2"],
-        ["residual", "one-hot", "coupled", "plain"],
-    ),
+    ("draft", "rule"), paired([DRAFT, "none", "past-answer,draft=2"], ["residual", "one-hot", "coupled", "plain"]),
 )
-def test_answers_are_a_prefix_of_the_old_one_and_then_new(rule: str, draft: str) -> None:
+def test_answers_are_a_prefix_of_the_old_one_and_then_new(rule, draft):
     store = RolloutStore()
     first = roll(policy(0, zeros=0.2), store, 0, rule, draft=draft)
     later = roll(policy(1), store, 1, rule, draft=draft)
@@ -105,12 +86,11 @@ def test_answers_are_a_prefix_of_the_old_one_and_then_new(rule: str, draft: str)
         assert new.reused == alike or (rule == "plain" and new.reused < alike)  # it left, and drew the same token
         assert len(new.tokens) <= SAMPLED.max_tokens
         assert EOS not in new.tokens[:-1]
-        assert new.finished == (new.tokens[-1] == EOS)
-        assert len(new.logprobs) == len(new.tokens)
+        assert (new.finished, len(new.logprobs)) == (new.tokens[-1] == EOS, len(new.tokens))
     assert 0 < later.figures.reused < later.figures.tokens
 
 
-def test_a_rejected_end_lets_the_answer_go_on_and_a_cut_one_stays_cut() -> None:
+def test_a_rejected_end_lets_the_answer_go_on_and_a_cut_one_stays_cut():
     ends = TableTarget(
         VOCAB, logits=lambda prefix: np.eye(VOCAB)[EOS if len(prefix) == 2 else 5] * 40, order=None, eos=(EOS,)
     )
@@ -118,8 +98,7 @@ def test_a_rejected_end_lets_the_answer_go_on_and_a_cut_one_stays_cut() -> None:
     store = RolloutStore()
     assert tokens(roll(ends, store, 0, prompts=[[1, 2]], copies=1)) == [[EOS]]
     later = roll(goes_on, store, 1, prompts=[[1, 2]], copies=1)
-    assert tokens(later) == [[5] * 12]
-    assert later.figures.reused == 0
+    assert (tokens(later), later.figures.reused) == ([[5] * 12], 0)
     again = roll(goes_on, store, 2, prompts=[[1, 2]], copies=1)
     assert (tokens(again), again[0].finished, again.figures.full) == ([[5] * 12], False, 1)
     longer = roll(goes_on, store, 3, prompts=[[1, 2]], copies=1, params=SamplingParams(temperature=1.0, max_tokens=14))
@@ -128,10 +107,10 @@ def test_a_rejected_end_lets_the_answer_go_on_and_a_cut_one_stays_cut() -> None:
     assert (tokens(shorter), shorter[0].reused) == ([[5] * 3], 3)
 
 
-def test_the_last_place_of_the_budget_is_verified_too() -> None:
+def test_the_last_place_of_the_budget_is_verified_too():
     """Its token can be rejected, and is then the last one drawn."""
 
-    def after(prefix: tuple[int, ...], last: int) -> np.ndarray:
+    def after(prefix, last):
         return np.eye(VOCAB)[last if len(prefix) == 2 + 3 else 5] * 40
 
     one = TableTarget(VOCAB, logits=lambda prefix: after(prefix, 6), order=None)
@@ -142,7 +121,7 @@ def test_the_last_place_of_the_budget_is_verified_too() -> None:
     assert (tokens(later), later[0].reused, later.figures.decoded) == ([[5, 5, 5, 7]], 3, 1)
 
 
-def test_token_ids_beyond_the_tokenizer_and_other_vocabularies() -> None:
+def test_token_ids_beyond_the_tokenizer_and_other_vocabularies():
     """The model's ids count, not the tokenizer's; an entry of a larger model is not offered."""
     store = RolloutStore()
     roll(policy(), store, 0)
@@ -151,7 +130,7 @@ def test_token_ids_beyond_the_tokenizer_and_other_vocabularies() -> None:
     assert roll(small, store, 2, prompts=[[1, 2], [4, 5, 6]]).figures.offered < 8
 
 
-def test_noise_is_fresh_in_every_epoch_and_the_same_in_any_order_and_batch() -> None:
+def test_noise_is_fresh_in_every_epoch_and_the_same_in_any_order_and_batch():
     first = roll(policy(), RolloutStore(), 0, "one-hot")
     assert tokens(roll(policy(), RolloutStore(), 0, "one-hot")) == tokens(first)
     assert tokens(roll(policy(), RolloutStore(), 0, "one-hot", seed=6)) != tokens(first)
@@ -160,11 +139,11 @@ def test_noise_is_fresh_in_every_epoch_and_the_same_in_any_order_and_batch() -> 
     store = RolloutStore()
     epochs = [tokens(roll(policy(), store, 0, "one-hot")) for _ in range(3)]  # the same version: visits alone count
     assert epochs[0] != epochs[1] != epochs[2]
-    visits = {store.get(Key(digest(PROMPTS[0]), copy)).visit for copy in range(4)}  # type: ignore[union-attr]
+    visits = {store.get(Key(digest(PROMPTS[0]), copy)).visit for copy in range(4)}
     assert visits == {2}
 
 
-def test_a_resumed_store_goes_on_with_the_noise(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_resumed_store_goes_on_with_the_noise(tmp_path_factory):
     whole, file = RolloutStore(), tmp_path_factory.mktemp("store") / "answers"
     for version in range(2):
         roll(policy(version), whole, version)
@@ -173,7 +152,7 @@ def test_a_resumed_store_goes_on_with_the_noise(tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("rule", ["residual", "plain"])
-def test_another_distribution_is_refused_where_old_probabilities_count(rule: str) -> None:
+def test_another_distribution_is_refused_where_old_probabilities_count(rule):
     store = RolloutStore()
     roll(policy(), store, 0, rule, params=SamplingParams(temperature=1.0, top_p=0.9, max_tokens=12))
     with pytest.raises(PacelineError, match=r"top_p=0\.9 and are to be verified with top_p=1\.0.*or use one-hot"):
@@ -181,7 +160,7 @@ def test_another_distribution_is_refused_where_old_probabilities_count(rule: str
     assert roll(policy(), store, 1, "one-hot").figures.offered == 12
 
 
-def test_filters_are_those_of_sampling() -> None:
+def test_filters_are_those_of_sampling():
     """p and q of a nucleus: an unchanged policy still keeps everything, and no token outside is ever there."""
     params = SamplingParams(temperature=0.7, top_k=3, max_tokens=12)
     store = RolloutStore()
@@ -192,14 +171,14 @@ def test_filters_are_those_of_sampling() -> None:
     assert all(np.exp(answer.logprobs).min() > 0 for answer in later.answers)
 
 
-def test_greedy_rollouts_are_refused() -> None:
+def test_greedy_rollouts_are_refused():
     with pytest.raises(PacelineError, match="temperature is 0"):
         roll(policy(), RolloutStore(), 0, params=SamplingParams(max_tokens=4))
     with pytest.raises(PacelineError, match="copies is 0"):
         roll(policy(), RolloutStore(), 0, copies=0)
 
 
-def test_duplicates_and_reshuffled_epochs_keep_their_own_answers() -> None:
+def test_duplicates_and_reshuffled_epochs_keep_their_own_answers():
     store = RolloutStore()
     first = roll(policy(), store, 0, prompts=[[1, 2], [4], [1, 2]], copies=2)
     assert [answer.key.copy for answer in first.answers] == [0, 1, 0, 1, 2, 3]
@@ -207,7 +186,7 @@ def test_duplicates_and_reshuffled_epochs_keep_their_own_answers() -> None:
     assert tokens(later) == [tokens(first)[i] for i in (2, 3, 0, 1, 4, 5)]
 
 
-def test_an_engine_answers_other_requests_as_before() -> None:
+def test_an_engine_answers_other_requests_as_before():
     """Afterwards the engine's own rule is back, and a request of another kind beside a rollout is decided by it."""
     target = policy()
     engine = Engine(target, DRAFT)
@@ -220,10 +199,10 @@ def test_an_engine_answers_other_requests_as_before() -> None:
     assert other.new_tokens.tolist() == expected.new_tokens.tolist()
 
 
-def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were() -> None:
+def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were():
     store, engine = RolloutStore(), Engine(policy(), DRAFT)
 
-    def interrupt(_: int) -> None:
+    def interrupt(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -234,7 +213,7 @@ def test_an_interrupted_call_leaves_the_store_and_the_engine_as_they_were() -> N
 
 
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain"])
-def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule: str) -> None:
+def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule):
     store = RolloutStore()
     roll(policy(), store, 0, rule)
     target = policy(1)
@@ -245,26 +224,24 @@ def test_logprobs_are_the_new_policys_and_so_is_what_is_stored(rule: str) -> Non
         ]
         np.testing.assert_allclose(answer.logprobs, fresh, rtol=1e-9)
         entry = store.get(answer.key)
-        assert entry is not None
         assert entry.tokens.tolist() == answer.tokens
         np.testing.assert_allclose(entry.logprobs, fresh, rtol=1e-9)
 
 
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled", "plain", "vanilla"])
-def test_decoded_and_reused_tokens_are_all_tokens(rule: str) -> None:
+def test_decoded_and_reused_tokens_are_all_tokens(rule):
     store = RolloutStore()
     first = roll(policy(), store, 0, rule).figures
     assert (first.reused, first.decoded) == (0, first.tokens)
     later = roll(policy(1), store, 1, rule)
     of = later.figures
     assert of.tokens == sum(len(answer.tokens) for answer in later.answers)
-    assert of.reused == sum(answer.reused for answer in later.answers)
-    assert of.decoded + of.reused == of.tokens
+    assert (of.reused, of.decoded + of.reused) == (sum(answer.reused for answer in later.answers), of.tokens)
     assert of.old_tokens == (0 if rule == "vanilla" else first.tokens)
     assert of.seconds > 0
 
 
-def test_the_published_rule_says_that_it_is_not_lossless(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_published_rule_says_that_it_is_not_lossless(caplog):
     _warn.cache_clear()
     with caplog.at_level(logging.WARNING):
         rollouts = roll(policy(), RolloutStore(), 0, "plain")
@@ -274,7 +251,7 @@ def test_the_published_rule_says_that_it_is_not_lossless(caplog: pytest.LogCaptu
     assert all(roll(policy(), RolloutStore(), 0, rule).lossless for rule in ("residual", "one-hot", "coupled"))
 
 
-def test_a_drafter_that_does_not_propose_old_answers_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_does_not_propose_old_answers_is_named(caplog):
     store = RolloutStore()
     roll(policy(), store, 0, draft="none")
     roll(policy(), store, 1, draft="none")

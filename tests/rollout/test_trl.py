@@ -1,15 +1,11 @@
 """Rollouts with reuse inside TRL: the contract with a double of the trainer, and the example with the real one."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +23,7 @@ from paceline.rollout.trl import RolloutReuse, _keys  # noqa: E402
 IDS = [[1, 4, 5], [1, 4, 5], [1, 6], [1, 4, 5]]
 
 
-def trainer(**changes: Any) -> Any:
+def trainer(**changes):
     """The part of GRPOTrainer that is asked."""
     made = {
         "model": policy(0),
@@ -50,7 +46,7 @@ def trainer(**changes: Any) -> Any:
     return SimpleNamespace(**(made | changes))
 
 
-def test_rows_come_back_in_order_and_the_second_epoch_reuses_them() -> None:
+def test_rows_come_back_in_order_and_the_second_epoch_reuses_them():
     reuse, of = RolloutReuse(RolloutStore()), trainer()
     of.model.train()
     first = reuse(IDS, of)
@@ -58,13 +54,11 @@ def test_rows_come_back_in_order_and_the_second_epoch_reuses_them() -> None:
     assert [len(row) for row in first["completion_ids"]] == [len(row) for row in first["logprobs"]]
     assert of.model.training, "the trainer finds its model as it left it"
     of.state.global_step = 1
-    assert reuse(IDS, of)["completion_ids"] == first["completion_ids"]
-    assert reuse.last.decoded == 0
-    assert of._metrics["train"]["rollout/reuse"] == [0.0, 1.0]
-    assert len(reuse.store) == 4
+    assert (reuse(IDS, of)["completion_ids"], reuse.last.decoded) == (first["completion_ids"], 0)
+    assert (of._metrics["train"]["rollout/reuse"], len(reuse.store)) == ([0.0, 1.0], 4)
 
 
-def test_evaluation_neither_uses_nor_changes_the_store() -> None:
+def test_evaluation_neither_uses_nor_changes_the_store():
     reuse, of = RolloutReuse(RolloutStore()), trainer()
     of.model.train()
     trained = reuse(IDS, of)
@@ -72,11 +66,10 @@ def test_evaluation_neither_uses_nor_changes_the_store() -> None:
     of.model.eval()
     fresh = reuse(IDS, of)
     assert fresh["completion_ids"] != trained["completion_ids"]
-    assert reuse.store.state_dict()["records"].tolist() == entries
-    assert reuse.figures.answers == 4
+    assert (reuse.store.state_dict()["records"].tolist(), reuse.figures.answers) == (entries, 4)
 
 
-def test_the_weights_of_now_are_used() -> None:
+def test_the_weights_of_now_are_used():
     reuse, of = RolloutReuse(RolloutStore(), rule="one-hot"), trainer()
     of.model.train()
     reuse(IDS, of)
@@ -87,7 +80,7 @@ def test_the_weights_of_now_are_used() -> None:
     assert sum(logprobs) / len(logprobs) > math.log(1 / 17) + 0.5
 
 
-def test_rollouts_may_be_rounded_while_the_trainers_weights_are_not() -> None:
+def test_rollouts_may_be_rounded_while_the_trainers_weights_are_not():
     of = trainer()
     of.model.train()
     kinds = (None, torch.float32, torch.bfloat16)
@@ -96,21 +89,18 @@ def test_rollouts_may_be_rounded_while_the_trainers_weights_are_not() -> None:
     assert {weight.dtype for weight in of.model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"args": SimpleNamespace(generation_kwargs={"typical_p": 0.9})}, "generation_kwargs has typical_p"),
-        ({"use_vllm": True}, "use_vllm is on"),
-        ({"is_fsdp_enabled": True}, "spread over processes"),
-        ({"_tokenize_prompts": lambda prompts: (prompts, None, {"pixel_values": []})}, "are for text"),
-    ],
-)
-def test_what_would_change_the_distribution_is_refused(changes: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"args": SimpleNamespace(generation_kwargs={"typical_p": 0.9})}, "generation_kwargs has typical_p"),
+    ({"use_vllm": True}, "use_vllm is on"),
+    ({"is_fsdp_enabled": True}, "spread over processes"),
+    ({"_tokenize_prompts": lambda prompts: (prompts, None, {"pixel_values": []})}, "are for text"),
+])
+def test_what_would_change_the_distribution_is_refused(changes, says):
     with pytest.raises(PacelineError, match=says):
         RolloutReuse(RolloutStore())(IDS, trainer(**changes))
 
 
-def test_the_trainers_temperature_and_nucleus_count() -> None:
+def test_the_trainers_temperature_and_nucleus_count():
     reuse = RolloutReuse(RolloutStore())
     of = trainer(temperature=0.8, top_p=0.9)
     of.model.train()
@@ -120,7 +110,7 @@ def test_the_trainers_temperature_and_nucleus_count() -> None:
         reuse(IDS, of)
 
 
-def test_copies_are_numbered_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_numbered_over_all_processes(monkeypatch):
     """A group of six over three processes of four rows."""
     a, b = digest([1]), digest([2])
     slices = [[a, a, a, a], [a, a, b, b], [b, b, b, b]]
@@ -134,7 +124,7 @@ def test_copies_are_numbered_over_all_processes(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--in-memory"]], ids=["file", "in memory"])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_example_trains(tmp_path: Path, processes: int, arguments: list[str]) -> None:
+def test_the_example_trains(tmp_path, processes, arguments):
     """Three epochs with the real trainer: reuse from the second on, finite rewards, every copy kept once."""
     pytest.importorskip("trl", reason="the package trl is not installed")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]

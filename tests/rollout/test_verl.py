@@ -1,9 +1,6 @@
 """The agent loop in verl's own workers: two Ray actors, one store, a tiny model for a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +20,11 @@ N, PROMPT, RESPONSE = 4, 24, 8
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return models.make("llama2", tmp_path_factory.mktemp("model"), pad_token_id=2)
 
 
-def config_of(folder: Path, store: Path, rule: str, **rollout: Any) -> Any:
+def config_of(folder, store, rule, **rollout):
     """verl's own configuration of its PPO trainer, with the agent loop."""
     import verl.trainer
     from hydra import compose, initialize_config_dir
@@ -42,16 +39,14 @@ def config_of(folder: Path, store: Path, rule: str, **rollout: Any) -> Any:
         return compose(
             "ppo_trainer",
             [
-                f"actor_rollout_ref.model.path={folder}",
-                f"{at}.agent.agent_loop_config_path={loops}",
-                f"{at}.agent.default_agent_loop=rollout_reuse",
-                f"{at}.agent.num_workers=2",
+                f"actor_rollout_ref.model.path={folder}", f"{at}.agent.agent_loop_config_path={loops}",
+                f"{at}.agent.default_agent_loop=rollout_reuse", f"{at}.agent.num_workers=2",
                 *(f"{at}.{name}={value}" for name, value in settings.items()),
             ],
         )
 
 
-def batch() -> Any:
+def batch():
     """Three prompts, N rows of each, numbered as verl does."""
     from verl.protocol import DataProto
 
@@ -63,20 +58,20 @@ def batch() -> Any:
     return made
 
 
-def answers(output: Any) -> list[list[int]]:
+def answers(output):
     pairs = zip(output.batch["responses"].tolist(), output.batch["response_mask"].tolist(), strict=True)
     return [row[: sum(mask)] for row, mask in pairs]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Any:
+def cluster():
     environment = {"env_vars": {"PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}}
     ray.init(num_cpus=2, include_dashboard=False, runtime_env=environment, log_to_driver=False)
     yield
     ray.shutdown()
 
 
-def epoch(config: Any, client: TinyClient) -> Any:
+def epoch(config, client):
     """One batch, its halves in two actors; a group straddles them."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
@@ -89,16 +84,13 @@ def epoch(config: Any, client: TinyClient) -> Any:
 
 
 @pytest.mark.parametrize("rule", ["residual", "one-hot", "plain"])
-def test_two_workers_share_a_store_and_reuse_from_the_second_epoch(
-    cluster: None, folder: Path, tmp_path: Path, rule: str
-) -> None:
+def test_two_workers_share_a_store_and_reuse_from_the_second_epoch(cluster, folder, tmp_path, rule):
     store = tmp_path / "answers"
     config = config_of(folder, store, rule, calculate_log_probs=True)
     max_len = PROMPT + RESPONSE + 1
     first = epoch(config, TinyClient(str(folder), max_len))
     reused = [count for output in first for count in output.non_tensor_batch["reused_tokens"]]
-    assert reused == [0] * 3 * N
-    assert len(RolloutStore(store)) == 3 * N
+    assert (reused, len(RolloutStore(store))) == ([0] * 3 * N, 3 * N)
     second = epoch(config, TinyClient(str(folder), max_len))
     again = [count for output in second for count in output.non_tensor_batch["reused_tokens"]]
     old, new = ([row for output in of for row in answers(output)] for of in (first, second))
@@ -114,8 +106,8 @@ def test_two_workers_share_a_store_and_reuse_from_the_second_epoch(
     assert len(RolloutStore(store)) == 3 * N
 
 
-def test_another_temperature_is_refused(cluster: None, folder: Path, tmp_path: Path) -> None:
+def test_another_temperature_is_refused(cluster, folder, tmp_path):
     config = config_of(folder, tmp_path / "answers", "residual", temperature=0.7)
     with pytest.raises(Exception, match="set temperature=1") as error:
         epoch(config, TinyClient(str(folder), PROMPT + RESPONSE + 1))
-    assert isinstance(error.value.cause, PacelineError) or "PacelineError" in str(error.value)  # type: ignore[attr-defined]
+    assert isinstance(error.value.cause, PacelineError) or "PacelineError" in str(error.value)

@@ -1,12 +1,8 @@
 """Small policies with known distributions, and the distribution of a rollout worked out by enumeration."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +11,10 @@ from paceline.core.accept import accept
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.rollout.rules import OldToken, Reuse, RolloutRule
+from paceline.rollout.rules import OldToken, Reuse
 from paceline.rollout.store import Entry, Key, digest, sampling_text
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
+from tests.lossless_enumeration import BranchingRandom, outcomes
 
 VOCAB, LENGTH = 4, 5
 PROMPT = [0, 1]
@@ -26,10 +22,10 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH)
 Distribution = dict[tuple[int, ...], float]
 
 
-def policies(drift: float, seed: int = 3) -> tuple[TableTarget, TableTarget]:
+def policies(drift, seed=3):
     """An old policy, and a new one whose logits are `drift` away at random. 4 symbols; all of the text counts."""
 
-    def logits(prefix: tuple[int, ...], moved: float) -> np.ndarray:
+    def logits(prefix, moved):
         old, change = np.random.default_rng([seed, len(prefix), *prefix]).normal(size=(2, VOCAB))
         return old + moved * change
 
@@ -39,9 +35,9 @@ def policies(drift: float, seed: int = 3) -> tuple[TableTarget, TableTarget]:
     )
 
 
-def distribution_of(policy: TableTarget) -> Distribution:
+def distribution_of(policy):
     """Probability of every answer."""
-    answers: Distribution = {(): 1.0}
+    answers = {(): 1.0}
     for _ in range(LENGTH):
         answers = {
             (*answer, token): before * p
@@ -51,32 +47,27 @@ def distribution_of(policy: TableTarget) -> Distribution:
     return answers
 
 
-def entry_of(policy: TableTarget, tokens: Sequence[int], top: int) -> Entry:
+def entry_of(policy, tokens, top):
     """An answer of a policy, as the store has it."""
     places = [policy.probabilities_after([*PROMPT, *tokens[:i]], SAMPLED) for i in range(len(tokens))]
     best = [p.topk(min(top, VOCAB)) for p in places]
     return Entry(
-        np.array(tokens, np.int32),
-        np.array([float(p[token]) for p, token in zip(places, tokens, strict=True)]),
+        np.array(tokens, np.int32), np.array([float(p[token]) for p, token in zip(places, tokens, strict=True)]),
         np.array([b.indices.tolist() for b in best], np.int32).reshape(len(tokens), -1),
-        np.array([b.values.tolist() for b in best]).reshape(len(tokens), -1),
-        0,
-        0,
-        False,
-        sampling_text(SAMPLED),
+        np.array([b.values.tolist() for b in best]).reshape(len(tokens), -1), 0, 0, False, sampling_text(SAMPLED),
     )
 
 
-def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) -> tuple[Distribution, float]:
+def rolled_out(old, new, rule, top):
     """A rollout by `new` whose old answer is drawn from `old`: its distribution, and the mean number of reused tokens.
 
     Place by place, with the rule's own decision at each: while the answer is the old one, the next old token is drawn
     from the old policy; after another token all that follows is the new policy's."""
-    result: Distribution = defaultdict(float)
+    result = defaultdict(float)
     reused = 0.0
-    agreeing: Distribution = {(): 1.0}
+    agreeing = {(): 1.0}
     for place in range(LENGTH):
-        longer: Distribution = defaultdict(float)
+        longer = defaultdict(float)
         for prefix, weight in agreeing.items():
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED)
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED)
@@ -96,18 +87,18 @@ def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) 
     return dict(result), reused
 
 
-def decisions(rule: RolloutRule, p: torch.Tensor, offer: OldToken, place: int) -> dict[tuple[int, bool], float]:
+def decisions(rule, p, offer, place):
     """Probability of every token that a rule may decide at a place, and of whether it leaves the old answer there."""
 
-    def one(branches: Branches) -> tuple[int, bool]:
-        cursor: Any = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
+    def one(branches):
+        cursor = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
         reuse = Reuse(Key(b"", 0), None)
         return rule.choose(p, offer, cursor, reuse), reuse.left
 
     return outcomes(one)
 
 
-def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: Distribution) -> None:
+def go_on(policy, prefix, weight, result):
     """Add the distribution of what a policy writes after `prefix`."""
     if len(prefix) == LENGTH:
         result[prefix] += weight
@@ -116,15 +107,15 @@ def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: D
         go_on(policy, (*prefix, token), weight * p, result)
 
 
-def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int, length: int) -> Distribution:
+def through_acceptance(old, new, rule, top, length):
     """The distribution of the first `length` tokens, enumerated through `accept` as the engine calls it: one token
     after the prompt, then drafts of the old answer."""
-    result: Distribution = defaultdict(float)
+    result = defaultdict(float)
     params = replace(SAMPLED, max_tokens=length)
     for tokens, weight in shortened(distribution_of(old), length).items():
         entry = entry_of(old, tokens, top)
 
-        def one(branches: Branches, entry: Entry = entry) -> tuple[int, ...]:
+        def one(branches, entry=entry):
             row = Row(0, PROMPT, params, max_context=64)
             row.random = BranchingRandom(branches)
             reuse = rule.begin(row, Key(digest(PROMPT), 0), entry)
@@ -142,26 +133,26 @@ def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, to
     return dict(result)
 
 
-def shortened(distribution: Distribution, length: int) -> Distribution:
+def shortened(distribution, length):
     """The distribution of the first tokens."""
-    short: Distribution = defaultdict(float)
+    short = defaultdict(float)
     for tokens, weight in distribution.items():
         short[tokens[:length]] += weight
     return dict(short)
 
 
-def total_variation(one: Distribution, other: Distribution) -> float:
+def total_variation(one, other):
     """Half the sum of the differences."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
 
 
-def formula(old: TableTarget, new: TableTarget, lenience: float) -> Distribution:
+def formula(old, new, lenience):
     """The distribution of the plain rule by its formula: at each place min(q, l p) is kept, and what is missing to 1 is
     drawn from p; all that follows a rejection is the new policy's."""
-    result: Distribution = defaultdict(float)
-    agreeing: Distribution = {(): 1.0}
+    result = defaultdict(float)
+    agreeing = {(): 1.0}
     for _ in range(LENGTH):
-        longer: Distribution = {}
+        longer = {}
         for prefix, weight in agreeing.items():
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
@@ -175,7 +166,7 @@ def formula(old: TableTarget, new: TableTarget, lenience: float) -> Distribution
     return dict(result)
 
 
-def world() -> SimpleNamespace:
+def world():
     """Old and new policy with their distributions."""
     old, new = policies(0.35)
     return SimpleNamespace(

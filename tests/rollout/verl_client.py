@@ -1,18 +1,15 @@
 """A client for verl's agent loops that needs no GPU: a tiny transformers model with the interface of verl's own client,
 and the fields that its vLLM server fills in."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 
 @cache
-def model_in(folder: str, scale: float) -> Any:
+def model_in(folder, scale):
     """The model, once for each process; `scale` makes another policy of it."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -24,12 +21,10 @@ def model_in(folder: str, scale: float) -> Any:
 class TinyClient:
     """`generate` of verl's LLMServerClient. max_model_len is checked as its server does."""
 
-    def __init__(self, folder: str, max_model_len: int, scale: float = 1.0):
+    def __init__(self, folder, max_model_len, scale=1.0):
         self.folder, self.max_model_len, self.scale = folder, max_model_len, scale
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> Any:
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         from verl.workers.rollout.replica import TokenOutput
 
         left = self.max_model_len - len(prompt_ids)
@@ -37,7 +32,7 @@ class TinyClient:
             raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room")
         model, tokens, logprobs = model_in(self.folder, self.scale), list(prompt_ids), []
         bias = sampling_params.get("logit_bias", {})
-        fields: dict[str, Any] = {}
+        fields = {}
         if (top := sampling_params.get("prompt_logprobs")) is not None:
             fields = self._scores(model, tokens, top)
         for _token in range(max(1, min(sampling_params["max_tokens"], left))):
@@ -54,11 +49,11 @@ class TinyClient:
         return TokenOutput(token_ids=new, log_probs=logprobs if wanted else None, extra_fields=fields)
 
     @torch.no_grad()
-    def _logits(self, model: Any, tokens: list[int]) -> torch.Tensor:
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].double()
+    def _logits(self, model, tokens):
+        logits = model(torch.tensor([tokens])).logits[0].double()
         return logits
 
-    def _scores(self, model: Any, tokens: list[int], top: int) -> dict[str, Any]:
+    def _scores(self, model, tokens, top):
         """As verl's `extract_prompt_logprobs`: entry i is about token i + 1, the last one is padding."""
         places = self._logits(model, tokens).log_softmax(-1)[:-1]
         if top:

@@ -1,8 +1,5 @@
 """The tiny model that servers of these tests have."""
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +7,6 @@ from tests import models, native
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """An untrained model with 1,024 tokens of context; nothing may be written into its folder."""
     return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)

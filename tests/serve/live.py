@@ -1,16 +1,11 @@
 """A live server round a tiny model, in this process, for tests that talk to it as clients do."""
 
-from __future__ import annotations
-
 import re
 import socket
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from signal import SIGTERM
 from threading import Thread
 from time import sleep
-from typing import Any
 
 import uvicorn
 from llguidance import LLMatcher
@@ -21,31 +16,23 @@ from paceline.serve.app import create_app
 from paceline.serve.listener import GracefulServer, limited
 from paceline.serve.metrics import RequestLog
 from paceline.serve.settings import Settings
-from paceline.serve.structure import Grammars, Matched
 from paceline.workbench.worker import Worker
 
 
-def engine(model: Path | str, drafts: Sequence[str] = ("sam", "suffix", "none"), **options: Any) -> Engine:
+def engine(model, drafts=("sam", "suffix", "none"), **options):
     """As `paceline serve` makes it."""
     return Engine(str(model), by_request(drafts), dtype="float32", device="cpu", threads=1, **options)
 
 
 @contextmanager
-def serving(made: Engine, *options: Any, **more: Any) -> Iterator[str]:
+def serving(made, *options, **more):
     """The address of a running server; options as `ending` takes them."""
     with ending(made, *options, **more) as (address, _, _):
         yield address
 
 
 @contextmanager
-def ending(
-    made: Engine,
-    log: Path | None = None,
-    most_waiting: int = 64,
-    deadline_s: float | None = None,
-    grace: float = 0.0,
-    **settings: Any,
-) -> Iterator[tuple[str, GracefulServer, Thread]]:
+def ending(made, log=None, most_waiting=64, deadline_s=None, grace=0.0, **settings):
     """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
@@ -67,6 +54,6 @@ def ending(
         worker.stop()
 
 
-def spelled(grammars: Grammars, text: str) -> Matched:
+def spelled(grammars, text):
     """A grammar of this text alone."""
     return grammars._matched(LLMatcher.grammar_from_regex(re.escape(text)))

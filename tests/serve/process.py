@@ -1,16 +1,13 @@
 """`paceline serve` in a process of its own, for tests that kill it or look at its memory."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
-def start(model: Path, *options: str, port: int = 0, stderr: int | None = None) -> tuple[subprocess.Popen[str], str]:
+def start(model, *options, port=0, stderr=None):
     """The process and its address, once it listens."""
     command = [*(sys.executable, "-m", "paceline", "serve", str(model), "--port", str(port)), *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -24,7 +21,7 @@ def start(model: Path, *options: str, port: int = 0, stderr: int | None = None) 
 
 
 @contextmanager
-def started(model: Path, *options: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(model, *options, port=0):
     """The process and its address; it is stopped afterwards."""
     server, address = start(model, *options, port=port)
     try:
@@ -34,7 +31,7 @@ def started(model: Path, *options: str, port: int = 0) -> Iterator[tuple[subproc
         server.wait(60)
 
 
-def memory_mb(pid: int) -> int:
+def memory_mb(pid):
     """Resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) // 1024

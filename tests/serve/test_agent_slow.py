@@ -5,12 +5,9 @@ PACELINE_AGENT is a model whose chat template knows tools, such as Qwen2.5-Coder
     PACELINE_AGENT=qwen2.5-coder-1.5b-instruct-Q4_K_M.gguf pytest -n 0 -s -m slow tests/serve/test_agent_slow.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ ASK = {"model": "agent", "temperature": 0, "max_tokens": 60, "extra_body": {"ret
 
 
 @pytest.mark.timeout(1800)
-def test_five_turns_with_tools() -> None:
+def test_five_turns_with_tools():
     """The first call is the model's own idea, and the others are asked for: a small model soon answers without."""
     name = os.environ.get("PACELINE_AGENT")
     if name is None:
@@ -39,10 +36,8 @@ def test_five_turns_with_tools() -> None:
     tokenizer = load_tokenizer(Path(name))
     with started(Path(name), "--name", "agent") as (_, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="any", timeout=900)
-        messages: list[Any] = [
-            {"role": "system", "content": "You are a shop's assistant. Look up numbers with the tool."}
-        ]
-        wrote: list[str] = []
+        messages = [{"role": "system", "content": "You are a shop's assistant. Look up numbers with the tool."}]
+        wrote = []
         for turn, (item, count) in enumerate(STOCK.items()):
             messages.append({"role": "user", "content": f"How many {item} do we have?"})
             choice = "required" if turn else "auto"

@@ -1,16 +1,12 @@
 """One client cannot hold up the others: /health answers while hostile bodies are sent, and none of them is an error of
 ours. `-s` prints the times."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -37,28 +33,27 @@ print(max(taken))
 """Asks from a process that does nothing else."""
 
 
-def chat(**fields: Any) -> bytes:
+def chat(**fields):
     return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16, **fields}).encode()
 
 
-def text(**fields: Any) -> bytes:
+def text(**fields):
     return json.dumps({"prompt": "Hi", "max_tokens": 16, **fields}).encode()
 
 
-def filled(before: bytes, unit: bytes, after: bytes, size: int = 4 * MB) -> bytes:
+def filled(before, unit, after, size=4 * MB):
     """A body of about `size` bytes that repeats one unit."""
     return before + (unit * ((size - len(before) - len(after)) // len(unit))).rstrip(b",") + after
 
 
-def schema(properties: int) -> dict[str, Any]:
+def schema(properties):
     made = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(properties)}}
     return {"type": "json_schema", "json_schema": {"schema": made}}
 
 
 BODIES = {
     "prompts": (TEXT, filled(b'{"prompt":[', b"{},", b"]}", 2_900_000)),
-    "lists": (TEXT, filled(b'{"prompt":[', b"[],", b"]}")),
-    "numbers": (TEXT, filled(b'{"prompt":[', b"1,", b"]}")),
+    "lists": (TEXT, filled(b'{"prompt":[', b"[],", b"]}")), "numbers": (TEXT, filled(b'{"prompt":[', b"1,", b"]}")),
     "numbers-allowed": (TEXT, filled(b'{"prompt":[', b"1,", b"]}", 490_000)),
     "stops": (TEXT, filled(b'{"prompt":"Hi","stop":[', b'"x",', b"]}")),
     "stops-allowed": (TEXT, text(stop=["e" * 999 + str(i % 10) for i in range(16)], max_tokens=64)),
@@ -78,18 +73,18 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     with started(REPOSITORY / "models" / "demo", "--threads", "1") as (_, where):
         yield where.removesuffix("/v1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
-def test_health_is_answered_meanwhile(address: str, name: str) -> None:
+def test_health_is_answered_meanwhile(address, name):
     path, body = BODIES[name]
     end = perf_counter() + SECONDS
 
-    def client(_: int) -> Counter[str]:
+    def client(_):
         statuses = Counter[str]()
         while perf_counter() < end:
             try:

@@ -11,12 +11,10 @@ import socket
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import dropwhile
 from time import perf_counter, sleep
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -32,20 +30,20 @@ HTTP = httpx.Client(timeout=60)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(folder: Path) -> None:
+def compiled(folder):
     """What has to be compiled is compiled."""
     engine(folder).generate(["the cat"], SamplingParams(max_tokens=8))
 
 
-def slowly(made: Engine, seconds: float = 0.02) -> Engine:
+def slowly(made, seconds=0.02):
     """An engine whose rounds take at least this long."""
     step = made.step
-    made.step = lambda: (sleep(seconds), step())[1]  # type: ignore[method-assign]
+    made.step = lambda: (sleep(seconds), step())[1]
     return made
 
 
 @contextmanager
-def asked(address: str, *bodies: dict[str, Any]) -> Iterator[list[Future[httpx.Response]]]:
+def asked(address, *bodies):
     """The replies to completions that are all asked at once, and that the server has begun."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         replies = [pool.submit(HTTP.post, f"{address}/v1/completions", json=body) for body in bodies]
@@ -54,20 +52,20 @@ def asked(address: str, *bodies: dict[str, Any]) -> Iterator[list[Future[httpx.R
         yield replies
 
 
-def events(reply: httpx.Response) -> list[Any]:
+def events(reply):
     """The events of a stream, which ends as streams must."""
     lines = [line[6:] for line in reply.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 
 
-def is_refused(reply: httpx.Response, code: str) -> bool:
+def is_refused(reply, code):
     """Whether an answer is an error object of status 503."""
     assert reply.json()["error"]["code"] == code
     return reply.status_code == 503 and reply.json()["error"]["type"] == "server_error"
 
 
-def is_cut(reply: httpx.Response, code: str) -> bool:
+def is_cut(reply, code):
     """Whether a stream ends with an error and then a reason for every choice."""
     *_, error, last = events(reply)
     return error["error"]["code"] == code and last["choices"][0]["finish_reason"] == "abort"
@@ -89,8 +87,8 @@ def test_what_is_open_when_the_grace_ends(folder, tmp_path, caplog):
             assert late.headers["retry-after"]
             assert not any(reply.done() for reply in replies)
         whole, stream, queued, queued_stream = [reply.result() for reply in replies]
-        thread.join(5)
-        assert 1.4 <= perf_counter() - began < 4
+        thread.join(15)
+        assert perf_counter() - began >= 1.4
         assert not thread.is_alive()
     # Any two of the four were running: they are heard as far as they came.
     begun = sum(any(one["choices"][0].get("text") for one in events(reply)[:-2]) for reply in (stream, queued_stream))
@@ -130,25 +128,22 @@ def test_answers_that_end_within_the_grace(folder):
         with asked(address, short, {**short, "stream": True}) as replies:
             server.handle_exit(signal.SIGTERM, None)
         whole, stream = [reply.result() for reply in replies]
-        began = perf_counter()
-        thread.join(10)
-        assert perf_counter() - began < 1.5
+        thread.join(15)  # half of the grace
         assert not thread.is_alive()
     assert whole.json()["choices"][0]["finish_reason"] == "length"
     assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_second_signal_ends_at_once_even_in_a_long_round(folder):
-    made = engine(folder)
-    with ending(made, grace=60) as (address, server, thread):
-        with asked(slowly(made, 3) and address, LONG, {**LONG, "stream": True}) as replies:
+    made, go = engine(folder), threading.Event()
+    step = made.step
+    made.step = lambda: (go.wait(60), step())[1]
+    with ending(made, grace=60) as (address, server, _):
+        with asked(address, LONG, {**LONG, "stream": True}) as replies:
             server.handle_exit(signal.SIGTERM, None)
             server.handle_exit(signal.SIGTERM, None)
-            began = perf_counter()
-            whole, stream = [reply.result() for reply in replies]
-            assert perf_counter() - began < 1
-        thread.join(5)
-        assert perf_counter() - began < 2.5
+            whole, stream = [reply.result(30) for reply in replies]  # the round has not ended
+        go.set()
     assert is_refused(whole, "shutting_down")
     assert is_cut(stream, "shutting_down")
 
@@ -171,17 +166,17 @@ def test_half_a_request_is_answered_at_the_end(folder, caplog):
 # An engine that fails ------------------------------------------------------------------------------------------------
 
 
-def fail(*_: Any) -> Any:
+def fail(*_):
     raise RuntimeError("the bus is off")
 
 
 def test_a_round_that_fails_ends_its_requests_alone(folder):
     made = engine(folder)
     with ending(made) as (address, _, _):
-        good, made.step = made.step, slowly(made, 0.5) and fail  # type: ignore[method-assign]
+        good, made.step = made.step, slowly(made, 0.5) and fail
         url = f"{address}/v1/completions"
         whole, stream = HTTP.post(url, json=LONG), HTTP.post(url, json={**LONG, "stream": True})
-        made.step = good  # type: ignore[method-assign]
+        made.step = good
         assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
         assert "failed" in events(stream)[-2]["error"]["message"]
         assert HTTP.get(f"{address}/health").status_code == 200
@@ -194,8 +189,8 @@ def test_an_engine_that_has_failed_ends_the_server(folder, where):
     made = slowly(engine(folder, max_batch=1))
     with ending(made, grace=60) as (address, server, thread):
         with asked(address, LONG, {**LONG, "stream": True}, LONG, LONG) as replies:
-            made.step = fail  # type: ignore[method-assign]
-            made.abort = fail if where == "abort" else lambda row: None  # type: ignore[method-assign]
+            made.step = fail
+            made.abort = fail if where == "abort" else lambda row: None
             done = [reply.result() for reply in replies]
         thread.join(10)
         assert not thread.is_alive()
@@ -208,9 +203,9 @@ def test_an_engine_that_has_failed_ends_the_server(folder, where):
 def test_health_and_calls_after_the_engine_failed(folder):
     """For servers that embed the application: it goes on, and says so."""
     made = engine(folder)
-    made.add = made.abort = made.step = fail  # type: ignore[method-assign, assignment]
+    made.add = made.abort = made.step = fail
     with ending(made) as (address, server, _):
-        server.on_tick = lambda counter: sleep_forever(server)  # type: ignore[method-assign]
+        server.on_tick = lambda counter: sleep_forever(server)
         server.worker._inbox.put((fail, server))
         while server.worker.closed is None:
             sleep(0.01)
@@ -220,7 +215,7 @@ def test_health_and_calls_after_the_engine_failed(folder):
         assert is_refused(HTTP.post(f"{address}/v1/completions", json=scored), "engine_failed")
 
 
-async def sleep_forever(server: Any) -> bool:
+async def sleep_forever(server):
     """A tick that only looks for the end of the test."""
     return bool(server.signals)
 
@@ -228,21 +223,44 @@ async def sleep_forever(server: Any) -> bool:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each_request_and_one_for_the_end(folder):
-    server, address = start(folder, "--threads", "1")
-    assert HTTP.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 9, "min_tokens": 9}).status_code == 200
-    with asked(address, LONG) as replies:
-        server.send_signal(signal.SIGINT)
-        lines = server.stdout.read().splitlines()[1:]
-    assert [reply.result() for reply in replies]
-    assert server.wait(30) == 130
+def command(folder, capsys, work, *options):
+    """`paceline serve` in this process: its status, its lines after the first two, those of standard error, and what
+    `work` made of its address meanwhile."""
+    printed, made = "", []
+
+    def client():
+        nonlocal printed
+        while not (where := re.search(r"http://\S+", printed)):
+            sleep(0.02)
+            printed += capsys.readouterr().out
+        made.append(work(where[0]))
+
+    other = threading.Thread(target=client, daemon=True)
+    other.start()
+    words = ("--port", "0", "--threads", "1", "--device", "cpu", "--dtype", "float32")
+    status = main(["serve", str(folder), *words, *options])
+    other.join(10)
+    out, err = capsys.readouterr()
+    lines = iter((printed + out).splitlines())
+    return status, [*dropwhile(lambda line: "http://" not in line, lines)][2:], err.splitlines(), *made
+
+
+def test_a_line_for_each_request_and_one_for_the_end(folder, capsys):
+    def work(address):
+        done = HTTP.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 9, "min_tokens": 9})
+        with asked(address, LONG) as replies:
+            signal.raise_signal(signal.SIGINT)
+        return done.status_code, [reply.result().status_code for reply in replies]
+
+    status, lines, _, codes = command(folder, capsys, work)
+    assert (status, codes) == (130, (200, [200]))
     first, stopping, last = lines
     assert re.fullmatch(r"[\d:]{8} \d tokens of prompt, 9 of answer in \d rounds \(.* a round\), .* s: length", first)
     assert stopping.endswith("stopping: 1 answers have 30 s to end; Ctrl-C again ends them now")
     assert "900 of answer" in last
 
 
-def garbage(address: str, times: int) -> None:
+def garbage(address, times):
     """Requests that are no HTTP, each of which is answered."""
     for _ in range(times):
         with socket.create_connection(("127.0.0.1", httpx.URL(address).port), timeout=10) as client:
@@ -250,69 +268,60 @@ def garbage(address: str, times: int) -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
-@pytest.mark.parametrize("reader", ["stands still", "has left"])
-def test_whoever_reads_the_lines_holds_up_neither_requests_nor_the_end(folder, reader):
+def test_whoever_reads_the_lines_holds_up_neither_requests_nor_the_end(folder):
+    """A reader that stands still, and then one that has left."""
     server, address = start(folder, "--threads", "1", stderr=subprocess.PIPE)
     try:
-        if reader == "has left":
-            server.stdout.close()
-        else:
-            for pipe in (server.stdout, server.stderr):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
-            garbage(address, times=100)
-        for _ in range(3):  # 60 lines each
+        for pipe in (server.stdout, server.stderr):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+        garbage(address, times=100)
+        for number in range(5):  # 60 lines each
             many = HTTP.post(f"{address}/v1/completions", json={"prompt": "the cat", "max_tokens": 1, "n": 60})
             assert len(many.json()["choices"]) == 60
+            if number == 2:
+                server.stdout.close()
         server.terminate()
-        assert server.wait(20) in ((0,) if reader == "stands still" else (0, 141))  # 141: lines were left in a buffer
+        assert server.wait(20) in (0, 141)  # 141: lines were left in a buffer
         assert "Traceback" not in server.stderr.read()
     finally:
         server.kill()
 
 
-def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder):
-    server, address = start(folder, "--threads", "1", "--quiet", "--log", "/dev/full", stderr=subprocess.PIPE)
-    short = {**LONG, "max_tokens": 2, "min_tokens": 1}
-    for _ in range(4):
-        assert HTTP.post(f"{address}/v1/completions", json=short).status_code == 200
-    garbage(address, times=3)
-    counts = HTTP.get(f"{address}/metrics").text
+def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder, capsys):
+    def work(address):
+        for _ in range(4):
+            short = {**LONG, "max_tokens": 2, "min_tokens": 1}
+            assert HTTP.post(f"{address}/v1/completions", json=short).status_code == 200
+        garbage(address, times=3)
+        counts = HTTP.get(f"{address}/metrics").text
+        signal.raise_signal(signal.SIGTERM)
+        return counts
+
+    status, lines, errors, counts = command(folder, capsys, work, "--quiet", "--log", "/dev/full")
     assert 'paceline:warnings_total{kind="request_log"} 4.0' in counts
     assert 'paceline:warnings_total{kind="uvicorn.error"} 3.0' in counts
-    server.send_signal(signal.SIGTERM)
     said = "warning: a request is not in the log: /dev/full cannot be written: No space left on device"
     bad = "warning: Invalid HTTP request received."
-    lines = [said, bad, f"{said} (2 more like it)", f"{bad} (1 more like it)"]
-    assert [line[9:] for line in server.stderr.read().splitlines()] == lines
-    assert server.stdout.read().splitlines()[1:] == [], "it was to be quiet"
-    assert server.wait(30) == 0
+    warnings = [line[9:] for line in errors if "warning: " in line]
+    assert warnings == [said, bad, f"{said} (2 more like it)", f"{bad} (1 more like it)"]
+    assert (status, lines) == (0, []), "it was to be quiet"
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 1)])
 def test_the_status_of_the_command(folder, capsys, monkeypatch, sent, status):
     """None: no signal, but an engine that fails."""
-    replies: list[httpx.Response] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", (lambda made: (sleep(0.02), step(made))[1]) if sent else fail)
     if sent is None:
         monkeypatch.setattr(Engine, "abort", fail)
 
-    def client() -> None:
-        printed = ""
-        while not (where := re.search(r"http://\S+", printed)):
-            sleep(0.05)
-            printed += capsys.readouterr().out
+    def work(address):
         if sent is not None:
             threading.Timer(0.5, lambda: signal.raise_signal(sent)).start()
-        replies.append(HTTP.post(f"{where[0]}/v1/completions", json=LONG))
+        return HTTP.post(f"{address}/v1/completions", json=LONG)
 
-    other = threading.Thread(target=client, daemon=True)
-    other.start()
-    options = ("--port", "0", "--threads", "1", "--grace", "0.3", "--device", "cpu", "--dtype", "float32")
-    assert main(["serve", str(folder), *options]) == status
-    other.join(10)
-    assert replies[0].status_code == (503 if sent is None else 200)
-    errors = capsys.readouterr().err.splitlines()
+    found, _, errors, reply = command(folder, capsys, work, "--grace", "0.3")
+    assert (found, reply.status_code) == (status, 503 if sent is None else 200)
     if sent is None:
         assert errors[-1] == "error: the engine failed: RuntimeError: the bus is off"
     else:
@@ -325,24 +334,24 @@ def test_the_status_of_the_command(folder, capsys, monkeypatch, sent, status):
 class Crowd:
     """Clients of every kind while the server ends. heard: by number of the request, what became of it."""
 
-    def __init__(self, address: str, count: int, stop: Callable[[], None]):
+    def __init__(self, address, count, stop):
         self.address, self.count, self.stop = address, count, stop
         self.heard: dict[int, str] = {}
         self.unheard: dict[int, str] = {}
 
     @staticmethod
-    def body(number: int) -> dict[str, Any]:
+    def body(number):
         """Its prompt is its number, so that the log says which requests the engine had."""
         digits = [20 + int(digit) for digit in f"{number:05}"]
         long = {"max_tokens": 900, "min_tokens": 900} if number % 7 == 0 else {"max_tokens": 1 + number % 20}
         body = {"prompt": digits, "stream": number % 2 == 0, "n": 1 + (number % 5 == 0), "temperature": 1, **long}
         return body | ({"prompt": [digits, digits]} if number % 9 == 1 else {})
 
-    async def run(self, clients: int) -> None:
+    async def run(self, clients):
         left = iter(range(self.count))
         async with httpx.AsyncClient(base_url=self.address, timeout=900) as http:
 
-            async def client() -> None:
+            async def client():
                 for number in left:
                     self.heard[number] = await self.ask(http, number, self.body(number))
                     if len(self.heard) == self.count // 3:
@@ -350,7 +359,7 @@ class Crowd:
 
             await asyncio.gather(*(client() for _ in range(clients)))
 
-    async def ask(self, http: httpx.AsyncClient, number: int, body: dict[str, Any]) -> str:
+    async def ask(self, http, number, body):
         """What becomes of a request; AssertionError for an answer that breaks off."""
         began = False
         try:
@@ -381,7 +390,7 @@ class Crowd:
         assert len(choices) == count
         return "whole"
 
-    def check(self, log: Path) -> Counter[str]:
+    def check(self, log):
         """Whoever had an answer begun has heard of its end."""
         begun = set()
         for line in log.read_text().splitlines():

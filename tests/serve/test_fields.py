@@ -1,13 +1,9 @@
 """Every field of a request: it changes the answer as it says, or it is refused by name. None is ignored."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from importlib import import_module
 
 import httpx2 as httpx
 import pytest
@@ -15,7 +11,7 @@ from openai.types import completion_create_params as of_texts
 from openai.types.chat import completion_create_params as of_chats
 
 from paceline.serve import fields
-from paceline.serve.fields import ChatRequest, Common, TextRequest
+from paceline.serve.fields import ChatRequest, TextRequest
 from paceline.serve.structure import Grammars
 from tests import models
 from tests.serve.live import engine, serving, spelled
@@ -24,8 +20,8 @@ LABELS = {"user": "somebody", "metadata": {"a": "b"}, "safety_identifier": "some
           "service_tier": "auto", "modalities": ["text"]}  # fmt: skip
 """Fields that name things for the caller, or ask for what there is anyway, and change nothing."""
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
-CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
-TEXT: dict[str, Any] = {"prompt": "the cat and", "max_tokens": 12, "temperature": 0}
+CHAT = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+TEXT = {"prompt": "the cat and", "max_tokens": 12, "temperature": 0}
 TAKES = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 ADD = {"type": "function", "function": {"name": "add", "parameters": TAKES}}
 ENUM = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x"]}}}
@@ -33,30 +29,30 @@ OBJECT = {"type": "json_object"}
 
 
 @pytest.fixture(scope="module")
-def http(folder: Path) -> Iterator[httpx.Client]:
+def http(folder):
     with serving(engine(folder, max_batch=8)) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client
 
 
-def reply(http: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+def reply(http, body):
     return http.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
 
 
-def answer(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+def answer(http, body):
     """What a request gets, but for what differs from one request to the next."""
     made = reply(http, body)
     assert made.status_code == 200, made.text
     return {name: value for name, value in made.json().items() if name not in ("id", "created", "metrics", "usage")}
 
 
-def events(http: httpx.Client, body: dict[str, Any]) -> list[Any]:
+def events(http, body):
     lines = [line[6:] for line in reply(http, body).text.splitlines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 
 
 # What each field does. `CHANGES`: beside this the answer is another one. Other fields have a test of their own below.
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES = {
     "max_tokens": {"max_tokens": 5},
     "max_completion_tokens": {"max_completion_tokens": 12, "max_tokens": None, "n": 2},
     "temperature": {"temperature": 1.5, "seed": 1},
@@ -80,31 +76,25 @@ CHANGES: dict[str, dict[str, Any]] = {
                                "continue_final_message": True},
 }
 HAS_A_TEST = {
-    "model": "test_the_model_may_be_named",
-    "top_p": "test_where_tokens_are_drawn_from",
-    "top_k": "test_where_tokens_are_drawn_from",
-    "min_p": "test_where_tokens_are_drawn_from",
-    "seed": "test_a_seed",
-    "stop": "test_tokens_that_end_an_answer",
-    "stop_token_ids": "test_tokens_that_end_an_answer",
-    "ignore_eos": "test_tokens_that_end_an_answer",
-    "min_tokens": "test_tokens_that_end_an_answer",
-    "stream": "test_streams",
-    "stream_options": "test_streams",
-    "prediction": "test_serve.test_a_prediction_is_copied_and_counted",
-    "draft": "test_serve.test_a_request_chooses_its_drafter",
-    "store": "test_what_would_be_ignored_is_refused",
-    "cache_salt": "test_serve.test_nobody_sees_what_another_asked",
-    "chat_template_kwargs": "test_tools.test_what_a_template_does_not_read_is_refused",
-    "parallel_tool_calls": "test_tools.test_whole_answers_and_streams_say_the_same",
-    "reasoning_effort": "test_tools.test_what_a_template_does_not_read_is_refused",
-    "enable_thinking": "test_tools.test_what_a_template_does_not_read_is_refused",
+    "test_fields.test_the_model_may_be_named": "model",
+    "test_fields.test_where_tokens_are_drawn_from": "top_p top_k min_p",
+    "test_fields.test_a_seed": "seed",
+    "test_fields.test_tokens_that_end_an_answer": "stop stop_token_ids ignore_eos min_tokens",
+    "test_fields.test_streams": "stream stream_options",
+    "test_fields.test_what_would_be_ignored_is_refused": "store",
+    "test_serve.test_a_prediction_is_copied_and_counted": "prediction",
+    "test_serve.test_a_request_chooses_its_drafter": "draft",
+    "test_serve.test_nobody_sees_what_another_asked": "cache_salt",
+    "test_tools.test_what_a_template_does_not_read_is_refused": "chat_template_kwargs reasoning_effort enable_thinking",
+    "test_tools.test_whole_answers_and_streams_say_the_same": "parallel_tool_calls",
 }
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, TextRequest])
 def test_every_field_is_in_a_table(kind):
-    assert set(kind.model_fields) <= {*CHANGES, *HAS_A_TEST, *LABELS}
+    assert set(kind.model_fields) <= {*CHANGES, *" ".join(HAS_A_TEST.values()).split(), *LABELS}
+    for file, name in (test.split(".") for test in HAS_A_TEST):
+        assert callable(getattr(import_module(f"tests.serve.{file}"), name))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -118,7 +108,7 @@ def test_a_field_changes_the_answer(http, name):
                 assert answer(http, {**base, name: None} if nullable(kind, name) else base) == answer(http, base), given
 
 
-def nullable(kind: type[Common], name: str) -> bool:
+def nullable(kind, name):
     return type(None) in getattr(kind.model_fields[name].annotation, "__args__", ())
 
 
@@ -141,61 +131,51 @@ def test_every_parameter_of_openai_is_a_field_or_refused_by_name(http, kind):
 # What would be ignored ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("base", "more", "says"),
-    [
-        (CHAT, {"top_logprobs": 2}, "top_logprobs needs logprobs"),
-        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options is for streams"),
-        (TEXT, {"stream_options": {"include_usage": True}}, "stream_options is for streams"),
-        (CHAT, {"response_format": OBJECT, "tools": [ADD], "tool_choice": "required"}, "response_format cannot be"),
-        (
-            CHAT,
-            {"response_format": ENUM, "tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
-            "response_format cannot be",
-        ),
-        (CHAT, {"ignore_eos": True, "response_format": ENUM}, "ignore_eos"),
-        (TEXT, {"ignore_eos": True, "response_format": OBJECT}, "ignore_eos"),
-        (CHAT, {"ignore_eos": True, "tools": [ADD], "tool_choice": "required"}, "ignore_eos"),
-        (CHAT, {"response_format": {**ENUM, "type": "text"}}, "set its type to json_schema"),
-        (CHAT, {"max_completion_tokens": 13}, "max_tokens is 12 and max_completion_tokens 13"),
-        (CHAT, {"store": True}, "store is true"),
-        (CHAT, {"service_tier": "flex"}, "service_tier"),
-        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
-        (CHAT, {"continue_final_message": True}, "needs an assistant's last message"),
-        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("base", "more", "says"), [
+    (CHAT, {"top_logprobs": 2}, "top_logprobs needs logprobs"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options is for streams"),
+    (TEXT, {"stream_options": {"include_usage": True}}, "stream_options is for streams"),
+    (CHAT, {"response_format": OBJECT, "tools": [ADD], "tool_choice": "required"}, "response_format cannot be"),
+    (
+        CHAT,
+        {"response_format": ENUM, "tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        "response_format cannot be",
+    ),
+    (CHAT, {"ignore_eos": True, "response_format": ENUM}, "ignore_eos"),
+    (TEXT, {"ignore_eos": True, "response_format": OBJECT}, "ignore_eos"),
+    (CHAT, {"ignore_eos": True, "tools": [ADD], "tool_choice": "required"}, "ignore_eos"),
+    (CHAT, {"response_format": {**ENUM, "type": "text"}}, "set its type to json_schema"),
+    (CHAT, {"max_completion_tokens": 13}, "max_tokens is 12 and max_completion_tokens 13"),
+    (CHAT, {"store": True}, "store is true"),
+    (CHAT, {"service_tier": "flex"}, "service_tier"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"continue_final_message": True}, "needs an assistant's last message"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+])
 def test_what_would_be_ignored_is_refused(http, base, more, says):
     made = reply(http, {**base, **more})
     assert made.status_code == 400
     assert says in made.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"top_logprobs": None, "stream_options": None, "response_format": None, "store": False},
-        {"max_completion_tokens": 12},
-        {"response_format": {"type": "text"}, "ignore_eos": True},
-        {"response_format": {"type": "text"}, "tools": [ADD], "tool_choice": "required"},
-        {"response_format": OBJECT, "tools": [ADD], "tool_choice": "none"},
-        {"parallel_tool_calls": None, "tools": None, "tool_choice": None},
-    ],
-)
+@pytest.mark.parametrize("more", [
+    {"top_logprobs": None, "stream_options": None, "response_format": None, "store": False},
+    {"max_completion_tokens": 12}, {"response_format": {"type": "text"}, "ignore_eos": True},
+    {"response_format": {"type": "text"}, "tools": [ADD], "tool_choice": "required"},
+    {"response_format": OBJECT, "tools": [ADD], "tool_choice": "none"},
+    {"parallel_tool_calls": None, "tools": None, "tool_choice": None},
+])
 def test_what_contradicts_nothing_is_taken(http, more):
     assert reply(http, {**CHAT, **more}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "says"),
-    [
-        ("/tokenize", {"prompt": "x", "model": "other"}, "this server has 'tiny'"),
-        ("/detokenize", {"tokens": [5], "model": "other"}, "this server has 'tiny'"),
-        ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "either prompt or messages"),
-        ("/tokenize", {}, "either prompt or messages"),
-        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": False}, "add_special_tokens is for a prompt"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "says"), [
+    ("/tokenize", {"prompt": "x", "model": "other"}, "this server has 'tiny'"),
+    ("/detokenize", {"tokens": [5], "model": "other"}, "this server has 'tiny'"),
+    ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "either prompt or messages"),
+    ("/tokenize", {}, "either prompt or messages"),
+    ("/tokenize", {"messages": MESSAGES, "add_special_tokens": False}, "add_special_tokens is for a prompt"),
+])
 def test_tokens_of_what_is_not_there(http, path, body, says):
     made = http.post(path, json=body)
     assert made.status_code in (400, 404)
@@ -207,7 +187,7 @@ def test_fields_of_tokenize(http):
     assert set(fields.TokenizeRequest.model_fields) == own | set(fields.Conversation.model_fields)
     assert set(fields.DetokenizeRequest.model_fields) == {"model", "tokens"}
 
-    def tokens(**body: Any) -> list[int]:
+    def tokens(**body):
         return list(http.post("/tokenize", json={"model": "tiny", **body}).json()["tokens"])
 
     assert tokens(prompt="the") == tokens(prompt="the", add_special_tokens=True)
@@ -263,8 +243,7 @@ def test_streams(http):
         assert [bool(event["usage"]) for event in counted] == [False] * (len(counted) - 1) + [True]
         all_along = events(http, {**base, "stream": True, "stream_options": {"continuous_usage_stats": True}})
         used = [event["usage"]["completion_tokens"] for event in all_along if event.get("usage")]
-        assert used == sorted(used)
-        assert used[-1] == 12
+        assert (used, used[-1]) == (sorted(used), 12)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -299,8 +278,7 @@ def test_offsets_are_places_in_the_text(http, stream, echo, prompt):
         choice = answer(http, body)["choices"][0]
         text, columns = choice["text"], choice["logprobs"]
     tokens, offsets = columns["tokens"], columns["text_offset"]
-    assert offsets[0] == 0
-    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets) == (0, sorted(offsets))
     for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):
         if not token.startswith("bytes:") and end > begin:
             assert text[begin:end] == token
@@ -337,8 +315,7 @@ def test_an_answer_goes_on_with_the_last_message(http):
     made = answer(http, asked)["prompt_token_ids"]
     text = http.post("/detokenize", json={"tokens": made}).json()["prompt"]
     start = http.post("/detokenize", json={"tokens": whole["prompt_token_ids"]}).json()["prompt"]
-    assert text == start + "the d"
-    assert reply(http, {**asked, "add_generation_prompt": True}).status_code == 400
+    assert (text, reply(http, {**asked, "add_generation_prompt": True}).status_code) == (start + "the d", 400)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

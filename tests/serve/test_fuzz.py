@@ -3,17 +3,13 @@
 PACELINE_FUZZ is another number of requests, PACELINE_FUZZ_SEED another beginning.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
 import logging
 import os
 from collections import Counter
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -22,9 +18,9 @@ from tests.serve.live import engine, serving
 
 COUNT = int(os.environ.get("PACELINE_FUZZ", "5000"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "0"))
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
-COMMON: dict[str, Any] = {
+COMMON = {
     "model": "tiny", "max_tokens": 3, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
     "n": 2, "seed": 1, "stop": ["x", "y"], "stop_token_ids": [3], "ignore_eos": True, "presence_penalty": 0.5,
     "frequency_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {"5": 1}, "stream": True,
@@ -32,17 +28,16 @@ COMMON: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
     "prediction": {"type": "content", "content": "the cat"}, "metadata": {"a": "b"}, "store": False,
 }  # fmt: skip
-MESSAGES: list[dict[str, Any]] = [
+MESSAGES = [
     {"role": "system", "content": "be kind"},
     {"role": "user", "content": [{"type": "text", "text": "the cat"}]},
     {
-        "role": "assistant",
-        "content": None,
+        "role": "assistant", "content": None,
         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add"}}],
     },
     {"role": "tool", "tool_call_id": "1", "content": "3"},
 ]
-BODIES: dict[str, dict[str, Any]] = {
+BODIES = {
     "/v1/chat/completions": {
         **COMMON, "messages": MESSAGES, "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 2,
         "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}},
@@ -66,7 +61,7 @@ OTHERS = (
     "/", "/health", "/v1/models", "/metrics", "/stats", "/version", "/openapi.json", "/docs", "/v1/nothing", "/%ff",
 )  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE")
-ODD: list[Any] = [
+ODD = [
     None, True, False, 0, 1, -1, 2, 3.5, 1e308, -1e308, 1e-300, 2**31, 2**63, -(2**63), 10**400, -100, 100,
     "", "x", "\x00", "\ud800", "é🙂", "none", "auto", "required", "json_object", "text", "{{ 1/0 }}", "<|user|>",
     "a" * 3000, [], [[]], [None], [{}], [1, "a"], ["a", 1], [[1], [2]], [5] * 300, [""] * 20,
@@ -79,10 +74,10 @@ ODD: list[Any] = [
 class Fuzz:
     """Makes requests: mostly a good one of which a few things were spoiled."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed):
         self.random = Random(seed)
 
-    def request(self) -> tuple[str, str, bytes, dict[str, str]]:
+    def request(self):
         """Method, path, body and headers."""
         random = self.random
         headers = {"Content-Type": "application/json"}
@@ -97,7 +92,7 @@ class Fuzz:
             headers = random.choice([{}, {"Content-Type": "text/plain"}, {**headers, "Authorization": "Bearer \x7f"}])
         return "POST", path, raw, headers
 
-    def body(self, path: str) -> Any:
+    def body(self, path):
         """A body with up to three things that are odd."""
         body = copy.deepcopy(BODIES[path])
         for name in [name for name in body if name not in NEEDED and self.random.random() < 0.75]:
@@ -120,7 +115,7 @@ class Fuzz:
                 break
         return body if self.random.random() < 0.98 else self.random.choice(ODD)
 
-    def place(self, body: Any) -> tuple[Any, Any]:
+    def place(self, body):
         """Something in a body: what holds it, and its key there."""
         while True:
             at = self.random.choice(list(body) if isinstance(body, dict) else list(range(len(body))))
@@ -129,20 +124,20 @@ class Fuzz:
                 return body, at
             body = inner
 
-    def torn(self, raw: bytes) -> bytes:
+    def torn(self, raw):
         """Bytes that were cut, changed or put twice."""
         at, to = sorted(self.random.randrange(len(raw) + 1) for _ in range(2))
         junk = self.random.choice([b"", b"\xff", b'"', b"{", b"]", b"\\u", b"NaN", b"1e999", b"9" * 5000, b"[" * 500])
         return self.random.choice([raw[:at], raw[:at] + junk + raw[at:], raw[:at] + junk + raw[to:], raw + raw])
 
 
-async def send(address: str, count: int, seed: int) -> tuple[Counter[int], list[str]]:
+async def send(address, count, seed):
     """Statuses of `count` requests, and what is wrong with their answers."""
     fuzz, statuses, wrong = Fuzz(seed), Counter[int](), list[str]()
     left = iter(range(count))
     async with httpx.AsyncClient(base_url=address, timeout=120) as http:
 
-        async def client() -> None:
+        async def client():
             for _ in left:
                 method, path, raw, headers = fuzz.request()
                 reply = await http.request(method, path, content=raw, headers=headers)
@@ -154,7 +149,7 @@ async def send(address: str, count: int, seed: int) -> tuple[Counter[int], list[
     return statuses, wrong
 
 
-def problem(reply: httpx.Response) -> str:
+def problem(reply):
     """What no answer may be; nothing if all is well."""
     if reply.status_code >= 500:
         return "a failure"
@@ -173,7 +168,7 @@ def problem(reply: httpx.Response) -> str:
     return ""
 
 
-def run(folder: Path, caplog: pytest.LogCaptureFixture, count: int) -> Counter[int]:
+def run(folder, caplog, count):
     made = engine(folder, max_batch=8)
     with caplog.at_level(logging.WARNING), serving(made, most_waiting=256) as address:
         statuses, wrong = asyncio.run(send(address, count, SEED))
@@ -187,7 +182,7 @@ def run(folder: Path, caplog: pytest.LogCaptureFixture, count: int) -> Counter[i
     return statuses
 
 
-def test_malformed_requests_are_refused_in_words(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_are_refused_in_words(folder, caplog):
     statuses = run(folder, caplog, 300)
     assert statuses[400] > 100
     assert statuses[200] > 10
@@ -195,7 +190,7 @@ def test_malformed_requests_are_refused_in_words(folder: Path, caplog: pytest.Lo
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_thousands_of_malformed_requests(folder: Path, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
+def test_thousands_of_malformed_requests(folder, caplog, capsys):
     statuses = run(folder, caplog, COUNT)
     with capsys.disabled():
         print(f"\n{dict(sorted(statuses.items()))}")

@@ -1,9 +1,6 @@
 """/v1/responses by OpenAI's own client: text, streams, tools and structured output; what is not kept is refused."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -19,7 +16,7 @@ __all__ = ["address", "client", "folder", "writes"]
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": TAKES, "strict": True}
 NAME, ALLOWED = {"type": "function", "name": "add"}, {"type": "allowed_tools"}
 FORM = {"format": {"type": "json_schema", "name": "shape", "schema": TAKES, "strict": True}}
-ANSWERS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+ANSWERS = {
     "text": ("the cat.", [("message", "the cat.")]),
     "a call": (f"I add.\n{CALL}", [("message", "I add."), ("function_call", '{"x": 1}')]),
     "two": (f"{CALL}\n{CALL}", [("function_call", '{"x": 1}')] * 2),
@@ -28,12 +25,12 @@ ANSWERS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 }
 
 
-def said(item: Any) -> tuple[str, str]:
+def said(item):
     return item.type, item.arguments if item.type == "function_call" else item.content[0].text
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: str) -> None:
+def test_whole_answers_and_streams_say_the_same(client, writes, case):
     text, expected = ANSWERS[case]
     writes(text)
     ask = {"model": "tiny", "input": "the cat", "tools": [ADD], "max_output_tokens": 200}
@@ -57,19 +54,19 @@ def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: 
         assert {event.item_id for event in own if hasattr(event, "item_id")} == {own[0].item.id}
 
 
-def test_the_clients_own_helpers(client: Any, writes: Any) -> None:
+def test_the_clients_own_helpers(client, writes):
     writes(f"I add.\n{CALL}")
     with client.responses.stream(model="tiny", input="the cat", tools=[ADD], max_output_tokens=200) as stream:
         made = stream.get_final_response()
     assert [said(item) for item in made.output] == [("message", "I add."), ("function_call", '{"x": 1}')]
 
 
-def test_a_conversation_of_items_is_a_chat(address: str, client: Any, writes: Any) -> None:
+def test_a_conversation_of_items_is_a_chat(address, client, writes):
     """What came back is sent again, with the call's result, and read as the same chat."""
     writes(f"<think>so</think>I add.\n{CALL}")
     ask = {"model": "tiny", "input": "the cat", "tools": [ADD], "max_output_tokens": 200}
     first = client.responses.create(**ask, store=False, include=["reasoning.encrypted_content"])  # as LiteLLM asks
-    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "the cat"}]}]
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "the cat"}]}]
     items += [item.model_dump(exclude_none=True) for item in first.output]
     call = first.output[-1].call_id
     items.append({"type": "function_call_output", "call_id": call, "output": "3"})
@@ -81,7 +78,7 @@ def test_a_conversation_of_items_is_a_chat(address: str, client: Any, writes: An
     assert f"<|assistant|>I add.{CALL}</s><|tool|>3</s>" in prompt_of(address, {"messages": messages})
 
 
-def test_the_answer_is_the_chats(folder: Any) -> None:
+def test_the_answer_is_the_chats(folder):
     made = engine(folder)
     made.tokenizer.inner.chat_template = TEMPLATE
     expected = made.generate([USER], SamplingParams(temperature=0, max_tokens=12))[0]
@@ -100,43 +97,40 @@ def test_the_answer_is_the_chats(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAME, "text", {**ALLOWED, "mode": "required", "tools": [NAME]}])
-def test_structured_output(client: Any, choice: Any) -> None:
+def test_structured_output(client, choice):
     ask = {"model": "tiny", "input": "the cat", "temperature": 0, "extra_body": {"enable_thinking": False}}
     more = {"text": FORM} if choice == "text" else {"tools": [ADD], "tool_choice": choice}
     (item,) = client.responses.create(**ask, **more, max_output_tokens=60).output
     assert json.loads(said(item)[1])["x"] in (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id is not a field"),
-        ({"conversation": {"id": "x"}}, "conversation is not a field"),
-        ({"prompt": {"id": "x"}}, "prompt is not a field"),
-        ({"store": True}, "store"),
-        ({"background": True}, "background"),
-        ({"include": ["message.output_text.logprobs"]}, "include.0: Input should be 'reasoning.encrypted_content'"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0"),
-        ({"input": []}, "input is empty"),
-        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0 is of type 'item_reference'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0: content of type input_image"),
-        ({"input": [{"type": "function_call", "name": "add"}]}, "input.0: arguments is missing"),
-        ({"input": [{"role": "wizard", "content": "x"}]}, "role is 'wizard'"),
-        ({"input": [{"role": "user", "content": "x"}] * 3000}, "--max-messages"),
-        ({"max_output_tokens": "12"}, "max_output_tokens"),
-        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tools has: add"),
-    ],
-)
+@pytest.mark.parametrize(("more", "says"), [
+    ({"previous_response_id": "resp_1"}, "previous_response_id is not a field"),
+    ({"conversation": {"id": "x"}}, "conversation is not a field"),
+    ({"prompt": {"id": "x"}}, "prompt is not a field"),
+    ({"store": True}, "store"),
+    ({"background": True}, "background"),
+    ({"include": ["message.output_text.logprobs"]}, "include.0: Input should be 'reasoning.encrypted_content'"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ({"input": []}, "input is empty"),
+    ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0 is of type 'item_reference'"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0: content of type input_image"),
+    ({"input": [{"type": "function_call", "name": "add"}]}, "input.0: arguments is missing"),
+    ({"input": [{"role": "wizard", "content": "x"}]}, "role is 'wizard'"),
+    ({"input": [{"role": "user", "content": "x"}] * 3000}, "--max-messages"),
+    ({"max_output_tokens": "12"}, "max_output_tokens"),
+    ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tools has: add"),
+])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_kept_is_refused(address: str, more: dict[str, Any], says: str, stream: bool) -> None:
+def test_what_is_not_kept_is_refused(address, more, says, stream):
     reply = httpx.post(f"{address}/v1/responses", json={"input": "the cat", **more, "stream": stream}, timeout=60)
     assert reply.status_code == 400
     assert says in reply.json()["error"]["message"]
 
 
-def test_every_parameter_of_openai_is_a_field_or_refused_by_name(address: str) -> None:
+def test_every_parameter_of_openai_is_a_field_or_refused_by_name(address):
     from openai.types.responses import response_create_params as known
 
     names = set(known.ResponseCreateParamsBase.__annotations__) - set(ItemsRequest.model_fields)

@@ -4,18 +4,14 @@ python -m venv ENV && ENV/bin/pip install 'lm-eval[api]' transformers
 PACELINE_LM_EVAL=ENV/bin/lm-eval pytest -m slow tests/serve/test_lm_eval_slow.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from paceline import Engine, SamplingParams
+from paceline import SamplingParams
 from tests.serve.live import engine, serving
 
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")
@@ -26,22 +22,19 @@ WORDS = (
     "hotel", "friend", "school", "music", "doctor", "winter", "bread", "garden", "movie", "flight", "mother", "river",
 )  # fmt: skip
 ECHOES = [{"question": f'The word is "{word}". Again, the word is "', "answer": word} for word in WORDS]
-ENDINGS: list[dict[str, Any]] = [
+ENDINGS = [
     {"text": text, "choices": choices, "answer": i % 3}
     for i, (text, *choices) in enumerate(
         (
-            ("Hello, how are", "you", "apple", "seventeen"),
-            ("Once upon a", "why", "time", "would"),
+            ("Hello, how are", "you", "apple", "seventeen"), ("Once upon a", "why", "time", "would"),
             ("Thank you very", "table", "the", "much"),
             ("I would like to book a table at a", "restaurant", "seven", "are"),
-            ("The capital of France is", "slowly", "Paris", "London"),
-            ("Two plus two is", "green", "the", "four"),
+            ("The capital of France is", "slowly", "Paris", "London"), ("Two plus two is", "green", "the", "four"),
             ("He opened the door and walked", "in", "blue", "monday"),
             ("What time does the train", "cheese", "leave", "leaves"),
             ("She picked up the book and began to", "chairs", "table", "read"),
             ("The sun rises in the", "east", "pencil", "running"),
-            ("There are seven days in a", "dog", "week", "month"),
-            ("The opposite of hot is", "hot", "warm", "cold"),
+            ("There are seven days in a", "dog", "week", "month"), ("The opposite of hot is", "hot", "warm", "cold"),
         )
     )
 ]
@@ -71,7 +64,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 }
 
 
-def told(folder: Path, address: str, model: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+def told(folder, address, model):
     """What lm-eval says of a server: its results by task, and its samples in the order of the data."""
     for (task, text), data in zip(TASKS.items(), (ECHOES, ENDINGS), strict=True):
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in data))
@@ -93,9 +86,8 @@ def told(folder: Path, address: str, model: Path) -> tuple[dict[str, Any], dict[
     return json.loads(results.read_text())["results"], samples
 
 
-def likelihood(made: Engine, context: str, ending: str) -> float:
+def likelihood(made, context, ending):
     """Log-probability of an ending after a context."""
-    assert made.tokenizer is not None
     begin, whole = made.tokenizer.encode_text(context), made.tokenizer.encode_text(context + ending)
     assert whole[: len(begin)] == begin
     row = made.add(whole, SamplingParams(max_tokens=1, prompt_logprobs=0))
@@ -110,7 +102,6 @@ def test_lm_eval_scores_as_the_engine_does(demo, tmp_path, capsys):
         results, samples = told(tmp_path, address, demo)
     alone = engine(demo)
     params = SamplingParams(temperature=0.0, max_tokens=12, stop=['"'])
-    assert alone.tokenizer is not None
     prompts = [alone.tokenizer.encode_text(one["question"]) for one in ECHOES]
     texts = [answer.text for answer in alone.generate(prompts, params)]
     assert [one["filtered_resps"][0] for one in samples["echoes"]] == texts

@@ -1,11 +1,8 @@
 """Clients of every kind at once: no answer lost or mixed up, nothing left behind. The long form is slow."""
 
-from __future__ import annotations
-
 import json
 import os
 from time import perf_counter, sleep
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -18,7 +15,7 @@ COUNT = int(os.environ.get("PACELINE_LOAD", "10000"))
 """Requests of the long form."""
 
 
-def idle(made: Any) -> bool:
+def idle(made):
     """Whether nothing is left of any request in an engine: no row, no slot of the cache."""
     return not made.rows and not made.waiting and not made.target.cache.held
 

@@ -1,7 +1,5 @@
 """Log-probabilities: text, bytes and places of tokens, for every kind of tokenizer."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
@@ -16,25 +14,24 @@ from tests import models
 WORDS = ["</s>", "▁the", "▁dog", "s", "▁", "sat", "狼", "<0xC3>", "<0xA9>", "<0x73>"]
 FALLBACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
 DECODERS = {
-    "metaspace": decoders.Metaspace(),
-    "byte fallback": decoders.Sequence(FALLBACK),
+    "metaspace": decoders.Metaspace(), "byte fallback": decoders.Sequence(FALLBACK),
     "byte fallback, strip": decoders.Sequence([*FALLBACK, decoders.Strip(" ", 1, 0)]),
 }
 
 
-def worded(decoder: str) -> Tokenizer:
+def worded(decoder):
     backend = Backend(backends.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="</s>"))
     backend.decoder = DECODERS[decoder]
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
 
 
 @pytest.fixture(params=["bytes", *DECODERS])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request):
     return Tokenizer(models.tokenizer()) if request.param == "bytes" else worded(request.param)
 
 
 @pytest.mark.parametrize("prompted", [False, True])
-def test_bytes_and_places_are_those_of_the_text(tokenizer: Tokenizer, prompted: bool) -> None:
+def test_bytes_and_places_are_those_of_the_text(tokenizer, prompted):
     bare = [WORDS.index(word) for word in ("▁the", "▁dog", "s", "<0x73>", "▁", "狼", "sat", "▁the")]
     accent = [*bare[:3], *(WORDS.index(word) for word in ("<0xC3>", "<0xA9>", "▁dog", "s"))]
     texts = [accent, bare]
@@ -53,7 +50,7 @@ def test_bytes_and_places_are_those_of_the_text(tokenizer: Tokenizer, prompted: 
             assert word.startswith("bytes:\\x") or text[place : place + len(word)] == word == raw.decode()
 
 
-def test_every_alternative_is_kept(tokenizer: Tokenizer) -> None:
+def test_every_alternative_is_kept(tokenizer):
     """Halves of characters, and two tokens with one text."""
     if tokenizer.vocab_size > 100:
         ids = [token for token in range(tokenizer.vocab_size) if len(tokenizer.decode([token])) == 1]

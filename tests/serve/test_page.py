@@ -1,15 +1,10 @@
 """The page at / in a real Chromium, used as a person would: a chat, drafted runs in colour, figures that move."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -28,7 +23,7 @@ pytestmark = pytest.mark.skipif(DRIVER is None, reason="there is no chromedriver
 class Browser:
     """A window of Chromium, by the WebDriver protocol."""
 
-    def __init__(self, driver: str, profile: Path):
+    def __init__(self, driver, profile):
         self._http = httpx.Client(base_url=driver, timeout=60)
         options = {"args": [*ARGUMENTS, f"--user-data-dir={profile}"]}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
@@ -36,22 +31,22 @@ class Browser:
         made = self.do("POST", "", {"capabilities": {"alwaysMatch": wanted}})
         self._at = f"/session/{made['sessionId']}"
 
-    def do(self, method: str, path: str, body: Any = None) -> Any:
+    def do(self, method, path, body=None):
         """One command; what it returns."""
         reply = self._http.request(method, self._at + path, json=body)
         assert reply.status_code == 200, reply.text
         return reply.json()["value"]
 
-    def run(self, script: str) -> Any:
+    def run(self, script):
         """What a script in the page returns."""
         return self.do("POST", "/execute/sync", {"script": script, "args": []})
 
-    def on(self, selector: str, action: str, **body: Any) -> None:
+    def on(self, selector, action, **body):
         """Act on one element, such as click, clear or value (which types)."""
         found = self.do("POST", "/element", {"using": "css selector", "value": selector})
         self.do("POST", f"/element/{next(iter(found.values()))}/{action}", body)
 
-    def until(self, script: str, wanted: Callable[[Any], bool], seconds: float = 30) -> Any:
+    def until(self, script, wanted, seconds=30):
         """What a script returns once it is as wanted."""
         end = monotonic() + seconds
         while not wanted(value := self.run(script)):
@@ -61,10 +56,9 @@ class Browser:
 
 
 @contextmanager
-def browsing(profile: Path) -> Iterator[Browser]:
+def browsing(profile):
     """A browser that is closed afterwards."""
     driver = subprocess.Popen([str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
     port = next(match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
     browser = None
     try:

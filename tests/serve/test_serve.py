@@ -1,17 +1,12 @@
 """The server, by OpenAI's own client and by hand: what it answers, refuses and counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -33,8 +28,8 @@ from tests.fakes import TableTarget
 from tests.serve.live import engine, serving
 
 openai = pytest.importorskip("openai")
-MESSAGES: Any = [{"role": "user", "content": "the cat and the dog"}]
-SHAPES: dict[str, dict[str, Any]] = {
+MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
+SHAPES = {
     "nested": {
         "type": "object",
         "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}},
@@ -49,32 +44,32 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(tmp_path_factory):
     return tmp_path_factory.mktemp("log") / "requests.jsonl"
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Any:
+def served(folder):
     return engine(folder, max_batch=8)
 
 
 @pytest.fixture(scope="module")
-def address(served: Any, log: Path) -> Iterator[str]:
+def address(served, log):
     with serving(served, log) as where:
         yield where
 
 
 @pytest.fixture(scope="module")
-def client(address: str) -> Any:
+def client(address):
     return openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Any:
+def alone(folder):
     """What the engine answers by itself."""
     made = engine(folder)
 
-    def answer(prompt: Any, **params: Any) -> Any:
+    def answer(prompt, **params):
         return made.generate([prompt], SamplingParams(**{"temperature": 0.0, **params}))[0]
 
     return answer
@@ -86,10 +81,8 @@ def alone(folder: Path) -> Any:
 def test_a_chat_is_the_engines_answer(client, alone):
     done = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_completion_tokens=12)
     expected = alone(MESSAGES, max_tokens=12)
-    assert done.choices[0].message.content == expected.text
-    assert done.choices[0].message.role == "assistant"
-    assert done.usage.completion_tokens == expected.new_tokens
-    assert done.usage.prompt_tokens == expected.prompt_tokens
+    assert (done.choices[0].message.content, done.choices[0].message.role) == (expected.text, "assistant")
+    assert (done.usage.completion_tokens, done.usage.prompt_tokens) == (expected.new_tokens, expected.prompt_tokens)
     assert done.choices[0].finish_reason in ("stop", "length")
     told = done.metrics["speculative_decoding"]
     assert len(told["acceptance_histogram"]) == told["num_spec_tokens"] + 1
@@ -102,10 +95,8 @@ def test_a_stream_adds_up_to_the_whole(client, alone):
     expected = alone(MESSAGES, max_tokens=12)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected.text
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == expected.new_tokens
-    assert len({c.id for c in chunks}) == 1
+    assert ([c.choices[0].finish_reason for c in chunks if c.choices][-1], chunks[-1].choices) == ("length", [])
+    assert (chunks[-1].usage.completion_tokens, len({c.id for c in chunks})) == (expected.new_tokens, 1)
 
 
 def test_text_completions_with_several_prompts_and_answers(client, alone):
@@ -141,7 +132,7 @@ def test_log_probabilities(client, served, alone):
     assert again.choices[0].logprobs.token_logprobs[-3:] == pytest.approx(values, abs=1e-4)
 
 
-def keeps_to(made: Any, ids: list[int], schema: dict[str, Any]) -> bool:
+def keeps_to(made, ids, schema):
     """Whether every token of an answer, cut short or not, is one that the schema allows there."""
     target = made.target
     grammar = Grammars(made.tokenizer, target.vocab_size, target.eos_token_ids).json_schema(schema)
@@ -377,7 +368,7 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     made = engine(folder, max_batch=4)
     propose = made.drafter.propose
 
-    def failing(rows: Any) -> Any:
+    def failing(rows):
         for row in rows:
             if row.params.seed == 13 and row.num_new >= 3:
                 raise RowError(row.id) from RuntimeError("no draft")
@@ -393,13 +384,12 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     assert (ill.status_code, ill.json()["error"]["type"]) == (500, "server_error")
     events = [line[6:] for line in cut.text.splitlines() if line]
     assert "no draft" in json.loads(events[-3])["error"]["message"]
-    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "error"
-    assert events[-1] == "[DONE]"
+    assert (json.loads(events[-2])["choices"][0]["finish_reason"], events[-1]) == ("error", "[DONE]")
     assert not made.rows
 
 
 @pytest.mark.parametrize("template", [True, False], ids=["chat", "no template"])
-def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, template: bool) -> None:
+def test_the_log_can_be_replayed_and_tuned_with(tmp_path, capsys, template):
     """As it is, by the commands that it is for, and with what the server's own drafts had accepted."""
     folder = models.make_repetitive(tmp_path / "tiny", max_position_embeddings=512)
     if not template:
@@ -432,7 +422,7 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, tem
     assert json.loads(table.read_text())["paceline"] == "tune"
 
 
-def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder: Path, capsys: Any) -> None:
+def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path, folder, capsys):
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt_tokens": [5, 6], "tokens": [7, 320]}\n')
     assert main(["tune", str(folder), "--log", str(log), "-o", str(tmp_path / "table.json")]) == 2
@@ -440,18 +430,18 @@ def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder
     assert not (tmp_path / "table.json").exists()
 
 
-def test_accepted_tokens_are_counted_as_the_engine_counts_them() -> None:
+def test_accepted_tokens_are_counted_as_the_engine_counts_them():
     """Also where an answer ends inside a draft."""
 
     class Counting(Drafter):
-        def draft(self, row: Any) -> DraftTree:
+        def draft(self, row):
             return DraftTree.chain(row.last_token, [(row.last_token + n) % 8 for n in range(1, 4)])
 
     target = TableTarget(8, order=1, logits=lambda tokens: 9.0 * np.eye(8)[(tokens[-1] + 1) % 8])
     made = Engine(target, Counting())
     rows = [made.add([1], SamplingParams(max_tokens=20, stop_token_ids=(end,))) for end in (4, 5, 6, 7)]
     jobs = {row.id: SimpleNamespace(arrived=0.0) for row in rows}
-    metrics = Metrics(SimpleNamespace(running=0, waiting=0, jobs=jobs))  # type: ignore[arg-type]
+    metrics = Metrics(SimpleNamespace(running=0, waiting=0, jobs=jobs))
     while made.has_work:
         metrics.round(made.step())
     counted = [sum(row.stats.accepted_tokens for row in rows), sum(row.stats.draft_tokens for row in rows)]

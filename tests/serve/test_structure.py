@@ -1,10 +1,6 @@
 """Grammars: what they let through, what they refuse, where they fail, and where they begin."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +9,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.serve.fields import Tool
-from paceline.serve.structure import AfterReasoning, Grammars, Matched
+from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
-from paceline.target.tokenizer import Tokenizer
 from tests.pairs import paired
 
 MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
@@ -24,43 +19,34 @@ FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": 
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Engine:
+def plain(folder):
     return Engine(folder, dtype="float32", device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(plain: Engine) -> Tokenizer:
+def tokenizer(plain):
     assert plain.tokenizer is not None
     return plain.tokenizer
 
 
-def grammars(engine: Engine, white_space: str = "limited") -> Grammars:
+def grammars(engine, white_space="limited"):
     assert engine.tokenizer is not None
     return Grammars(engine.tokenizer, engine.target.vocab_size, engine.target.eos_token_ids, white_space)
 
 
-def takes(grammar: Matched | AfterReasoning, engine: Engine, text: str) -> bool:
+def takes(grammar, engine, text):
     """Whether an answer can be this text and end there."""
-    assert engine.tokenizer is not None
     ids, size = engine.tokenizer.encode_text(text), engine.target.vocab_size
     steps = all(bool(grammar.allowed(ids[:i], size)[token]) for i, token in enumerate(ids))
     return steps and bool(grammar.allowed(ids, size)[list(engine.target.eos_token_ids)].any())
 
 
-@pytest.mark.parametrize(
-    ("text", "by"),
-    [
-        ('{"a":true}', "limited any none"),
-        ('{"a": true}', "limited any"),
-        ('{\n    "a": true\n}', "limited any"),
-        ('{\n\t"a": true\n}', "limited any"),
-        ('{"a":  true}', "any"),
-        ('{\n\n"a": true}', "any"),
-        ('{\n \n"a": true}', "any"),
-        ('{"a": true', ""),
-    ],
-)
-def test_white_space_between_the_parts_of_json(plain: Engine, text: str, by: str) -> None:
+@pytest.mark.parametrize(("text", "by"), [
+    ('{"a":true}', "limited any none"), ('{"a": true}', "limited any"), ('{\n    "a": true\n}', "limited any"),
+    ('{\n\t"a": true\n}', "limited any"), ('{"a":  true}', "any"), ('{\n\n"a": true}', "any"),
+    ('{\n \n"a": true}', "any"), ('{"a": true', ""),
+])
+def test_white_space_between_the_parts_of_json(plain, text, by):
     for white_space in ("limited", "any", "none"):
         made = grammars(plain, white_space).json_schema(FLAG)
         assert takes(made, plain, text) == (white_space in by.split())
@@ -69,7 +55,7 @@ def test_white_space_between_the_parts_of_json(plain: Engine, text: str, by: str
 
 
 @pytest.mark.parametrize("drafter", ["none", "sam"])
-def test_a_small_model_writes_no_pages_of_blanks(demo: Path, drafter: str) -> None:
+def test_a_small_model_writes_no_pages_of_blanks(demo, drafter):
     engine = Engine(demo, drafter, dtype="float32", device="cpu", threads=1)
     params = SamplingParams(max_tokens=60, grammar=grammars(engine).json_schema(FLAG))
     (done,) = engine.generate([[{"role": "user", "content": "Is water wet? Answer in JSON."}]], params)
@@ -78,12 +64,12 @@ def test_a_small_model_writes_no_pages_of_blanks(demo: Path, drafter: str) -> No
 
 
 @pytest.mark.parametrize("schema", [MANY, {"$ref": "#"}], ids=["800 properties", "of itself"])
-def test_what_fails_at_its_beginning_is_refused(plain: Engine, schema: Any) -> None:
+def test_what_fails_at_its_beginning_is_refused(plain, schema):
     with pytest.raises(PacelineError, match="the JSON schema cannot be kept to"):
         grammars(plain).json_schema(schema)
 
 
-def test_what_fails_later_is_an_error_and_not_complete(plain: Engine, tokenizer: Tokenizer) -> None:
+def test_what_fails_later_is_an_error_and_not_complete(plain, tokenizer):
     size, made = plain.target.vocab_size, grammars(plain).json_schema(LATE)
     well, ill = tokenizer.encode_text('{"a":'), tokenizer.encode_text('{"a":{')
     before = made.allowed(well, size)
@@ -95,7 +81,7 @@ def test_what_fails_later_is_an_error_and_not_complete(plain: Engine, tokenizer:
 
 
 @pytest.mark.parametrize("drafter", ["none", "grammar", "sam"])
-def test_a_row_whose_grammar_fails_ends_as_an_error_alone(folder: Path, drafter: str) -> None:
+def test_a_row_whose_grammar_fails_ends_as_an_error_alone(folder, drafter):
     engine = Engine(folder, drafter, dtype="float32", device="cpu", threads=1)
     params = [SamplingParams(max_tokens=40, grammar=made) for made in (grammars(engine).json_schema(LATE), None)]
     ill, well = engine.generate(["the cat", "the dog"], params)
@@ -104,47 +90,34 @@ def test_a_row_whose_grammar_fails_ends_as_an_error_alone(folder: Path, drafter:
     assert well.finish_reason in ("stop", "length")
 
 
-# After the reasoning -------------------------------------------------------------------------------------------------
-
-
-def after(engine: Engine, begin: str, end: str = "</think>") -> AfterReasoning:
+def after(engine, begin, end="</think>"):
     made = grammars(engine)
     return made.after_reasoning(made.json_schema(FLAG), (begin or "<think>", end), inside=not begin)
 
 
-@pytest.mark.parametrize(
-    ("text", "begun", "may_begin"),
-    [
-        ('so</think>{"a":true}', True, False),
-        ('so</think>\n\n{"a":true}', True, False),
-        ('<think>so</think>\n\n{"a": true}', True, True),
-        ('{"a":true}', False, True),
-        ('so</think>\n{"a":true}', False, False),
-        ("so</think>so", False, False),
-        ("so {}", False, False),
-        ("<think>so", False, False),
-        ('<thin{"a":true}', False, False),
-    ],
-)
-def test_where_a_grammar_begins(plain: Engine, text: str, begun: bool, may_begin: bool) -> None:
+@pytest.mark.parametrize(("text", "begun", "may_begin"), [
+    ('so</think>{"a":true}', True, False), ('so</think>\n\n{"a":true}', True, False),
+    ('<think>so</think>\n\n{"a": true}', True, True), ('{"a":true}', False, True),
+    ('so</think>\n{"a":true}', False, False), ("so</think>so", False, False), ("so {}", False, False),
+    ("<think>so", False, False), ('<thin{"a":true}', False, False),
+])
+def test_where_a_grammar_begins(plain, text, begun, may_begin):
     """begun: an answer whose prompt has begun the reasoning can be this; may_begin: one that may begin it itself."""
-    assert takes(after(plain, ""), plain, text) == begun
-    assert takes(after(plain, "<think>"), plain, text) == may_begin
+    assert (takes(after(plain, ""), plain, text), takes(after(plain, "<think>"), plain, text)) == (begun, may_begin)
 
 
-def test_nothing_is_masked_or_forced_within_reasoning(plain: Engine, tokenizer: Tokenizer) -> None:
+def test_nothing_is_masked_or_forced_within_reasoning(plain, tokenizer):
     made, size, ends = after(plain, ""), plain.target.vocab_size, list(plain.target.eos_token_ids)
     free = made.allowed(tokenizer.encode_text("so </thin"), size)
     assert not free[ends].any()  # an answer that ended here would have no JSON
-    assert int(free.sum()) == size - len(ends)
-    assert made.forced(tokenizer.encode_text("so")) == []
+    assert (int(free.sum()), made.forced(tokenizer.encode_text("so"))) == (size - len(ends), [])
     closed = tokenizer.encode_text('so</think>\n\n{"')
     assert made.forced(closed) == grammars(plain).json_schema(FLAG).forced(tokenizer.encode_text('{"'))
     assert made.allowed(tokenizer.encode_text("so"), size)[tokenizer.encode_text("{")[0]]  # and back again
 
 
 @pytest.mark.parametrize(("temperature", "drafter"), paired([0.0, 1.0], ["sam", "grammar", "recycling", "jacobi"]))
-def test_drafts_see_where_the_reasoning_ends(folder: Path, plain: Engine, drafter: str, temperature: float) -> None:
+def test_drafts_see_where_the_reasoning_ends(folder, plain, drafter, temperature):
     """The mark is one that this model writes by itself, so that it falls inside drafts."""
     params = {"max_tokens": 60, "temperature": temperature, "seed": 3}
     (free,) = plain.generate(["the cat"], SamplingParams(**params, grammar=after(plain, "")))
@@ -160,7 +133,7 @@ def test_drafts_see_where_the_reasoning_ends(folder: Path, plain: Engine, drafte
     assert rest.lstrip().startswith("{")
 
 
-def test_a_forced_call_of_a_function_whose_schema_refers_to_itself(plain: Engine) -> None:
+def test_a_forced_call_of_a_function_whose_schema_refers_to_itself(plain):
     parts = {"$defs": {"n": {"type": "integer"}}, "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}
     tools = [
         Tool.model_validate({"type": "function", "function": {"name": name, "parameters": {"type": "object", **parts}}})

@@ -1,12 +1,7 @@
 """Tools and reasoning through the server, by OpenAI's own client. What the model writes is scripted by a grammar."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -25,7 +20,7 @@ TEMPLATE = (
     "{{ call.function.arguments | tojson }}{{ '}' }}\n</tool_call>{% endfor %}</s>{% endfor %}<|assistant|>"
     "{% if enable_thinking is defined %}{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
 )
-USER: Any = [{"role": "user", "content": "the cat"}]
+USER = [{"role": "user", "content": "the cat"}]
 TAKES = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": TAKES}} for name in ("add", "sub")]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
@@ -34,12 +29,12 @@ SHAPE = {"type": "json_schema", "json_schema": {"name": "shape", "schema": TAKES
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=2048, **native.TINY)
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
+def address(folder):
     made = engine(folder, max_batch=8)
     made.tokenizer.inner.chat_template = TEMPLATE
     with serving(made) as where:
@@ -47,16 +42,16 @@ def address(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(address: str) -> Any:
+def client(address):
     return openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
 
 
 @pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
+def writes(monkeypatch):
     """Says what the model writes next. Nothing is drafted, so that it comes in small pieces."""
 
-    def script(text: str) -> None:
-        def grammar(server: Server, *_: Any) -> Any:
+    def script(text):
+        def grammar(server, *_):
             return SimpleNamespace(allowed=spelled(server.grammars, text).allowed)
 
         monkeypatch.setattr(Server, "grammar", grammar)
@@ -64,7 +59,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
     return script
 
 
-def put_together(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], str, int]:
+def put_together(chunks):
     """Content, reasoning, calls, how it ended, and the number of log-probabilities of a stream."""
     content, reasoning, calls, reason, count = "", "", [], "", 0
     for choice in (choice for chunk in chunks for choice in chunk.choices):
@@ -80,7 +75,7 @@ def put_together(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], st
     return content, reasoning, calls, reason, count
 
 
-ANSWERS: dict[str, tuple[str, dict[str, Any], tuple[str, str, list[tuple[str, str]], str]]] = {
+ANSWERS = {
     "a call": (f"I add.\n{CALL}", {}, ("I add.", "", [("add", '{"x": 1}')], "tool_calls")),
     "two": (f"{CALL}\n{CALL}", {}, ("", "", [("add", '{"x": 1}')] * 2, "tool_calls")),
     "in elements": (XML, {}, ("", "", [("add", '{"x": 1}')], "tool_calls")),
@@ -90,8 +85,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], tuple[str, str, list[tuple[str, st
     "reasoning": (f"<think>\n{CALL}</think>\n\nno", {}, ("no", CALL, [], "stop")),
     "reasoning, a call": (f"<think>so</think>{CALL}", {}, ("", "so", [("add", '{"x": 1}')], "tool_calls")),
     "begun by the template": (
-        f"so\n</think>\n\n{CALL}",
-        {"extra_body": {"enable_thinking": True}},
+        f"so\n</think>\n\n{CALL}", {"extra_body": {"enable_thinking": True}},
         ("", "so", [("add", '{"x": 1}')], "tool_calls"),
     ),
     "closed by the template": ("<think>", {"extra_body": {"enable_thinking": False}}, ("<think>", "", [], "stop")),
@@ -99,7 +93,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], tuple[str, str, list[tuple[str, st
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: str) -> None:
+def test_whole_answers_and_streams_say_the_same(client, writes, case):
     text, more, expected = ANSWERS[case]
     writes(text)
     ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200, "logprobs": True, **more}
@@ -115,7 +109,7 @@ def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: 
     assert len(choice.logprobs.content) == done.usage.completion_tokens
 
 
-def test_an_answer_goes_on_where_its_reasoning_was_cut(client: Any, writes: Any) -> None:
+def test_an_answer_goes_on_where_its_reasoning_was_cut(client, writes):
     writes("b</think>c")
     for said, expected in (("<think>a", ("c", "b")), ("x", ("b</think>c", None))):
         begun = [*USER, {"role": "assistant", "content": said}]
@@ -132,12 +126,12 @@ def test_an_answer_goes_on_where_its_reasoning_was_cut(client: Any, writes: Any)
     assert "\n" not in caught.value.body["message"]
 
 
-def test_reasoning_is_read_under_either_name() -> None:
+def test_reasoning_is_read_under_either_name():
     said = {"role": "assistant", "content": "x", "reasoning": "why"}
     assert _plain([said]) == [{"role": "assistant", "content": "x", "reasoning_content": "why"}]
 
 
-def test_arguments_come_before_the_call_is_whole(client: Any, writes: Any) -> None:
+def test_arguments_come_before_the_call_is_whole(client, writes):
     writes(f"Well. {CALL}")
     ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200, "stream": True}
     chunks = list(client.chat.completions.create(**ask, extra_body={"draft": "none"}))
@@ -145,7 +139,7 @@ def test_arguments_come_before_the_call_is_whole(client: Any, writes: Any) -> No
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 2
 
 
-def test_a_broken_call_is_text_in_both(client: Any, writes: Any) -> None:
+def test_a_broken_call_is_text_in_both(client, writes):
     """A stream has begun the call before it turns out broken."""
     text = CALL.replace("1}}", "1,}}")
     writes(text)
@@ -156,7 +150,7 @@ def test_a_broken_call_is_text_in_both(client: Any, writes: Any) -> None:
     assert (content, reason) == (text, "stop")
 
 
-def prompt_of(address: str, body: dict[str, Any]) -> str:
+def prompt_of(address, body):
     """What the model reads of a request."""
     ask = {"messages": USER, "max_tokens": 1, "return_token_ids": True, **body}
     reply = httpx.post(f"{address}/v1/chat/completions", json=ask).json()
@@ -164,7 +158,7 @@ def prompt_of(address: str, body: dict[str, Any]) -> str:
     return str(httpx.post(f"{address}/detokenize", json={"tokens": reply["prompt_token_ids"]}).json()["prompt"])
 
 
-def test_a_model_reads_its_calls_as_it_wrote_them(client: Any, address: str, writes: Any) -> None:
+def test_a_model_reads_its_calls_as_it_wrote_them(client, address, writes):
     writes(CALL)
     (choice,) = client.chat.completions.create(model="tiny", messages=USER, tools=TOOLS, max_tokens=200).choices
     earlier = choice.message.model_dump(exclude_none=True)
@@ -176,13 +170,13 @@ def test_a_model_reads_its_calls_as_it_wrote_them(client: Any, address: str, wri
     ("arguments", "reads"),
     [('{"a": "ü"}', '{"a": "ü"}'), ("", "{}"), ({"a": 1}, '{"a": 1}'), ("{broken", '"{broken"'), ("[1]", "[1]")],
 )
-def test_arguments_reach_the_template_as_what_they_are(address: str, arguments: Any, reads: str) -> None:
+def test_arguments_reach_the_template_as_what_they_are(address, arguments, reads):
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert f'"arguments": {reads}}}' in prompt_of(address, {"messages": messages})
 
 
-def test_a_message_with_no_calls_keeps_its_text(address: str) -> None:
+def test_a_message_with_no_calls_keeps_its_text(address):
     """Mistral's template and Llama's take it for a message of calls alone, whatever the list."""
     for none in ([], None):
         asked = [*USER, {"role": "assistant", "content": "a dog", "tool_calls": none, "refusal": None}, *USER]
@@ -193,7 +187,7 @@ def test_a_message_with_no_calls_keeps_its_text(address: str) -> None:
             assert made["content"] == "a dog"
 
 
-def test_templates_without_tools_and_templates_that_join_text() -> None:
+def test_templates_without_tools_and_templates_that_join_text():
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
     assert prepared(messages, [], False)[0] == [
@@ -210,7 +204,7 @@ def test_templates_without_tools_and_templates_that_join_text() -> None:
 
 @pytest.mark.parametrize("choice", ["none", "required"])
 @pytest.mark.parametrize("draft", ["none", "sam"])
-def test_json_begins_after_the_reasoning(client: Any, choice: str, draft: str) -> None:
+def test_json_begins_after_the_reasoning(client, choice, draft):
     """Where the template has closed it, at once; where it has begun it, not before its end."""
     ask = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 60}
     ask |= {"response_format": SHAPE} if choice == "none" else {"tools": TOOLS, "tool_choice": choice}
@@ -222,7 +216,7 @@ def test_json_begins_after_the_reasoning(client: Any, choice: str, draft: str) -
     assert len(begun.message.reasoning_content) > 20
 
 
-def test_what_a_template_does_not_read_is_refused(address: str) -> None:
+def test_what_a_template_does_not_read_is_refused(address):
     ask = {"messages": USER, "max_tokens": 1, "reasoning_effort": "high"}
     reply = httpx.post(f"{address}/v1/chat/completions", json=ask)
     assert reply.status_code == 400
@@ -236,7 +230,7 @@ LATE = {"type": "object", "properties": {"a": MANY}, "required": ["a"], "additio
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_schema_that_fails_ends_as_an_error(address: str, stream: bool) -> None:
+def test_a_schema_that_fails_ends_as_an_error(address, stream):
     ask = {"messages": USER, "max_tokens": 60, "stream": stream, "enable_thinking": False}
     forms = [{"type": "json_schema", "json_schema": {"schema": schema}} for schema in (MANY, {"$ref": "#"}, LATE)]
     url = f"{address}/v1/chat/completions"

@@ -15,28 +15,24 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import numpy as np
 
 from paceline.core.sampling import SamplingParams
-from paceline.engine.engine import Engine
 from paceline.serve.structure import Grammars
 
 WORDS = ["the", "cat", "and", "dog", "sat", "on", "mat", "there", "was", "a", "little", "then", "said", "hello"]
-SCHEMAS: list[dict[str, Any]] = [
+SCHEMAS = [
     {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 3},
     {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
-        "required": ["a", "b"],
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a", "b"],
         "additionalProperties": False,
     },
 ]
 FATES = {"": 0.4, "stream": 0.35, "leave": 0.1, "malformed": 0.08, "key": 0.04, "half": 0.03}
-MALFORMED: list[bytes] = [
+MALFORMED = [
     b"{nope",
     b"[]",
     b'{"prompt": "the cat", "best_of": 3}',
@@ -61,7 +57,7 @@ class Planned:
 class Traffic:
     """`count` requests of `kinds` kinds. answers: by number of the request, those of every choice."""
 
-    def __init__(self, count: int, kinds: int, seed: int):
+    def __init__(self, count, kinds, seed):
         self.rng = np.random.default_rng(seed)
         self.bodies = [self._body(i) for i in range(kinds)]
         fates = self.rng.choice(list(FATES), size=count, p=list(FATES.values()))
@@ -69,11 +65,11 @@ class Traffic:
         self.answers: dict[int, list[str]] = {}
         self.outcomes: Counter[str] = Counter()
 
-    def _body(self, kind: int) -> dict[str, Any]:
+    def _body(self, kind):
         """A text completion or, without a schema in half the cases, a chat."""
         rng = self.rng
         text = " ".join(rng.choice(WORDS, int(rng.choice([1, 4, 20, 90]))))
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if kind % 2 else {"prompt": text}
+        body = {"messages": [{"role": "user", "content": text}]} if kind % 2 else {"prompt": text}
         body |= {"seed": kind, "temperature": float(rng.choice([0.0, 0.7, 1.2])), "n": int(rng.choice([1, 1, 1, 2]))}
         body["max_tokens"] = int(min(1 + rng.geometric(1 / 16), 120))
         if rng.random() < 0.3:
@@ -85,25 +81,23 @@ class Traffic:
             body["draft"] = str(rng.choice(["suffix", "none"]))
         return body
 
-    # Asking --------------------------------------------------------------------------------------------------
-
-    def run(self, address: str, key: str, clients: int = 64) -> None:
+    def run(self, address, key, clients=64):
         """Send all of them, `clients` at once."""
         asyncio.run(self._run(address, key, clients))
 
-    async def _run(self, address: str, key: str, clients: int) -> None:
+    async def _run(self, address, key, clients):
         left = iter(enumerate(self.planned))
         limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits, headers=headers) as http:
 
-            async def client() -> None:
+            async def client():
                 for number, planned in left:
                     self.outcomes[await self._ask(http, number, planned)] += 1
 
             await asyncio.gather(*(client() for _ in range(clients)))
 
-    async def _ask(self, http: httpx.AsyncClient, number: int, planned: Planned) -> str:
+    async def _ask(self, http, number, planned):
         """Send one, keep its answer, and return what became of it."""
         body = self.bodies[planned.kind]
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
@@ -131,7 +125,7 @@ class Traffic:
                 await asyncio.wait_for(http.post(path, json={**body, "max_tokens": 500}), 0.05)
         return planned.fate or "whole"
 
-    async def _streamed(self, http: httpx.AsyncClient, path: str, number: int, body: dict[str, Any]) -> None:
+    async def _streamed(self, http, path, number, body):
         texts, ended = [""] * body["n"], 0
         async with http.stream("POST", path, json={**body, "stream": True}) as reply:
             assert reply.status_code == 200
@@ -145,9 +139,7 @@ class Traffic:
         assert ended == body["n"]
         self.answers[number] = texts
 
-    # Judging -------------------------------------------------------------------------------------------------
-
-    def check(self, alone: Engine) -> None:
+    def check(self, alone):
         """Hold every answer to the one that `alone` gives."""
         expected = [self._expected(alone, body) for body in self.bodies]
         wanted = [i for i, planned in enumerate(self.planned) if planned.fate in ("", "stream")]
@@ -157,7 +149,7 @@ class Traffic:
         assert sum(self.outcomes.values()) == len(self.planned)
 
     @staticmethod
-    def _expected(alone: Engine, body: dict[str, Any]) -> list[str]:
+    def _expected(alone, body):
         assert alone.tokenizer is not None
         target = alone.target
         grammars = Grammars(alone.tokenizer, target.vocab_size, target.eos_token_ids)
@@ -172,14 +164,14 @@ class Traffic:
         return texts
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _text(choice):
     """A choice's text, of a chat or a text completion, whole or in pieces."""
     if "text" in choice:
         return str(choice["text"])
     return str((choice.get("message") or choice.get("delta") or {}).get("content") or "")
 
 
-async def _break_off(http: httpx.AsyncClient, path: str, body: str) -> None:
+async def _break_off(http, path, body):
     """Send a request up to its middle and leave."""
     to = urlsplit(str(http.base_url))
     _, writer = await asyncio.open_connection(to.hostname, to.port)

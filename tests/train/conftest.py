@@ -1,10 +1,6 @@
 """What tests of recipes share: accelerate's state, and answers that can be learnt."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +12,14 @@ from tests import models
 
 
 @pytest.fixture(autouse=True)
-def own_precision() -> Iterator[None]:
+def own_precision():
     """accelerate settles a process's precision once, and recipes and their commands use different ones."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def following_answers(file: Path) -> Path:
+def following_answers(file):
     """Answers in which every token but the first follows from the one before."""
     rng = np.random.default_rng(0)
     after = rng.permutation(np.arange(4, 40))
@@ -38,7 +34,7 @@ def following_answers(file: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def lesson(tmp_path_factory):
     """A target whose next token hangs on the last one, and texts of its own making."""
     root = tmp_path_factory.mktemp("lesson")
     models.make_repetitive(root / "target", tie_word_embeddings=False)
@@ -50,7 +46,7 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "target", root / "answers.jsonl"
 
 
-def rounds(target: Path, spec: str) -> int:
+def rounds(target, spec):
     """Rounds of a drafter with the lesson's target, on prompts of its own."""
     prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
     engine = Engine(target, f"{spec},tree=0,draft=3", dtype="float32")

@@ -9,7 +9,7 @@ from paceline.train import layers as attention
 
 
 @pytest.mark.parametrize("length", [1, 5, 128, 300])
-def test_output_and_gradients(length: int) -> None:
+def test_output_and_gradients(length):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, length, 8, requires_grad=True) for heads in (6, 2, 2))
     expected = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -21,7 +21,7 @@ def test_output_and_gradients(length: int) -> None:
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_computes_the_same_with_it() -> None:
+def test_a_model_computes_the_same_with_it():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

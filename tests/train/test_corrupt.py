@@ -1,7 +1,5 @@
 """Noise in rows: where it may stand, where its tokens come from, and that the labels stay."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -20,9 +18,7 @@ PAPER = NoiseConfig()
 MANY = NoiseConfig(lengths=(3, 6), every=48)
 
 
-def row(
-    *conversations: tuple[int, int], length: int = 600
-) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
+def row(*conversations, length=600):
     """A packed row of conversations, (tokens of the prompt, of the answer) each: ids, labels, and (begin, first token
     of the answer, end) of each. All tokens are different."""
     rendered, spans, at, token = [], [], 0, 0
@@ -42,8 +38,7 @@ def test_answers_are_found_in_packed_rows():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 120)), min_size=1, max_size=4),
-    st.integers(0, 1000),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 120)), min_size=1, max_size=4), st.integers(0, 1000),
     st.sampled_from([PAPER, MANY]),
 )
 def test_noise_stays_in_the_answers_and_comes_from_before(conversations, seed, config):
@@ -131,8 +126,7 @@ class Rows:
     def __init__(self):
         ids, labels, _ = row((4, 60), (3, 80))
         self.batch = {
-            "input_ids": torch.from_numpy(np.stack([ids] * 3)),
-            "labels": torch.from_numpy(np.stack([labels] * 3)),
+            "input_ids": torch.from_numpy(np.stack([ids] * 3)), "labels": torch.from_numpy(np.stack([labels] * 3)),
         }
 
     def next(self, progress):

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -12,7 +10,6 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import (
     Document,
     Example,
@@ -30,16 +27,16 @@ from paceline.train.loss import IGNORE
 from tests import models
 
 
-def write(path: Path, *rows: Any) -> Path:
+def write(path, *rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
     return path
 
 
-def documents(path: Path) -> list[Document]:
+def documents(path):
     return list(read(parse_source(str(path))))
 
 
-def test_records_become_documents(tmp_path: Path) -> None:
+def test_records_become_documents(tmp_path):
     dolly = {"instruction": " Do it", "context": "With this", "response": "Done", "category": "closed_qa"}
     turns = [{"role": "user", "text": "Hi"}, {"role": "assistant", "text": "Hello"}]
     read_documents = documents(write(
@@ -56,7 +53,7 @@ def test_records_become_documents(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_plain_text_is_cut_at_paragraphs(tmp_path: Path) -> None:
+def test_plain_text_is_cut_at_paragraphs(tmp_path):
     paragraphs = [f"Absatz {i}, größer. " + "word " * 300 for i in range(30)]
     text = "\n\n".join(paragraphs).encode()
     (tmp_path / "a.txt").write_bytes(text)
@@ -67,19 +64,16 @@ def test_plain_text_is_cut_at_paragraphs(tmp_path: Path) -> None:
     assert "\n\n".join(plain) == "\n\n".join(paragraphs)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("a.jsonl", b"{not json", "line 1: not JSON"),
-        ("a.jsonl", b'{"body": "x", "kind": "y"}', "line 1: unknown record with the keys body, kind; a line is"),
-        ("a.jsonl", b'{"turns": [{"role": "robot", "text": "x"}]}', "line 1: the role 'robot' is none of system, user"),
-        ("a.jsonl", b'{"tokens": [1]}', "line 1: token ids and no text"),
-        ("a.txt", b"fine\nM\xe4rz\n", "line 2: not UTF-8"),
-        ("a.txt.gz", gzip.compress(b"text " * 1000, mtime=0)[:40], "is cut off or damaged"),
-        ("a.csv", b"a,b", "a.csv is not .txt"),
-    ],
-)
-def test_what_is_no_source_is_one_line(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+@pytest.mark.parametrize(("name", "content", "complaint"), [
+    ("a.jsonl", b"{not json", "line 1: not JSON"),
+    ("a.jsonl", b'{"body": "x", "kind": "y"}', "line 1: unknown record with the keys body, kind; a line is"),
+    ("a.jsonl", b'{"turns": [{"role": "robot", "text": "x"}]}', "line 1: the role 'robot' is none of system, user"),
+    ("a.jsonl", b'{"tokens": [1]}', "line 1: token ids and no text"),
+    ("a.txt", b"fine\nM\xe4rz\n", "line 2: not UTF-8"),
+    ("a.txt.gz", gzip.compress(b"text " * 1000, mtime=0)[:40], "is cut off or damaged"),
+    ("a.csv", b"a,b", "a.csv is not .txt"),
+])
+def test_what_is_no_source_is_one_line(tmp_path, name, content, complaint):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(PacelineError) as caught:
         documents(tmp_path / name)
@@ -87,7 +81,7 @@ def test_what_is_no_source_is_one_line(tmp_path: Path, name: str, content: bytes
     assert "\n" not in str(caught.value)
 
 
-def test_specs(tmp_path: Path) -> None:
+def test_specs(tmp_path):
     path = write(tmp_path / "some.rows.jsonl", {"text": "x"})
     assert parse_source(str(path)).name == "some.rows"
     assert [s.name for s in parse_sources([f"mine={path}", f"mine={path}"])] == ["mine", "mine"]
@@ -99,10 +93,10 @@ def test_specs(tmp_path: Path) -> None:
             parse_source(spec)
 
 
-def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str | None, str]] = []
+def test_a_data_set_of_the_hub(monkeypatch):
+    asked = []
 
-    def load_dataset(name: str, config: str | None, split: str) -> list[dict[str, str]]:
+    def load_dataset(name, config, split):
         asked.append((name, config, split))
         if name == "a/b":
             raise ConnectionError("no network")
@@ -117,19 +111,16 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         list(read(parse_source("x=hf:a/b")))
 
 
-# Answers ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory):
     return load_tokenizer(models.make("llama2", tmp_path_factory.mktemp("models") / "mine"))
 
 
-def examples(tmp_path: Path, tokenizer: Tokenizer, *records: object) -> list[Example]:
+def examples(tmp_path, tokenizer, *records):
     return list(read_examples(write(tmp_path / "answers.jsonl", *records), tokenizer))
 
 
-def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_recorded_answers_are_read(tmp_path, tokenizer):
     said, end = tokenizer.encode_text("the dog"), [models.EOS]
     asked = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
     assert examples(tmp_path, tokenizer, {"prompt_tokens": [1, 2], "tokens": [3], "source": "s"}) == [
@@ -149,8 +140,7 @@ def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None
     assert (second.source, second.tokens) == ("qa", tokenizer.encode_text("hello") + end)
     logged = {"messages": [{"role": "user", "content": "hello"}], "response": "the dog"}
     assert examples(tmp_path, tokenizer, logged, {"prompt": "hello", "response": "the dog", "category": "x"}) == [
-        Example("answers", asked, said + end),
-        Example("x", asked, said + end),
+        Example("answers", asked, said + end), Example("x", asked, said + end),
     ]
     tokenizer.inner.chat_template = None
     [plain] = examples(tmp_path, tokenizer, {"prompt": "hello", "response": "the dog"})
@@ -160,25 +150,20 @@ def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None
     assert list(read_examples(zipped, tokenizer)) == [Example("vicuna-v1.3", None, [4])]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("", "holds no answers"),
-        ("{", "line 1: not JSON"),
-        ('{"tokens": "x"}', 'line 1: "tokens" must be a list of token ids'),
-        ('{"text": 3}', 'line 1: "text" must be a text'),
-        ('{"other": 3}', "line 1: unknown record with the keys other"),
-        ('{"prompt": "a"}', r"line 1: no answer \(keys: prompt\)"),
-    ],
-)
-def test_what_is_no_answer_is_refused(tmp_path: Path, tokenizer: Tokenizer, content: str, says: str) -> None:
+@pytest.mark.parametrize(("content", "says"), [
+    ("", "holds no answers"), ("{", "line 1: not JSON"),
+    ('{"tokens": "x"}', 'line 1: "tokens" must be a list of token ids'),
+    ('{"text": 3}', 'line 1: "text" must be a text'), ('{"other": 3}', "line 1: unknown record with the keys other"),
+    ('{"prompt": "a"}', r"line 1: no answer \(keys: prompt\)"),
+])
+def test_what_is_no_answer_is_refused(tmp_path, tokenizer, content, says):
     (tmp_path / "answers.jsonl").write_text(content)
     with pytest.raises(PacelineError, match=says) as caught:
         list(read_examples(tmp_path / "answers.jsonl", tokenizer))
     assert str(tmp_path) in str(caught.value)
 
 
-def test_only_the_targets_own_tokens_are_labels(tmp_path: Path) -> None:
+def test_only_the_targets_own_tokens_are_labels(tmp_path):
     ids, labels = rows_of([Example("s", *r) for r in (([5, 6, 7], [8, 9]), ([1], [2, 3]), ([4] * 20, [8]))], 8, pad=0)
     assert ids.tolist() == [[5, 6, 7, 8, 1, 2, 0, 0]]
     assert labels.tolist() == [[IGNORE, IGNORE, 8, 9, 2, 3, IGNORE, IGNORE]]
@@ -187,18 +172,17 @@ def test_only_the_targets_own_tokens_are_labels(tmp_path: Path) -> None:
         split_rows(tmp_path / "b.jsonl", 8)
 
 
-def test_all_answers_to_a_prompt_are_on_one_side(tmp_path: Path) -> None:
+def test_all_answers_to_a_prompt_are_on_one_side(tmp_path):
     rows = [
         {"prompt_tokens": [p, p + 1], "tokens": [50 + p, k], "source": "odd" if p % 2 else "even"}
         for p in range(40) for k in range(3)
     ]  # fmt: skip
     training, held = split_rows(write(tmp_path / "a.jsonl", *rows), 16, held_out=0.2)
 
-    def prompts(side: dict) -> set[int]:
+    def prompts(side):
         return {int(i) - 50 for ids, _ in side.values() for i in ids.ravel() if 50 <= i < 90}
 
-    assert len(prompts(held)) == 8
-    assert prompts(training) | prompts(held) == set(range(40))
+    assert (len(prompts(held)), prompts(training) | prompts(held)) == (8, set(range(40)))
     assert not prompts(training) & prompts(held)
     assert training.keys() == {"even", "odd"}
     again = split_rows(tmp_path / "a.jsonl", 16, held_out=0.2)
@@ -206,10 +190,7 @@ def test_all_answers_to_a_prompt_are_on_one_side(tmp_path: Path) -> None:
     assert not split_rows(write(tmp_path / "one.jsonl", rows[0]), 16)[1]
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_source_weighs_what_it_has_and_mixtures_resume() -> None:
+def test_a_source_weighs_what_it_has_and_mixtures_resume():
     rows = {n: (np.full((c, 2), v), np.full((c, 2), v)) for n, c, v in (("a", 6, 1), ("b", 2, 2))}
     one, two = Mixture(rows, 8), Mixture(rows, 8)
     drawn = torch.cat([one.next(0.1)["input_ids"] for _ in range(100)])[:, 0]

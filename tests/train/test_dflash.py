@@ -1,14 +1,10 @@
 """dflash is trained on what it meets in a draft: a packed pass over many blocks is the drafter run below each, and
 no block reads what does not exist when it drafts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.draft.methods.dflash import DFlashNetwork
@@ -20,18 +16,18 @@ KEEP = torch.arange(3, 300, 2)
 BLOCK = 4
 
 
-def network(family: str = "llama2") -> PreTrainedModel:
+def network(family="llama2"):
     return models.model(family, num_hidden_layers=4, tie_word_embeddings=False)
 
 
-def loss_of(model: PreTrainedModel, markov: int = 0, confidence: bool = False, **more: object) -> DFlashLoss:
-    config = DFlashConfig(block=BLOCK, anchors=3, markov=markov, confidence=confidence, **more)  # type: ignore[arg-type]
+def loss_of(model, markov=0, confidence=False, **more):
+    config = DFlashConfig(block=BLOCK, anchors=3, markov=markov, confidence=confidence, **more)
     loss = DFlashLoss(model, KEEP, config)
     models.randomize(loss.module)
     return loss.eval()
 
 
-def drafted(loss: DFlashLoss, ids: Tensor) -> list[Tensor]:
+def drafted(loss, ids):
     """Logits of the drafts below every position, by depth, [T - 1 - k, D]."""
     with torch.no_grad():
         return [(hidden @ loss.table().T)[0] for hidden in loss.drafts(ids, BLOCK)[1]]
@@ -39,7 +35,7 @@ def drafted(loss: DFlashLoss, ids: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("markov", [0, 8])
 @pytest.mark.parametrize("family", ["llama2", "llama3"])
-def test_every_block_of_training_is_a_block_of_drafting(family: str, markov: int) -> None:
+def test_every_block_of_training_is_a_block_of_drafting(family, markov):
     """At every position of a text, whose own tokens stand before the drafted ones."""
     model = network(family)
     loss = loss_of(model, markov, confidence=True)
@@ -65,7 +61,7 @@ def test_every_block_of_training_is_a_block_of_drafting(family: str, markov: int
     assert checked == 13 + 12 + 11 + 10
 
 
-def test_a_block_reads_the_text_strictly_before_its_first_token() -> None:
+def test_a_block_reads_the_text_strictly_before_its_first_token():
     """The states of that token and of later ones change nothing; neither do other blocks of the pass."""
     loss = loss_of(network())
     ids = torch.randint(4, models.VOCAB_SIZE, (1, 12))
@@ -82,7 +78,7 @@ def test_a_block_reads_the_text_strictly_before_its_first_token() -> None:
         torch.testing.assert_close(one, alone, atol=1e-4, rtol=1e-4)
 
 
-def test_the_loss_is_the_weighted_distance_where_the_target_wrote_the_tokens() -> None:
+def test_the_loss_is_the_weighted_distance_where_the_target_wrote_the_tokens():
     model = network()
     loss = loss_of(model, markov=8)
     ids = torch.randint(4, models.VOCAB_SIZE, (1, 12))
@@ -101,7 +97,7 @@ def test_the_loss_is_the_weighted_distance_where_the_target_wrote_the_tokens() -
     torch.testing.assert_close(loss(ids, labels).detach(), (total / weights).detach(), atol=1e-3, rtol=1e-4)
 
 
-def test_the_confidence_head_learns_overlaps_and_teaches_the_block_nothing() -> None:
+def test_the_confidence_head_learns_overlaps_and_teaches_the_block_nothing():
     model = network()
     loss = loss_of(model, markov=8, confidence=True)
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 16))
@@ -117,10 +113,9 @@ def test_the_confidence_head_learns_overlaps_and_teaches_the_block_nothing() -> 
     for name, parameter in without.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name].grad)
     head = gradients["module.confidence_head.proj.weight"]
-    assert head.grad is not None
     assert bool(head.grad.any())
     hidden, last = torch.randn(5, 64 + 8), torch.randn(5, 64)
     wanted = torch.minimum((hidden @ loss.table().T).softmax(-1), model.lm_head(last)[:, KEEP].softmax(-1)).sum(-1)
-    logits = loss.module.confidence_head["proj"](hidden)[:, 0]  # type: ignore[operator, index]
+    logits = loss.module.confidence_head["proj"](hidden)[:, 0]
     each = F.binary_cross_entropy_with_logits(logits, wanted)
     torch.testing.assert_close(loss._unsure(hidden, last, torch.ones(5)), each, atol=1e-4, rtol=1e-4)

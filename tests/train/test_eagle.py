@@ -1,26 +1,18 @@
 """EAGLE and EAGLE-3 are trained on what they meet in a draft: unrolled, they are the drafter run with forced tokens;
 only the head learns, aligned; and what is written drafts better than what training begins with."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.models.features import Network
 from paceline.draft.published.eagle3 import Flags
 from paceline.errors import PacelineError
 from paceline.target.load import load
@@ -48,29 +40,27 @@ METHODS = ("eagle", "eagle3")
 KEEP = torch.arange(3, 300, 2)
 STEPS = 4
 VARIANTS = {
-    "eagle": None,
-    "eagle3": Flags(),
-    "eagle3.1": Flags(fc_norm=True, norm_output=True),
+    "eagle": None, "eagle3": Flags(), "eagle3.1": Flags(fc_norm=True, norm_output=True),
     "eagle3, normed": Flags(norm_before_residual=True, norm_before_fc=True, norm_output=True),
 }
 
 
-def network(seed: int = 0, layers: int = 4, family: str = "llama2") -> PreTrainedModel:
+def network(seed=0, layers=4, family="llama2"):
     return models.model(family, seed, num_hidden_layers=layers, tie_word_embeddings=False)
 
 
-def loss_of(model: PreTrainedModel, variant: str) -> EagleLoss | Eagle3Loss:
+def loss_of(model, variant):
     flags = VARIANTS[variant]
     loss = EagleLoss(model) if flags is None else Eagle3Loss(model, KEEP, Eagle3Config(flags=flags))
     models.randomize(loss.module)
-    return loss.eval()  # type: ignore[return-value]
+    return loss.eval()
 
 
-def taps_and_head(loss: EagleLoss | Eagle3Loss, ids: Tensor) -> tuple[Tensor, torch.nn.Linear]:
+def taps_and_head(loss, ids):
     return loss.states(ids)[0], loss.teacher.lm_head if isinstance(loss, EagleLoss) else loss.module.lm_head
 
 
-def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
+def drafting(loss, model):
     """The same head as a drafter runs it."""
     target, tensors = native.of(model), {name: t.detach() for name, t in loss.module.named_parameters()}
     if isinstance(loss, EagleLoss):
@@ -79,11 +69,8 @@ def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
     return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
 
 
-# What is trained is what drafts -------------------------------------------------------------------------------------
-
-
 @torch.inference_mode()
-def forced(head: Network, taps: Tensor, text: np.ndarray, pairs: int) -> list[Tensor]:
+def forced(head, taps, text, pairs):
     """Logits of a draft after `pairs` pairs of a text whose tokens are the text's own, step by step."""
     slot, logits = head.cache.add_row(len(text)), []
     tokens = text[1 : pairs + 1].tolist()
@@ -102,7 +89,7 @@ def forced(head: Network, taps: Tensor, text: np.ndarray, pairs: int) -> list[Te
 
 
 @pytest.mark.parametrize(("variant", "family"), paired(VARIANTS, ["llama2", "llama3"]))
-def test_every_step_of_training_is_a_step_of_drafting(variant: str, family: str) -> None:
+def test_every_step_of_training_is_a_step_of_drafting(variant, family):
     """Step 0 reads what the target said, step s what the head said itself: at every position, with forced tokens."""
     model = network(family=family)
     loss = loss_of(model, variant)
@@ -121,14 +108,14 @@ def test_every_step_of_training_is_a_step_of_drafting(variant: str, family: str)
     assert checked == 13 + 12 + 11 + 10
 
 
-def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it() -> None:
+def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it():
     """Nothing else: later tokens of the text do not reach an earlier draft."""
     model = network()
     loss = loss_of(model, "eagle3")
     ids = torch.randint(4, models.VOCAB_SIZE, (1, 12))
     table = model.get_input_embeddings().weight
 
-    def drafts(ids: Tensor) -> list[Tensor]:
+    def drafts(ids):
         with torch.no_grad():
             return list(loss.module.unroll(taps_and_head(loss, ids)[0], ids, table, 3))
 
@@ -141,7 +128,7 @@ def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it() -> None:
         assert (before[step][:, first] - after[step][:, first]).abs().max() > 1e-3
 
 
-def test_blocks_of_positions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_positions_change_nothing(monkeypatch):
     model = network()
     loss = loss_of(model, "eagle3")
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 17))
@@ -153,10 +140,7 @@ def test_blocks_of_positions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
             torch.testing.assert_close(one, other)
 
 
-# The losses ---------------------------------------------------------------------------------------------------------
-
-
-def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> None:
+def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token():
     model = network()
     loss = loss_of(model, "eagle")
     ids = torch.randint(4, models.VOCAB_SIZE, (1, 9))
@@ -172,10 +156,9 @@ def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> 
     assert noisy(ids, labels).item() != pytest.approx(float(wanted), abs=1e-5)
 
 
-def test_eagle3_learns_over_its_own_tokens_where_it_has_the_texts_one() -> None:
+def test_eagle3_learns_over_its_own_tokens_where_it_has_the_texts_one():
     model = network()
     loss = loss_of(model, "eagle3")
-    assert isinstance(loss, Eagle3Loss)
     ids = torch.randint(4, models.VOCAB_SIZE, (2, 24))
     taps, last = loss.states(ids)
     drafted = torch.isin(ids, KEEP)  # the labels below
@@ -189,21 +172,21 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_texts_one() -> None:
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
-def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
+def test_acceptance_by_depth_counts_drafts_that_the_text_follows():
     ids = np.array([[5, 1, 2, 3, 4, 0]])
     labels = np.array([[1, 2, 3, 4, 0, IGNORE]])
 
     class Fixed(Student):
-        def drafts(self, ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
+        def drafts(self, ids, depths):
             p = F.one_hot(torch.from_numpy(labels).clamp_min(0), 6).float()
             first = F.one_hot(torch.tensor([[2, 3, 5, 0, 5]]), 6).float()  # right at places 0, 1, 3
             second = F.one_hot(torch.tensor([[3, 5, 0, 5]]), 6).float()  # below those with a next token: right at 0
             return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:depths])
 
-        def target_probs(self, last: Tensor) -> Tensor:
+        def target_probs(self, last):
             return last
 
-        def probs(self, hidden: Tensor, depth: int) -> Tensor:
+        def probs(self, hidden, depth):
             return hidden
 
     head = Fixed(network(), "soft")
@@ -220,10 +203,10 @@ def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
 
 LOOP = LoopConfig(tokens=24 * 16 * 50, peak_lr=2e-2, warmup_steps=5, mixed_precision="no")
 NOTHING = LoopConfig(tokens=0, mixed_precision="no")
-ROWS: dict[str, Any] = {"length": 24, "rows": 16}
+ROWS = {"length": 24, "rows": 16}
 
 
-def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
+def train(method, lesson, out, loop):
     folder, answers = lesson
     training = Training(folder, answers, out, out.with_suffix(".run"), loop)
     config = EagleConfig(**ROWS) if method == "eagle" else Eagle3Config(**ROWS, vocab=200)
@@ -231,7 +214,7 @@ def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_makes_a_head_that_drafts_better(method, lesson, tmp_path):
     train(method, lesson, tmp_path / "none", NOTHING)
     train(method, lesson, tmp_path / "head", LOOP)
     folder, _ = lesson
@@ -241,9 +224,7 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     assert rounds(folder, f"{method}:{tmp_path / 'head'}") < 0.9 * rounds(folder, f"{method}:{tmp_path / 'none'}")
 
 
-def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(
-    lesson: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(lesson, tmp_path):
     train("eagle3", lesson, tmp_path / "head", NOTHING)
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3"
@@ -255,8 +236,7 @@ def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(
     assert {"layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys()
     offsets, members = tensors["d2t"], tensors["t2d"]
     keep = torch.arange(len(offsets)) + offsets
-    assert keep.tolist() == members.nonzero().flatten().tolist()
-    assert len(keep) == 200
+    assert (keep.tolist(), len(keep)) == (members.nonzero().flatten().tolist(), 200)
     target = load(lesson[0], dtype="float32")
     settings = {name: value for name, value in config.items() if name not in ("paceline_drafter", "target")}
     network = Eagle3Network("x", settings, tensors, target)  # without our own entries, as another's
@@ -266,14 +246,14 @@ def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(
     assert torch.equal(network.columns, keep)
 
 
-def test_the_vocabulary_is_what_the_target_wrote() -> None:
+def test_the_vocabulary_is_what_the_target_wrote():
     ids = np.array([[1, 2, 3, 3], [3, 2, 2, 9]])
     labels = np.array([[2, 3, 3, IGNORE], [2, 2, 9, IGNORE]])
     counts = counts_of({"a": (ids[:1], labels[:1]), "b": (ids[1:], labels[1:])}, 10)
     assert counts.tolist() == [0, 0, 3, 2, 0, 0, 0, 0, 0, 1]
 
 
-def test_taps_are_layers_of_the_target(lesson: tuple[Path, Path]) -> None:
+def test_taps_are_layers_of_the_target(lesson):
     for taps in ((2, 3, 4), (1, 0), ()):
         with pytest.raises(PacelineError, match=r"has 3 layers: ascending numbers of 0 to 2, such as 0,1,2$"):
             Eagle3Config(taps=taps).check(lesson[0])

@@ -1,24 +1,19 @@
 """Medusa heads in vLLM's layout: by the names and words that vLLM reads."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
+from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.target.decoder import Decoder
 from paceline.target.load import load
-from paceline.train.__main__ import app
 from paceline.train.export import export_medusa
 from tests import models
 
 
-def medusa(folder: Path, width: int = 64, own: bool = False) -> Path:
+def medusa(folder, width=64, own=False):
     """Three heads of two blocks, as their authors publish them."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -35,14 +30,12 @@ def medusa(folder: Path, width: int = 64, own: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_targets_head_comes_along(tmp_path: Path, tied: bool) -> None:
+def test_the_targets_head_comes_along(tmp_path, tied):
     target = models.make("llama2", tmp_path / "target", tie_word_embeddings=tied)
-    words = ["vllm", str(medusa(tmp_path / "heads")), str(target), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    words = ["export", "vllm", str(medusa(tmp_path / "heads")), str(target), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
     tensors, before = load_file(tmp_path / "out" / "model.safetensors"), load_file(tmp_path / "heads/model.safetensors")
     opened = load(target, dtype="float32")
-    assert isinstance(opened, Decoder)
     assert torch.equal(tensors.pop("lm_head.weight"), opened.head.dense())
     assert {name: t.tolist() for name, t in tensors.items()} == {
         f"blocks.{name.split('.')[0]}.layers.{name.split('.')[1]}.{name.split('.')[3]}": t.tolist()
@@ -53,7 +46,7 @@ def test_the_targets_head_comes_along(tmp_path: Path, tied: bool) -> None:
     assert (config["original_lm_head"], config["medusa_fc_bias"], config["vocab_size"]) == (True, True, 320)
 
 
-def test_heads_with_output_heads_keep_them(tmp_path: Path) -> None:
+def test_heads_with_output_heads_keep_them(tmp_path):
     target = models.make("llama2", tmp_path / "target")
     export_medusa(medusa(tmp_path / "heads", own=True), target, tmp_path / "out")
     names = load_file(tmp_path / "out" / "model.safetensors").keys()
@@ -62,7 +55,7 @@ def test_heads_with_output_heads_keep_them(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["original_lm_head"] is False
 
 
-def test_what_is_not_medusa_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_is_not_medusa_is_refused_in_one_line(tmp_path):
     target = models.make("llama2", tmp_path / "target")
     with pytest.raises(PacelineError, match=r"reads states of 48 numbers, and those of .* have 64"):
         export_medusa(medusa(tmp_path / "narrow", width=48), target, tmp_path / "out")

@@ -1,7 +1,6 @@
 """A target's own answers: made by the engine, resumed, and never mixed with others."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,24 +8,23 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
-from paceline.train.data import Source, parse_sources
+from paceline.train.data import parse_sources
 from paceline.train.generated import generated_rows, openings
 from tests import models
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(tmp_path_factory):
     return models.make("llama2", tmp_path_factory.mktemp("models") / "mine")
 
 
 @pytest.fixture
-def tokenizer(target: Path) -> Tokenizer:
+def tokenizer(target):
     return load_tokenizer(target)
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> list[Source]:
+def sources(tmp_path):
     asked = tmp_path / "asked.jsonl"
     asked.write_text("".join(json.dumps({"prompt": f"the cat {i}"}) + "\n" for i in range(6)))
     talk = tmp_path / "talk.jsonl"
@@ -35,12 +33,12 @@ def sources(tmp_path: Path) -> list[Source]:
     return parse_sources([f"asked={asked}", f"talk={talk}"])
 
 
-def lines(file: Path) -> list[dict]:
+def lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_answers_are_the_targets_own(target: Path, sources: list[Source], tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+def test_answers_are_the_targets_own(target, sources, tmp_path):
+    seen = []
     out = generated_rows(
         target,
         prompts=sources,
@@ -51,8 +49,7 @@ def test_answers_are_the_targets_own(target: Path, sources: list[Source], tmp_pa
     )
     rows = lines(out)
     assert sorted(row["id"] for row in rows) == sorted(f"answer {n}" for n in range(10))
-    assert {row["source"] for row in rows} == {"asked", "talk"}
-    assert seen == [(n, 10) for n in range(1, 11)]
+    assert ({row["source"] for row in rows}, seen) == ({"asked", "talk"}, [(n, 10) for n in range(1, 11)])
     engine = Engine(str(target), "none")
     for row in rows:
         n = int(row["id"].split()[1])
@@ -61,8 +58,8 @@ def test_answers_are_the_targets_own(target: Path, sources: list[Source], tmp_pa
         assert done.tokens == row["tokens"]
 
 
-def test_an_interrupted_call_goes_on(target: Path, sources: list[Source], tmp_path: Path) -> None:
-    def make(out: Path, count: int) -> list[dict]:
+def test_an_interrupted_call_goes_on(target, sources, tmp_path):
+    def make(out, count):
         generated_rows(target, prompts=sources, count=count, max_tokens=5, seed=3, out=out)
         return sorted(lines(out), key=lambda row: int(row["id"].split()[1]))
 
@@ -73,11 +70,10 @@ def test_an_interrupted_call_goes_on(target: Path, sources: list[Source], tmp_pa
     out.write_bytes(broken[: len(broken) - 5])  # a kill in the middle of a line
     assert make(out, 9) == whole
     before = out.read_bytes()
-    assert make(out, 9) == whole
-    assert out.read_bytes() == before
+    assert (make(out, 9), out.read_bytes()) == (whole, before)
 
 
-def test_other_settings_do_not_mix(target: Path, sources: list[Source], tmp_path: Path) -> None:
+def test_other_settings_do_not_mix(target, sources, tmp_path):
     out = tmp_path / "own.jsonl"
     generated_rows(target, prompts=sources, count=2, max_tokens=5, out=out)
     with pytest.raises(PacelineError, match=r"own.jsonl holds another run: its max_tokens was 5 and now is 6; delete"):
@@ -87,21 +83,21 @@ def test_other_settings_do_not_mix(target: Path, sources: list[Source], tmp_path
         generated_rows(other, prompts=sources, count=2, max_tokens=5, out=out)
 
 
-def test_greedy_answers_are_made_once_a_prompt(target: Path, sources: list[Source], tmp_path: Path) -> None:
+def test_greedy_answers_are_made_once_a_prompt(target, sources, tmp_path):
     out = generated_rows(target, prompts=sources, count=50, max_tokens=3, temperature=0, out=tmp_path / "own.jsonl")
     assert len(lines(out)) == 7
     out = generated_rows(target, prompts=sources, count=50, max_tokens=3, temperature=0.7, out=tmp_path / "hot.jsonl")
     assert len(lines(out)) == 50
 
 
-def test_without_prompts_the_target_writes_freely(target: Path, tmp_path: Path) -> None:
+def test_without_prompts_the_target_writes_freely(target, tmp_path):
     out = generated_rows(target, count=3, max_tokens=4, temperature=1.0, out=tmp_path / "own.jsonl")
     rows = lines(out)
     assert [row["prompt_tokens"] for row in rows] == [[models.BOS]] * 3
     assert len({tuple(row["tokens"]) for row in rows}) > 1
 
 
-def test_nothing_to_do_is_said(target: Path, sources: list[Source], tmp_path: Path) -> None:
+def test_nothing_to_do_is_said(target, sources, tmp_path):
     with pytest.raises(PacelineError, match="nothing to train on"):
         generated_rows(target, count=0, out=tmp_path / "own.jsonl")
     with pytest.raises(PacelineError, match="source 'asked' has no prompt of at most 1 tokens"):
@@ -122,7 +118,7 @@ def test_nothing_to_do_is_said(target: Path, sources: list[Source], tmp_path: Pa
     assert len(lines(tmp_path / "own.jsonl")) == 2
 
 
-def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_prompts_end_where_the_assistant_speaks(sources, tokenizer, tmp_path):
     asked, talk = sources
     prompts = openings([asked], tokenizer, 100)
     wanted = [tokenizer.encode_chat([{"role": "user", "content": f"the cat {i}"}]) for i in range(6)]
@@ -151,7 +147,7 @@ def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer
         openings(parse_sources([f"bench={questions}"]), tokenizer, 100)
 
 
-def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path: Path) -> None:
+def test_recorded_and_generated_answers_go_into_one_file(target, tmp_path):
     recorded = tmp_path / "log.jsonl"
     recorded.write_text('{"prompt": "hello", "response": "there", "category": "mine"}\n' * 2)
     out = tmp_path / "own.jsonl"
@@ -161,7 +157,7 @@ def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path:
     assert [row["source"] for row in lines(out)] == ["mine", "mine", "free"]
 
 
-def test_answers_without_their_prompts_are_not_learnt_from(target: Path, tmp_path: Path) -> None:
+def test_answers_without_their_prompts_are_not_learnt_from(target, tmp_path):
     recorded = tmp_path / "log.jsonl"
     recorded.write_text('{"text": "there", "prompt": "hello"}\n{"text": "there"}\n')
     with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: give it a "prompt" or'):

@@ -1,11 +1,9 @@
 """The chunked losses give what torch's own give, gradients too."""
 
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, distance
 
@@ -17,20 +15,20 @@ STATES, TABLE = torch.randn(N, 6), torch.randn(V, 6)
 """Of a target with another width."""
 
 
-def log_p(hidden: Tensor, weight: Tensor) -> Tensor:
+def log_p(hidden, weight):
     return (hidden @ weight.T).log_softmax(-1)
 
 
-def kl_and_tv(hidden: Tensor, weight: Tensor) -> Tensor:
+def kl_and_tv(hidden, weight):
     p, log_q = (STATES @ TABLE.T).softmax(-1)[KEPT], log_p(hidden, weight)[KEPT]
     return (F.kl_div(log_q, p, reduction="none").sum(-1) + 0.5 * (log_q.exp() - p).abs().sum(-1)).mean()
 
 
-def soft(hidden: Tensor, weight: Tensor) -> Tensor:
+def soft(hidden, weight):
     return -((STATES @ TABLE.T).softmax(-1) * log_p(hidden, weight)).sum(-1)[KEPT].mean()
 
 
-def lk(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+def lk(hidden, weight, chunk):
     """Chunk by chunk: the weight of KL follows the chunk's own acceptance rate."""
     p, log_q = (STATES @ TABLE.T).softmax(-1)[KEPT], log_p(hidden, weight)[KEPT]
     total = torch.zeros(())
@@ -41,7 +39,7 @@ def lk(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     return total / len(p)
 
 
-LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+LOSSES = {
     "cross-entropy": (
         lambda h, w: chunked_cross_entropy(h.view(2, 11, 8), w, LABELS.view(2, 11), chunk=5),
         lambda h, w: F.cross_entropy(h @ w.T, LABELS),
@@ -54,7 +52,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_losses_and_their_gradients_are_torchs(loss: str) -> None:
+def test_losses_and_their_gradients_are_torchs(loss):
     torch.manual_seed(1)
     inputs = torch.randn(N, 8, requires_grad=True), torch.randn(V, 8, requires_grad=True)
     ours, theirs = (of(*inputs) for of in LOSSES[loss])
@@ -62,17 +60,16 @@ def test_losses_and_their_gradients_are_torchs(loss: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs))
 
 
-def test_nothing_to_learn_is_no_gradient() -> None:
+def test_nothing_to_learn_is_no_gradient():
     hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     loss = chunked_cross_entropy(hidden, weight, torch.full((3,), IGNORE))
     loss.backward()
     assert loss == 0
-    assert weight.grad is not None
     assert not weight.grad.any()
     assert distance("soft", hidden, weight, hidden, weight, torch.zeros(3, dtype=torch.bool)).item() == 0  # and not NaN
 
 
-def test_soft_cross_entropy_with_a_shared_table_moves_the_states_alone() -> None:
+def test_soft_cross_entropy_with_a_shared_table_moves_the_states_alone():
     torch.manual_seed(0)
     hidden, last = torch.randn(2, CHUNK + 50, 8, dtype=torch.float64)
     table = torch.randn(20, 8, dtype=torch.float64, requires_grad=True)

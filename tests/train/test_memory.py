@@ -22,7 +22,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
+def faults(how):
     """Pages that were asked for anew in four rounds."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True)
     if done.stdout.strip() == "no glibc":
@@ -30,5 +30,5 @@ def faults(how: str) -> int:
     return int(done.stdout)
 
 
-def test_freed_memory_is_kept() -> None:
+def test_freed_memory_is_kept():
     assert 10 * faults("keep") < faults("leave")

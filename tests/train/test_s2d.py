@@ -1,10 +1,7 @@
 """A sorted draft: what its loss is, that every exit learns, and that what is written drafts for several targets."""
 
-from __future__ import annotations
-
 import copy
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,26 +23,26 @@ LAYERS = 4
 SMALL = {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48}
 
 
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(seed=0):
     ids = torch.from_numpy(np.random.default_rng(seed).integers(4, 288, (3, 13)))
     labels = ids[:, 1:].clone()
     labels[:, ::3] = IGNORE
     return ids[:, :-1], labels
 
 
-def grads(loss: SortedLoss) -> dict[str, torch.Tensor]:
+def grads(loss):
     loss.zero_grad()
     loss(*batch()).backward()
     return {name: p.grad.clone() for name, p in loss.model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", ["llama2", "qwen3"])
-def test_with_the_last_exit_alone_it_is_ordinary_cross_entropy(family: str) -> None:
+def test_with_the_last_exit_alone_it_is_ordinary_cross_entropy(family):
     model = models.model(family, **SMALL)
     assert torch.equal(SortedLoss(model, [LAYERS])(*batch()), LmLoss(model)(*batch()))
 
 
-def test_the_loss_is_the_mean_over_exits_and_deep_layers_learn_from_their_own_exit(tmp_path: Path) -> None:
+def test_the_loss_is_the_mean_over_exits_and_deep_layers_learn_from_their_own_exit(tmp_path):
     model = models.model("llama2", **SMALL)
     loss = SortedLoss(model, [1, 2, LAYERS])
     each = [loss(*batch(), torch.full((3,), number)) for number in range(3)]
@@ -61,7 +58,7 @@ def test_the_loss_is_the_mean_over_exits_and_deep_layers_learn_from_their_own_ex
         assert alike == any(f"layers.{layer}." in name for layer in (2, 3)), name
 
 
-def test_a_teacher_adds_the_distance_to_it() -> None:
+def test_a_teacher_adds_the_distance_to_it():
     model = models.model("llama2", **SMALL)
     same, other = copy.deepcopy(model), models.model("llama2", seed=1, **SMALL)
     plain = SortedLoss(model, [2, LAYERS])(*batch())
@@ -74,7 +71,7 @@ def test_a_teacher_adds_the_distance_to_it() -> None:
     assert all(p.grad is None for p in same.parameters())
 
 
-def test_a_cut_keeps_the_first_layers(tmp_path: Path) -> None:
+def test_a_cut_keeps_the_first_layers(tmp_path):
     folder = models.make("qwen3", tmp_path, **SMALL)
     whole, part = AutoModelForCausalLM.from_pretrained(folder), cut(folder, 2)
     assert part.config.num_hidden_layers == len(part.model.layers) == 2
@@ -82,12 +79,10 @@ def test_a_cut_keeps_the_first_layers(tmp_path: Path) -> None:
     assert all(torch.equal(p, known[name]) for name, p in part.named_parameters())
 
 
-def test_depths() -> None:
+def test_depths():
     for config, layers, expected in (
-        (SortedConfig(), 8, (4, (2, 3, 4))),
-        (SortedConfig(), 3, (1, (1,))),
-        (SortedConfig(layers=12), 32, (12, (6, 9, 12))),
-        (SortedConfig(layers=4, exits=(1, 4)), 8, (4, (1, 4))),
+        (SortedConfig(), 8, (4, (2, 3, 4))), (SortedConfig(), 3, (1, (1,))),
+        (SortedConfig(layers=12), 32, (12, (6, 9, 12))), (SortedConfig(layers=4, exits=(1, 4)), 8, (4, (1, 4))),
     ):
         assert config.depths(layers) == expected
     with pytest.raises(PacelineError, match="--layers is 9; the target has 8"):
@@ -97,7 +92,7 @@ def test_depths() -> None:
             SortedConfig(layers=4, exits=exits).depths(8)
 
 
-def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) -> None:
+def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path):
     target = models.make("llama2", tmp_path / "target", **SMALL)
     out, run = tmp_path / "sorted", tmp_path / "run"
     loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
@@ -106,8 +101,7 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
     assert train_sorted(Training(target, made, out, run, loop), recipe, compiled=False)
     config = json.loads((out / "config.json").read_text())
     assert (config["paceline_drafter"], config["exits"], config["num_hidden_layers"]) == ("s2d", [1, 2, 3], 3)
-    assert config["target"]["name"] == "target"
-    assert len(config["thresholds"]) == 2
+    assert (config["target"]["name"], len(config["thresholds"])) == ("target", 2)
 
     untrained = SortedLoss(cut(target, 3), (1, 2, 3)).eval()
     trained = SortedLoss(AutoModelForCausalLM.from_pretrained(out), (1, 2, 3)).eval()
@@ -134,7 +128,7 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
         assert used == exits_in_use([1, 2, 3], config["thresholds"], 3)
 
 
-def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
+def test_what_is_watched_of_every_exit(tmp_path):
     teacher = models.model("llama2", **SMALL).eval()
     draft = models.model("llama2", seed=1, **SMALL | {"num_hidden_layers": 3}).eval()
     rng = np.random.default_rng(0)
@@ -148,7 +142,7 @@ def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
     assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in known), 2)
     assert [float(seen.share[: known[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
 
-    def said(model: torch.nn.Module) -> torch.Tensor:
+    def said(model):
         of_each = [model(torch.from_numpy(ids)).logits for ids, _ in held.values()]
         return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, known, strict=True)]).detach()
 

@@ -1,9 +1,6 @@
 """Streams of a draft model: what their loss is, whom they see, and that what is written drafts."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ from tests.train.test_s2d import SMALL
 COUNT, LAYERS, RANK = 2, 2, 4
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def batch():
     """Ids and labels [3, 12]; some of the labels are not learnt."""
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, 288, (3, 13)))
     labels = ids[:, 1:].clone()
@@ -36,7 +33,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return ids[:, :-1], labels
 
 
-def made(keep: bool = False) -> StreamsLoss:
+def made(keep=False):
     """Streams that say something else than their token."""
     torch.manual_seed(2)
     module = StreamsLoss(models.model("llama2", **SMALL), COUNT, LAYERS, RANK, keep)
@@ -46,7 +43,7 @@ def made(keep: bool = False) -> StreamsLoss:
     return module
 
 
-def test_the_loss_is_the_weighted_sum_of_what_each_stream_is_to_say() -> None:
+def test_the_loss_is_the_weighted_sum_of_what_each_stream_is_to_say():
     module, (ids, labels) = made(), batch()
     logits = module.teacher.lm_head(module.states(ids))
     expected = torch.zeros(())
@@ -55,7 +52,7 @@ def test_the_loss_is_the_weighted_sum_of_what_each_stream_is_to_say() -> None:
     torch.testing.assert_close(module(ids, labels), expected)
 
 
-def test_a_token_is_the_draft_models_own() -> None:
+def test_a_token_is_the_draft_models_own():
     """Main states are those of the model without streams; later tokens change nothing before them, nor in streams."""
     module, (ids, _) = made(), batch()
     states = module.states(ids)
@@ -67,7 +64,7 @@ def test_a_token_is_the_draft_models_own() -> None:
     assert not torch.allclose(states[:, 1], states[:, 0], atol=0.1)
 
 
-def test_who_sees_whom() -> None:
+def test_who_sees_whom():
     mask = seen(3, 2)
     rows = {(0, 1): {(0, 0), (0, 1)}, (1, 1): {(0, 0), (0, 1), (1, 1)}, (2, 0): {(0, 0), (1, 0), (2, 0)}}
     for (kind, place), others in rows.items():
@@ -75,13 +72,13 @@ def test_who_sees_whom() -> None:
         assert seen_by == others
 
 
-def test_only_what_the_target_wrote_in_one_piece_is_learnt() -> None:
+def test_only_what_the_target_wrote_in_one_piece_is_learnt():
     labels = torch.tensor([[5, 6, IGNORE, 7, 8, 9]])
     assert later(labels, 1).tolist() == [[6, IGNORE, IGNORE, 8, 9, IGNORE]]
     assert later(labels, 2).tolist() == [[IGNORE, IGNORE, IGNORE, 9, IGNORE, IGNORE]]
 
 
-def test_with_keep_the_draft_learns_nothing() -> None:
+def test_with_keep_the_draft_learns_nothing():
     module = made(keep=True)
     assert {name for name, _ in module.named_parameters()} == {"down", "up", "embedding"}
     module(*batch()).backward()
@@ -89,7 +86,7 @@ def test_with_keep_the_draft_learns_nothing() -> None:
     assert module.teacher.lm_head.weight.grad is None
 
 
-def test_how_well_streams_foresee_their_own_model() -> None:
+def test_how_well_streams_foresee_their_own_model():
     """A stream is measured against what the model itself says at that place."""
     module, (ids, labels) = made(), batch()
     held = {"made": (ids.numpy(), labels.numpy())}
@@ -101,7 +98,7 @@ def test_how_well_streams_foresee_their_own_model() -> None:
     assert all(0 < fit["overlap"] < 1 for fit in fits)
 
 
-def test_streams_that_were_trained_foresee_and_draft(tmp_path: Path) -> None:
+def test_streams_that_were_trained_foresee_and_draft(tmp_path):
     target = models.make("llama2", tmp_path / "target", **SMALL)
     draft = models.make("llama2", tmp_path / "draft", **SMALL | {"num_hidden_layers": 2})
     narrow = models.make("llama2", tmp_path / "narrow", **SMALL | {"vocab_size": 288})

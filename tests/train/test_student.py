@@ -1,10 +1,6 @@
 """What every drafter in training has: the loss over a few tokens, and the probabilities that it drafts with."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from paceline.workbench.llama import ModelConfig, new_llama
 from tests import models
 
 
-def test_the_loss_over_a_few_tokens_is_between_the_distributions_among_them() -> None:
+def test_the_loss_over_a_few_tokens_is_between_the_distributions_among_them():
     student = Student(models.model("llama2", tie_word_embeddings=False), "soft")
     head = student.teacher.lm_head.weight
     student.tokens = few = torch.tensor([2, 3, 50, 200])
@@ -39,7 +35,7 @@ def test_the_loss_over_a_few_tokens_is_between_the_distributions_among_them() ->
     torch.testing.assert_close(student.probs(hidden[where], 0), F.softmax(hidden[where] @ head.T, -1))
 
 
-def test_a_drafts_embedding_begins_as_near_the_targets_as_its_width_allows() -> None:
+def test_a_drafts_embedding_begins_as_near_the_targets_as_its_width_allows():
     table = torch.randn(300, 8) @ torch.randn(8, 64) + 0.01 * torch.randn(300, 64) + 3  # 8 axes hold nearly all
     rows = table - table.mean(0)
     want = rows @ rows.T / rows.norm(dim=1).mean() ** 2
@@ -53,7 +49,7 @@ def test_a_drafts_embedding_begins_as_near_the_targets_as_its_width_allows() -> 
 
 
 KEEP = torch.arange(3, 300, 2)
-STUDENTS: dict[str, Callable[[Any], Student]] = {
+STUDENTS = {
     "medusa": lambda model: MedusaLoss(model, MedusaConfig(share=1)),
     "hydra": lambda model: HydraLoss(model, HydraConfig(share=1)),
     "amphista": lambda model: AmphistaLoss(model, AmphistaConfig(share=1)),
@@ -67,7 +63,7 @@ STUDENTS: dict[str, Callable[[Any], Student]] = {
 
 
 @pytest.mark.parametrize("kind", STUDENTS)
-def test_the_drafter_alone_learns(kind: str) -> None:
+def test_the_drafter_alone_learns(kind):
     """All of it does, and nothing of the target."""
     model = models.model("qwen3-moe" if "experts" in kind else "llama2", tie_word_embeddings=False)
     student = STUDENTS[kind](model)

@@ -1,7 +1,5 @@
 """Thresholds for the exits of a draft: what they should bring, and that the best are found."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -11,16 +9,16 @@ from paceline.draft.methods.s2d import NEVER
 from paceline.train.s2d import GRID, ExitRecord
 
 
-def fastest(rate: float, call: float) -> float:
+def fastest(rate, call):
     """Speed-up of the best chain of at most 16 tokens, each accepted at this rate."""
     return max((1 - rate ** (n + 1)) / (1 - rate) / (1 + n * call) for n in range(1, 17))
 
 
-def watched(sure: np.ndarray, right: np.ndarray, layers: list[float], head: float = 0.02) -> ExitRecord:
+def watched(sure, right, layers, head=0.02):
     return ExitRecord(sure, right, layers, head, np.full(len(sure), 1 / len(sure)))
 
 
-def made(count: int = 3000, seed: int = 0) -> ExitRecord:
+def made(count=3000, seed=0):
     """The first exit is right as often as it is sure, the next half as often wrong, the last nearly always right."""
     rng = np.random.default_rng(seed)
     sure = rng.beta(0.6, 0.6, (count, 1)) ** [1.0, 0.8, 0.6]
@@ -29,7 +27,7 @@ def made(count: int = 3000, seed: int = 0) -> ExitRecord:
     return watched(sure, rng.random((count, 3)) < right, [0.03, 0.06, 0.2])
 
 
-def test_the_speed_up_is_that_of_the_exits_taken() -> None:
+def test_the_speed_up_is_that_of_the_exits_taken():
     sure = np.array([[0.9, 0.1, 0.3], [0.4, 0.8, 0.3], [0.4, 0.4, 0.3], [0.4, 0.4, 0.3]])
     right = np.array([[True, False, False], [False, True, False], [True, True, True], [True, True, False]])
     one = watched(sure, right, [0.1, 0.2, 0.4], head=0.05)
@@ -43,7 +41,7 @@ def test_the_speed_up_is_that_of_the_exits_taken() -> None:
     assert one.speed((0.0, 0.5)) == pytest.approx(fastest(0.75, call))
 
 
-def test_tokens_count_by_their_share() -> None:
+def test_tokens_count_by_their_share():
     sure, right = np.full((2, 1), 0.5), np.array([[True], [False]])
     one = ExitRecord(sure, right, [0.1], 0.0, np.array([0.9, 0.1]))
     assert one.speed(()) == pytest.approx(fastest(0.9, 0.1))
@@ -51,7 +49,7 @@ def test_tokens_count_by_their_share() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_none_of_the_grid_is_faster_than_the_best(seed: int) -> None:
+def test_none_of_the_grid_is_faster_than_the_best(seed):
     one = made(seed=seed)
     thresholds, speed = one.best()
     assert speed == one.speed(thresholds)
@@ -59,7 +57,7 @@ def test_none_of_the_grid_is_faster_than_the_best(seed: int) -> None:
     assert speed > max(one.speed(fixed) for fixed in product((0.0, NEVER), repeat=2)), "no single exit is as fast"
 
 
-def test_what_costs_nothing_is_used_and_what_gains_nothing_is_not() -> None:
+def test_what_costs_nothing_is_used_and_what_gains_nothing_is_not():
     rng = np.random.default_rng(1)
     sure = rng.random((500, 2))
     right = np.column_stack([rng.random(500) < 0.3, rng.random(500) < 0.8])

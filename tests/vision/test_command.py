@@ -1,7 +1,6 @@
 """`paceline eval vision` and `paceline train vision` as users run them, and the page."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from paceline.evals.vision.towers import small
 from .sets import sample
 
 
-def _json(capsys, *arguments: str) -> dict:
+def _json(capsys, *arguments):
     assert main(["eval", "vision", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_build_run_audit_report(tmp_path: Path, capsys) -> None:
+def test_build_run_audit_report(tmp_path, capsys):
     out = str(tmp_path / "set")
     built = _json(capsys, "build", out, "--cases", "2", "--size", "64", "--seed", "4")
     assert (built["pictures"], built["drawn"]) == (60, 60)
@@ -39,11 +38,10 @@ def test_build_run_audit_report(tmp_path: Path, capsys) -> None:
     assert "picture to text, wrong" in page
     assert "picture to text, right" in page
     with np.load(tmp_path / "random" / "scores.npz") as scores:
-        assert len(scores.files) == 12
-        assert scores["count/00000"].shape == (9, 9)
+        assert (len(scores.files), scores["count/00000"].shape) == (12, (9, 9))
 
 
-def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
+def test_pairs_beside_the_six(tmp_path, capsys):
     wanted = ["--subsets", "plain,classes", "--cases", "20", "--size", "64"]
     assert main(["eval", "vision", "build", str(tmp_path / "p"), *wanted]) == 0
     lines = [json.loads(line) for line in (tmp_path / "p/plain/pairs.jsonl").read_text().splitlines()]
@@ -55,16 +53,13 @@ def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
     assert {len(line["objects"]) for line in classes} == {1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["build", "SET", "--subsets", "colour", "--cases", "1"], "no subset 'colour'; there are absolute_size"),
-        (["run", "SET", "--model", "orakel"], "no model 'orakel'. Did you mean 'oracle'?"),
-        (["run", "SET/nothing", "--model", "oracle"], "there is no data set at"),
-        (["build", "new", "--objects", "SET"], "is no source of objects"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys) -> None:
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["build", "SET", "--subsets", "colour", "--cases", "1"], "no subset 'colour'; there are absolute_size"),
+    (["run", "SET", "--model", "orakel"], "no model 'orakel'. Did you mean 'oracle'?"),
+    (["run", "SET/nothing", "--model", "oracle"], "there is no data set at"),
+    (["build", "new", "--objects", "SET"], "is no source of objects"),
+])
+def test_mistakes_are_one_line(arguments, message, capsys):
     given = [word.replace("SET", str(sample())) for word in arguments]
     assert main(["eval", "vision", *given]) == 2
     printed = capsys.readouterr()
@@ -73,7 +68,7 @@ def test_mistakes_are_one_line(arguments, message, capsys) -> None:
     assert not printed.out
 
 
-def test_what_is_broken_is_skipped_and_the_status_says_so(tmp_path: Path, capsys) -> None:
+def test_what_is_broken_is_skipped_and_the_status_says_so(tmp_path, capsys):
     out = str(tmp_path / "set")
     assert main(["eval", "vision", "build", out, "--cases", "2", "--size", "64", "--subsets", "existence"]) == 0
     (tmp_path / "set/existence/images/00001_0.png").unlink()
@@ -84,7 +79,7 @@ def test_what_is_broken_is_skipped_and_the_status_says_so(tmp_path: Path, capsys
     assert json.loads(printed.out)["results"][0]["cases"] == 1
 
 
-def test_training_from_the_command_line(tmp_path: Path, capsys) -> None:
+def test_training_from_the_command_line(tmp_path, capsys):
     """A small model from nothing, then tuned, with the mixture chosen: the commands of the documentation."""
     small(size=32, patch=16, width=32, layers=1).save(tmp_path / "base")
     build = ["eval", "vision", "build", str(tmp_path / "set"), "--cases", "3", "--size", "32"]

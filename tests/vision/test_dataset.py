@@ -21,16 +21,16 @@ from .sets import data, sample
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     return Path(shutil.copytree(sample(), tmp_path / "copy"))
 
 
-def load(root: Path, subset: str) -> dict[str, list[dict]]:
+def load(root, subset):
     """Items as the official data loaders yield them, pictures opened as RGB: an independent reader, written anew from
     the loader's rules. A subset's folder has image2text.json and text2image.json; each query has K keys, texts or paths
     below the folder, and a label; candidates are stacked, so K is one number in a subset."""
     folder = root / subset
-    items: dict[str, list[dict]] = {"i2t": [], "t2i": []}
+    items = {"i2t": [], "t2i": []}
     for query in json.loads((folder / "image2text.json").read_text()):
         picture = Image.open(folder / query["query"]).convert("RGB")
         items["i2t"].append({"query_image": picture, "candidate_texts": query["keys"], "label": query["label"]})
@@ -40,7 +40,7 @@ def load(root: Path, subset: str) -> dict[str, list[dict]]:
     return items
 
 
-def test_the_official_loader_reads_what_we_write() -> None:
+def test_the_official_loader_reads_what_we_write():
     lines = [json.loads(line) for line in (sample() / "cases.jsonl").read_text().splitlines()]
     for subset, values in VALUES.items():
         items, k = load(sample(), subset), len(values)
@@ -50,15 +50,14 @@ def test_the_official_loader_reads_what_we_write() -> None:
             for image, caption in zip(line["images"], line["captions"], strict=True):
                 right[Image.open(sample() / subset / image).convert("RGB").tobytes()] = caption
         for item in items["i2t"]:
-            assert len(item["candidate_texts"]) == k
-            assert item["query_image"].size == (96, 96)
+            assert (len(item["candidate_texts"]), item["query_image"].size) == (k, (96, 96))
             assert item["candidate_texts"][item["label"]] == right[item["query_image"].tobytes()]
         for item in items["t2i"]:
             assert len(item["candidate_images"]) == k
             assert right[item["candidate_images"][item["label"]].tobytes()] == item["query_text"]
 
 
-def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
+def test_cases_are_rebuilt_without_cases_jsonl(copy):
     with_ids = {(c.subset, frozenset(c.images)): c.captions for c in data().cases}
     (copy / "cases.jsonl").unlink()
     rebuilt = read_data(copy)
@@ -69,7 +68,7 @@ def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
         assert np.array_equal(score(open_model("oracle", None), rebuilt).matrices[case.name], np.eye(case.k))
 
 
-def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:
+def test_equal_captions_in_two_cases_are_two_cases(copy):
     """Captions do not identify a case: the official count subset has one object in several."""
     (copy / "cases.jsonl").unlink()
     folder = copy / "count"
@@ -86,21 +85,19 @@ def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:
         (folder / f"{name}.new").replace(folder / f"{name}.json")
     read = read_data(copy, ["count"])
     assert not read.problems
-    assert len(read.cases) == 4
-    assert len({case.captions for case in read.cases}) == 1
+    assert (len(read.cases), len({case.captions for case in read.cases})) == (4, 1)
 
 
-def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
+def test_an_archive_is_read_as_it_is(copy, tmp_path):
     archive = tmp_path / "data.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted(copy.rglob("*")):
             file.write(path, Path("data") / path.relative_to(copy))
     read = read_data(archive)
-    assert len(read.cases) == 24
-    assert read.picture(read.cases[0].images[0]).size == (96, 96)
+    assert (len(read.cases), read.picture(read.cases[0].images[0]).size) == (24, (96, 96))
 
 
-def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_build_goes_on_where_it_was(tmp_path):
     plan, cases = BuildOptions(seed=5, size=96), dict.fromkeys(VALUES, 4)
     assert build(plan, cases, tmp_path, workers=1) == 120
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
@@ -113,7 +110,7 @@ def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_draw_the_same(tmp_path: Path) -> None:
+def test_processes_draw_the_same(tmp_path):
     plan, cases = BuildOptions(seed=5, size=32), {"count": 100}
     build(plan, cases, tmp_path / "one", workers=1)
     build(plan, cases, tmp_path / "two", workers=2)
@@ -121,7 +118,7 @@ def test_processes_draw_the_same(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
 
 
-def test_another_build_is_not_mixed_in(copy: Path, tmp_path: Path) -> None:
+def test_another_build_is_not_mixed_in(copy, tmp_path):
     with pytest.raises(PacelineError, match="its seed was 5 and now is 6"):
         build(BuildOptions(seed=6, size=96), dict.fromkeys(VALUES, 4), copy)
     (tmp_path / "mine").mkdir()
@@ -130,14 +127,14 @@ def test_another_build_is_not_mixed_in(copy: Path, tmp_path: Path) -> None:
         build(BuildOptions(), {"count": 1}, tmp_path / "mine")
 
 
-def _edit(folder: Path, name: str, change) -> None:
+def _edit(folder, name, change):
     file = folder / f"{name}.json"
     queries = json.loads(file.read_text())
     change(queries)
     file.write_text(json.dumps(queries))
 
 
-def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
+def test_what_is_broken_is_named_and_the_rest_is_scored(copy):
     (copy / "count/images/00001_3.png").unlink()
     (copy / "count/images/00002_0.png").write_bytes(b"not a picture")
     Image.new("RGB", (96, 48)).save(copy / "existence/images/00000_1.png")
@@ -159,7 +156,7 @@ def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["../secret.png", "images/../../secret.png", "{absolute}", "..\\secret.png"])
-def test_a_picture_is_below_its_folder(elsewhere: str, copy: Path) -> None:
+def test_a_picture_is_below_its_folder(elsewhere, copy):
     """What a data set from the network names is sent to whoever is asked about it."""
     secret = copy / "count" / "secret.png"
     Image.new("RGB", (96, 96)).save(secret)
@@ -176,19 +173,17 @@ def test_a_picture_is_below_its_folder(elsewhere: str, copy: Path) -> None:
         read_pairs(copy)
 
 
-def test_a_picture_of_too_many_pixels_is_named(tmp_path: Path) -> None:
+def test_a_picture_of_too_many_pixels_is_named(tmp_path):
     Image.new("1", (14_000, 14_000)).save(tmp_path / "large.png")
     with pytest.raises(PacelineError, match=r"large\.png cannot be read as a picture: Image size"):
         read_picture(tmp_path / "large.png")
 
 
-def test_nothing_to_read_is_said_in_one_line(tmp_path: Path) -> None:
+def test_nothing_to_read_is_said_in_one_line(tmp_path):
     (tmp_path / "data.zip").write_bytes(b"PK but not really")
     for source, subsets, message in (
-        (tmp_path / "nowhere", [], "there is no data set at"),
-        (tmp_path / "data.zip", [], "not a readable zip"),
-        (tmp_path, [], "has no subset at all"),
-        (sample(), ["colour"], "has no subset colour"),
+        (tmp_path / "nowhere", [], "there is no data set at"), (tmp_path / "data.zip", [], "not a readable zip"),
+        (tmp_path, [], "has no subset at all"), (sample(), ["colour"], "has no subset colour"),
     ):
         with pytest.raises(PacelineError, match=message):
             read_data(source, subsets)

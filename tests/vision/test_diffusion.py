@@ -16,7 +16,7 @@ diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory):
     """A text-to-image model of 16 x 16 latents."""
     path = tmp_path_factory.mktemp("diffusion")
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def model(tmp_path_factory) -> str:
     return str(path)
 
 
-def test_objects_and_backgrounds_of_a_model(model, tmp_path) -> None:
+def test_objects_and_backgrounds_of_a_model(model, tmp_path):
     spec = f"{model},steps=2,size=32,cache={tmp_path}"
     plan = BuildOptions(seed=1, size=64, objects=f"diffusion:{spec}", backgrounds=f"inpaint:{spec}")
     case = compose(plan, "relative_spatial", 0)
@@ -57,7 +57,7 @@ def test_objects_and_backgrounds_of_a_model(model, tmp_path) -> None:
     assert pictures[0].tobytes() != pictures[1].tobytes()
 
 
-def test_inpainting_keeps_what_is_not_a_hole(model, tmp_path) -> None:
+def test_inpainting_keeps_what_is_not_a_hole(model, tmp_path):
     painter = diffusion.Painter(diffusion.DiffusionOptions(model, steps=2, size=32, cache=str(tmp_path)))
     canvas = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     hole = Image.new("L", (64, 64))
@@ -69,6 +69,6 @@ def test_inpainting_keeps_what_is_not_a_hole(model, tmp_path) -> None:
     assert not changed.any()
 
 
-def test_no_model_is_one_line(tmp_path) -> None:
+def test_no_model_is_one_line(tmp_path):
     with pytest.raises(PacelineError, match="is no text-to-image model"):
         diffusion.Painter(diffusion.DiffusionOptions(str(tmp_path)))

@@ -22,7 +22,7 @@ from paceline.evals.vision.providers import cut_out
 PLAN = BuildOptions(seed=3, size=128)
 
 
-def test_every_kind_fills_its_bounds_and_has_its_colours() -> None:
+def test_every_kind_fills_its_bounds_and_has_its_colours():
     assert len(KINDS) >= 40
     for kind in KINDS.values():
         looks = [kind.draw(colour) for colour in kind.colours]
@@ -36,11 +36,11 @@ def test_every_kind_fills_its_bounds_and_has_its_colours() -> None:
         assert max(left, top, drawn.width - right, drawn.height - bottom) <= 2, kind.name
 
 
-def _digest(value: object) -> str:
+def _digest(value):
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def test_what_this_version_of_the_engine_draws() -> None:
+def test_what_this_version_of_the_engine_draws():
     """Other drawings, cases or captions of a seed are another engine's: count ENGINE up."""
     drawn = [
         [[f"{v + 1e-6:.3f}" for v in s.points.flat] + [s.fill, s.stroke, s.width] for s in kind.draw(colour).shapes]
@@ -52,7 +52,7 @@ def test_what_this_version_of_the_engine_draws() -> None:
     assert (ENGINE, _digest(drawn), _digest(cases)) == (2, "5cccf5e542f32597", "2c074fcf73b86486")
 
 
-def test_shapes_stand_where_they_are_and_are_lit_from_the_upper_left() -> None:
+def test_shapes_stand_where_they_are_and_are_lit_from_the_upper_left():
     """A grey square, and on it a red one with an edge in its lower right quarter."""
     grey = Shape(trace("M0 0 L100 0 L100 100 L0 100"), "#808080", None, 0.0)
     red = Shape(trace("M50 50 L90 50 L90 90 L50 90"), "#d00000", "#000000", 4.0)
@@ -70,7 +70,7 @@ def test_shapes_stand_where_they_are_and_are_lit_from_the_upper_left() -> None:
 
 @pytest.mark.parametrize("subset", VALUES)
 @pytest.mark.parametrize("size", [64, 512])
-def test_every_caption_is_true_of_its_own_picture_alone(subset: str, size: int) -> None:
+def test_every_caption_is_true_of_its_own_picture_alone(subset, size):
     seen = set()
     for number in range(60):
         case = compose(BuildOptions(seed=1, size=size), subset, number)
@@ -86,36 +86,31 @@ CAT, DOG, BELOW = ("cat", 10, 40, 20, 20), ("dog", 60, 42, 20, 20), ("dog", 70, 
 SNOWMAN, HAT, TREE = ("snowman", 0, 0, 20, 20), ("hat", 60, 0, 20, 20), ("tree", 60, 0, 20, 20)
 
 
-@pytest.mark.parametrize(
-    ("subset", "boxes", "names", "true"),
-    [
-        ("relative_spatial", [CAT, DOG], ("cat", "dog"), {"to the left of"}),
-        ("relative_spatial", [CAT, DOG], ("dog", "cat"), {"to the right of"}),
-        ("relative_spatial", [CAT, BELOW], ("cat", "dog"), set()),  # on a diagonal
-        ("relative_spatial", [SNOWMAN, TREE], ("snowman", "tree"), {"to the left of"}),
-        ("relative_spatial", [HAT, SNOWMAN], ("hat", "snowman"), set()),  # which hat?
-        ("count", [CAT, DOG, CAT], ("cat",), {"two"}),
-        ("existence", [CAT, DOG], ("owl",), {"no"}),
-        ("existence", [CAT, DOG], ("cat",), {"a"}),
-        ("existence", [SNOWMAN], ("hat",), {"a"}),
-        ("existence", [HAT], ("snowman",), {"no"}),
-    ],
-)
-def test_what_is_true_of_boxes(subset: str, boxes: list, names: tuple[str, ...], true: set[str]) -> None:
+@pytest.mark.parametrize(("subset", "boxes", "names", "true"), [
+    ("relative_spatial", [CAT, DOG], ("cat", "dog"), {"to the left of"}),
+    ("relative_spatial", [CAT, DOG], ("dog", "cat"), {"to the right of"}),
+    ("relative_spatial", [CAT, BELOW], ("cat", "dog"), set()),  # on a diagonal
+    ("relative_spatial", [SNOWMAN, TREE], ("snowman", "tree"), {"to the left of"}),
+    ("relative_spatial", [HAT, SNOWMAN], ("hat", "snowman"), set()),  # which hat?
+    ("count", [CAT, DOG, CAT], ("cat",), {"two"}),
+    ("existence", [CAT, DOG], ("owl",), {"no"}),
+    ("existence", [CAT, DOG], ("cat",), {"a"}),
+    ("existence", [SNOWMAN], ("hat",), {"a"}),
+    ("existence", [HAT], ("snowman",), {"no"}),
+])
+def test_what_is_true_of_boxes(subset, boxes, names, true):
     assert {value for value in VALUES[subset] if holds(subset, value, boxes, 130, *names)} == true
 
 
-def test_what_a_kind_shows_is_a_kind() -> None:
+def test_what_a_kind_shows_is_a_kind():
     for thing, seen in ((kind.name, kind.shows) for kind in KINDS.values()):
         assert {thing, *seen} <= KINDS.keys()
         assert thing not in seen
 
 
 @pytest.mark.parametrize("subset", ["existence", "relative_size", "relative_spatial"])
-def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(
-    subset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong() -> int:
+def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(subset, monkeypatch):
+    def wrong():
         found = 0
         for number in range(300):
             case = compose(BuildOptions(seed=1), subset, number)
@@ -129,7 +124,7 @@ def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(
     assert wrong() > 0
 
 
-def test_compared_sizes_are_those_of_drawn_areas() -> None:
+def test_compared_sizes_are_those_of_drawn_areas():
     for size in (64, 512):
         for number in range(12):
             case = compose(BuildOptions(seed=2, size=size), "relative_size", number)
@@ -143,7 +138,7 @@ def test_compared_sizes_are_those_of_drawn_areas() -> None:
                     assert (longer < 1 / SAME) == (value == "smaller than")
 
 
-def test_no_place_is_true_of_another_cell() -> None:
+def test_no_place_is_true_of_another_cell():
     cells = [("kite", x, y, 20, 20) for y in (5, 40, 75) for x in (5, 40, 75)]
     for i, place in enumerate(PLACES):
         assert [holds("absolute_spatial", place, [cell], 100, "kite") for cell in cells] == [j == i for j in range(9)]
@@ -151,7 +146,7 @@ def test_no_place_is_true_of_another_cell() -> None:
         assert {j for j in range(9) if holds("absolute_spatial", place, [cells[j]], 100, "kite")} == where
 
 
-def test_words_follow_the_noun() -> None:
+def test_words_follow_the_noun():
     captions = [c for n in range(200) for c in compose(BuildOptions(seed=2), "count", n).captions]
     assert any("one sheep" in c for c in captions)
     assert any("nine sheep" in c for c in captions)
@@ -162,7 +157,7 @@ def test_words_follow_the_noun() -> None:
     assert not any(f" a {vowel}" in c for c in there for vowel in "aeiou")
 
 
-def test_a_case_is_the_same_again_and_differs_in_its_boxes_only() -> None:
+def test_a_case_is_the_same_again_and_differs_in_its_boxes_only():
     for subset in VALUES:
         case = compose(PLAN, subset, 7)
         first, again = render(PLAN, case), render(PLAN, compose(PLAN, subset, 7))
@@ -175,7 +170,7 @@ def test_a_case_is_the_same_again_and_differs_in_its_boxes_only() -> None:
             assert not changed.any()
 
 
-def test_seeds_and_splits_are_disjoint() -> None:
+def test_seeds_and_splits_are_disjoint():
     held_out = {kind.name for kind in KINDS.values() if kind.held_out}
     for subset, templates in TEMPLATES.items():
         train = [compose(BuildOptions(split="train"), subset, n) for n in range(40)]
@@ -187,13 +182,13 @@ def test_seeds_and_splits_are_disjoint() -> None:
     assert compose(BuildOptions(seed=1), "count", 0).scenes != compose(BuildOptions(seed=2), "count", 0).scenes
 
 
-def test_counted_objects_may_change_their_size() -> None:
+def test_counted_objects_may_change_their_size():
     one, other = (compose(BuildOptions(count_size=way, size=512), "count", 0).scenes for way in ("case", "image"))
     assert len({scene[0][3] for scene in one}) == 1
     assert len({scene[0][3] for scene in other}) > 5
 
 
-def test_a_folder_of_cut_outs(tmp_path) -> None:
+def test_a_folder_of_cut_outs(tmp_path):
     picture = Image.new("RGBA", (60, 40))
     picture.paste((200, 30, 30, 255), (10, 10, 50, 30))
     picture.save(tmp_path / "mouse.png")
@@ -202,14 +197,12 @@ def test_a_folder_of_cut_outs(tmp_path) -> None:
     plan = BuildOptions(objects=str(tmp_path), size=64)
     case = compose(plan, "count", 0)
     assert case.captions[1].endswith("two mice")
-    assert case.facts(plan)["licences"] == ["CC0"]
-    assert case.things[0].aspect == 2.0
-    assert len(render(plan, case)) == 9
+    assert (case.facts(plan)["licences"], case.things[0].aspect, len(render(plan, case))) == (["CC0"], 2.0, 9)
     with pytest.raises(PacelineError, match="relative_size needs 2 different objects"):
         compose(plan, "relative_size", 0)
 
 
-def test_a_cut_out_without_a_licence_is_refused(tmp_path) -> None:
+def test_a_cut_out_without_a_licence_is_refused(tmp_path):
     (tmp_path / "objects.json").write_text(json.dumps({"a.png": {"name": "a"}}))
     with pytest.raises(PacelineError, match=r"a\.png has no licence"):
         open_provider(str(tmp_path))
@@ -217,28 +210,26 @@ def test_a_cut_out_without_a_licence_is_refused(tmp_path) -> None:
         open_provider(str(tmp_path / "nowhere"))
 
 
-def test_paths_are_lines_and_curves() -> None:
+def test_paths_are_lines_and_curves():
     points = trace("M0 0 L10 0 Q20 0 20 10 C20 20 30 20 30 30")
-    assert points[0].tolist() == [0, 0]
-    assert points[-1].tolist() == [30, 30]
+    assert (points[0].tolist(), points[-1].tolist()) == ([0, 0], [30, 30])
     assert [17.5, 2.5] in points[2:20].round(6).tolist()  # the middle of the quadratic curve
     with pytest.raises(ValueError, match="'A'"):
         trace("M0 0 A1 1")
 
 
-def test_cutting_out_by_the_border() -> None:
+def test_cutting_out_by_the_border():
     picture = Image.new("RGB", (100, 100), (250, 250, 245))
     ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(200, 30, 30))
     picture.putpixel((5, 90), (0, 0, 0))  # a speck
     cut = cut_out(picture)
     assert abs(cut.width - 51) <= 3
     assert abs(cut.height - 51) <= 3
-    assert cut.getpixel((cut.width // 2, cut.height // 2)) == (200, 30, 30, 255)
-    assert cut.getpixel((0, 0))[3] == 0
+    assert (cut.getpixel((cut.width // 2, cut.height // 2)), cut.getpixel((0, 0))[3]) == ((200, 30, 30, 255), 0)
     assert cut_out(Image.new("RGB", (20, 20), "white")).size == (20, 20)
 
 
-def test_the_engine_needs_no_torch(tmp_path) -> None:
+def test_the_engine_needs_no_torch(tmp_path):
     """Nor diffusers, nor a network: the command draws with what Pillow alone can do."""
     program = (
         "import sys\n"

@@ -19,19 +19,17 @@ SEEN = {**SHAPE, "image_size": 32, "patch_size": 16}
 SQUARE = {"height": 32, "width": 32}
 
 
-def _siglip(words: int):
+def _siglip(words):
     text = {**SHAPE, "vocab_size": words, "max_position_embeddings": 16, "projection_size": 32}
     config = transformers.SiglipConfig(text_config=text, vision_config=SEEN)
     return transformers.SiglipModel(config), transformers.SiglipImageProcessorPil(size=SQUARE)
 
 
-def _blip(words: int):
+def _blip(words):
     read = {"encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16}
     config = transformers.BlipConfig(
-        text_config={**SHAPE, "vocab_size": words, **read},
-        vision_config={**SEEN, "projection_dim": 16},
-        projection_dim=16,
-        image_text_hidden_size=16,
+        text_config={**SHAPE, "vocab_size": words, **read}, vision_config={**SEEN, "projection_dim": 16},
+        projection_dim=16, image_text_hidden_size=16,
     )
     return transformers.BlipForImageTextRetrieval(config), transformers.BlipImageProcessorPil(size=SQUARE)
 
@@ -48,7 +46,7 @@ def folder(request, tmp_path_factory):
     return path
 
 
-def test_a_model_is_loaded_and_scores_as_transformers_does(folder) -> None:
+def test_a_model_is_loaded_and_scores_as_transformers_does(folder):
     towers = Towers.load(str(folder))
     pictures = [data().picture(image) for image in data().cases[0].images]
     scores = towers.encode_images(pictures) @ towers.encode_texts(CAPTIONS).T
@@ -69,12 +67,12 @@ def test_a_model_is_loaded_and_scores_as_transformers_does(folder) -> None:
     assert towers.describe()["activation"]
 
 
-def _repeated(tokens, i: int):
+def _repeated(tokens, i):
     """Caption i for each of three pictures."""
     return {key: value[[i]].expand(3, -1) for key, value in tokens.items()}
 
 
-def test_names() -> None:
+def test_names():
     assert read_model("random,seed=3")[1].seed == 3
     name, options = read_model("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
     assert name == "endpoint"
@@ -82,17 +80,15 @@ def test_names() -> None:
     assert options.blind
     assert options.cases == 50
     for spec, message in (
-        ("orakel", "Did you mean 'oracle'"),
-        ("oracle,seed=1", "has no option 'seed'"),
-        ("transformers", "needs a checkpoint"),
-        ("endpoint:http://x/v1", "needs model=NAME"),
+        ("orakel", "Did you mean 'oracle'"), ("oracle,seed=1", "has no option 'seed'"),
+        ("transformers", "needs a checkpoint"), ("endpoint:http://x/v1", "needs model=NAME"),
         ("endpoint:http://x/v1,model=a,ask=loudly", "must be choice or circular"),
     ):
         with pytest.raises(MethodError, match=message):
             read_model(spec)
 
 
-def test_what_is_no_dual_encoder_is_refused(tmp_path) -> None:
+def test_what_is_no_dual_encoder_is_refused(tmp_path):
     transformers.LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="is a llama; dual encoders known here"):
         Towers.load(str(tmp_path))

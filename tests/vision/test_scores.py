@@ -16,14 +16,14 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("model", [open_model("oracle", None), open_model("geometry", None)])
-def test_who_knows_is_always_right(model) -> None:
+def test_who_knows_is_always_right(model):
     for one in score(model, data()).results():
         assert (one["i2t"], one["t2i"], one["mean"], one["group"], one["assignment"]) == (100,) * 5
         assert one["stderr"]["mean"] == 0
         assert np.array_equal(one["confusion"]["i2t"], np.eye(one["k"]))
 
 
-def test_a_constant_scorer_is_at_chance_and_officially_at_the_share_of_label_0() -> None:
+def test_a_constant_scorer_is_at_chance_and_officially_at_the_share_of_label_0():
     scored = score(open_model("constant", None), data())
     for one in scored.results():
         assert one["i2t"] == one["t2i"] == pytest.approx(100 / one["k"], abs=1e-3)
@@ -34,7 +34,7 @@ def test_a_constant_scorer_is_at_chance_and_officially_at_the_share_of_label_0()
         assert one["i2t"] == pytest.approx(100 * first, abs=1e-3)
 
 
-def test_random_scores_are_at_chance() -> None:
+def test_random_scores_are_at_chance():
     for subset, values in VALUES.items():
         k = len(values)
         one = summarise(subset, [RNG.random((k, k)) for _ in range(400)], values)
@@ -44,7 +44,7 @@ def test_random_scores_are_at_chance() -> None:
         assert abs(one["group_i2t"] - expected) <= 4 * max(one["stderr"]["group_i2t"], 0.1)
 
 
-def test_a_model_that_takes_each_value_for_the_next() -> None:
+def test_a_model_that_takes_each_value_for_the_next():
     for one in score(open_model("swapped", None), data()).results():
         assert one["mean"] == one["group"] == 0
         assert np.array_equal(one["confusion"]["i2t"], np.roll(np.eye(one["k"]), 1, axis=1))
@@ -52,14 +52,14 @@ def test_a_model_that_takes_each_value_for_the_next() -> None:
             assert one["count_error"]["i2t"] == pytest.approx((8 * 1 + 8) / 9, abs=1e-3)
 
 
-def test_transposing_swaps_the_directions() -> None:
+def test_transposing_swaps_the_directions():
     scores = RNG.random((5, 5))
     one, other = case_credits(scores), case_credits(scores.T)
     assert (one["i2t"], one["t2i"], one["group_i2t"]) == (other["t2i"], other["i2t"], other["group_t2i"])
     assert (one["mean"], one["group"], one["assignment"]) == (other["mean"], other["group"], other["assignment"])
 
 
-def test_ties_share_their_credit() -> None:
+def test_ties_share_their_credit():
     scores = np.array([[1.0, 1, 0], [0, 2, 1], [3, 3, 3]])
     assert correct(scores).tolist() == [0.5, 1.0, pytest.approx(1 / 3)]
     keys = np.array([[1, 0, 2], [0, 1, 2], [2, 1, 0]])
@@ -67,20 +67,20 @@ def test_ties_share_their_credit() -> None:
     assert correct(np.array([[np.nan, np.nan], [0, 1]])).tolist() == [0, 1]
 
 
-def test_the_overall_mean_is_of_subsets_not_of_queries() -> None:
+def test_the_overall_mean_is_of_subsets_not_of_queries():
     results = score(open_model(*read_model("random,seed=3")), data()).results()
     assert overall(results)["i2t"] == pytest.approx(np.mean([one["i2t"] for one in results]), abs=1e-3)
     queries = np.average([one["i2t"] for one in results], weights=[one["k"] * one["cases"] for one in results])
     assert overall(results)["i2t"] != pytest.approx(queries, abs=0.1)
 
 
-def test_errors_are_those_of_cases() -> None:
+def test_errors_are_those_of_cases():
     """Nine queries of a case that are right or wrong together are one observation, not nine."""
     matrices = [np.eye(9) if n % 2 else np.roll(np.eye(9), 1, 0) for n in range(100)]
     assert summarise("count", matrices, VALUES["count"])["stderr"]["i2t"] == pytest.approx(5, rel=0.15)
 
 
-def one_by_one(towers, data) -> dict[str, np.ndarray]:
+def one_by_one(towers, data):
     """The matrices of a query at a time, as the official evaluation scores."""
     see, read = towers.encode_images, towers.encode_texts
     return {
@@ -105,7 +105,7 @@ class Counted:
         return self.towers.encode_texts(captions)
 
 
-def test_cached_is_naive_and_batches_do_not_matter() -> None:
+def test_cached_is_naive_and_batches_do_not_matter():
     few = data()
     few = Data(few.source, few.root, [case for case in few.cases if case.id == "00000"], [])
     towers = small(size=32, patch=16, width=32, layers=1)
@@ -113,9 +113,7 @@ def test_cached_is_naive_and_batches_do_not_matter() -> None:
     for batch in (1, 7, 64):
         counted = Counted(towers)
         cached = score(counted, few, batch=batch)
-        assert cached.matrices.keys() == naive.keys()
-        assert len(naive) == 6
+        assert (cached.matrices.keys(), len(naive)) == (naive.keys(), 6)
         for name, matrix in cached.matrices.items():
             assert np.abs(matrix - naive[name]).max() < 1e-6
-        assert counted.pictures == 30
-        assert len(set(counted.captions)) == len(counted.captions)
+        assert (counted.pictures, len(set(counted.captions))) == (30, len(counted.captions))

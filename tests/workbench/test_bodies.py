@@ -1,40 +1,36 @@
 """Bodies of every API, whole and as streams, and lines as containers, tracers and tables keep them."""
 
-from __future__ import annotations
-
 import bz2
 import json
 import lzma
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paceline.jsonl import rows_of
 from paceline.workbench.bodies import ConversationError, asked, said
-from paceline.workbench.conversations import Conversation, read_trace
+from paceline.workbench.conversations import read_trace
 
 ASKED = [{"role": "user", "content": "Hello?"}]
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
 USED = {"type": "tool_use", "id": "1", "name": "add", "input": {"x": 1}}
 
 
-def stream(*events: Any, done: bool = True) -> str:
+def stream(*events, done=True):
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n" * done
 
 
-def delta(**fields: Any) -> dict[str, Any]:
+def delta(**fields):
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
-REQUESTS: dict[str, Any] = {
+REQUESTS = {
     "chat": {"model": "m", "messages": ASKED, "stop": ["a long stop string of many words"], "stream": True},
     "responses": {"model": "m", "input": "Hello?"},
     "responses, items": {"model": "m", "input": [{"type": "message", "role": "user", "content": "Hello?"}]},
     "anthropic": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello?"}]}]},
     "ollama": {"model": "m", "messages": ASKED, "options": {"num_ctx": 4096}},
 }
-RESPONSES: dict[str, Any] = {
+RESPONSES = {
     "chat": {"choices": [{"message": {"role": "assistant", "content": "Hi."}}], "usage": {"completion_tokens": 3}},
     "chat, streamed": stream(delta(role="assistant"), delta(content="H"), delta(content="i."),
                              {"choices": [], "usage": {"completion_tokens": 3}}),
@@ -65,80 +61,72 @@ RESPONSES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_was_asked(name: str) -> None:
+def test_what_was_asked(name):
     messages, tools, is_rendered = asked(REQUESTS[name], ())
-    assert (messages, tools, is_rendered) == (ASKED, [], False)
-    assert asked(json.dumps(REQUESTS[name]), ())[0] == ASKED
+    assert ((messages, tools, is_rendered), asked(json.dumps(REQUESTS[name]), ())[0]) == ((ASKED, [], False), ASKED)
 
 
 @pytest.mark.parametrize("name", RESPONSES)
-def test_what_was_said(name: str) -> None:
+def test_what_was_said(name):
     assert said(RESPONSES[name], ()) == ({"role": "assistant", "content": "Hi."}, 3)
 
 
 @pytest.mark.parametrize("key", ["system", "instructions"])
 @pytest.mark.parametrize("text", ["Be brief, please, whatever comes.", [{"type": "text", "text": "Be brief."}]])
-def test_what_stands_before_the_messages_is_read(key: str, text: Any) -> None:
+def test_what_stands_before_the_messages_is_read(key, text):
     messages, _, _ = asked({"messages": ASKED, key: text}, ())
     assert [one["role"] for one in messages] == ["system", "user"]
     assert messages[0]["content"].startswith("Be brief")
 
 
-def test_text_beside_the_messages_is_an_error() -> None:
+def test_text_beside_the_messages_is_an_error():
     body = {"messages": ASKED, "context": "a text of many words that the model has read"}
     with pytest.raises(ConversationError, match='the text under "context" would not be read'):
         asked(body, ())
     assert asked(body, ("context",))[0] == ASKED
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        {"choices": [{"message": {"role": "assistant", "content": "Hi.", "reasoning_content": "I greet."}}]},
-        {"role": "assistant",
-         "content": [{"type": "thinking", "thinking": "I greet."}, {"type": "text", "text": "Hi."}]},
-        stream(delta(reasoning_content="I gr"), delta(reasoning="eet."), delta(content="Hi.")),
-        {"output": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "I greet."}]},
-                    {"type": "message", "content": [{"type": "output_text", "text": "Hi."}]}]},
-    ],
-)  # fmt: skip
-def test_a_thought_is_part_of_the_answer(response: Any) -> None:
+@pytest.mark.parametrize("response", [
+    {"choices": [{"message": {"role": "assistant", "content": "Hi.", "reasoning_content": "I greet."}}]},
+    {"role": "assistant",
+     "content": [{"type": "thinking", "thinking": "I greet."}, {"type": "text", "text": "Hi."}]},
+    stream(delta(reasoning_content="I gr"), delta(reasoning="eet."), delta(content="Hi.")),
+    {"output": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "I greet."}]},
+                {"type": "message", "content": [{"type": "output_text", "text": "Hi."}]}]},
+])
+def test_a_thought_is_part_of_the_answer(response):
     assert said(response, ())[0]["content"] == "<think>\nI greet.\n</think>\n\nHi."
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        {"role": "assistant", "content": [USED]},
-        {"output": [{"type": "function_call", "name": "add", "arguments": '{"x": 1}'}]},
-        stream(
-            delta(tool_calls=[{"index": 0, "function": {"name": "add", "arguments": '{"x"'}}]),
-            delta(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
-        ),
-        stream(
-            {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "name": "add"}},
-            {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"x"'}},
-            {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": ": 1}"}},
-        ),
-    ],
-)
-def test_calls_are_answers(response: Any) -> None:
+@pytest.mark.parametrize("response", [
+    {"role": "assistant", "content": [USED]},
+    {"output": [{"type": "function_call", "name": "add", "arguments": '{"x": 1}'}]},
+    stream(
+        delta(tool_calls=[{"index": 0, "function": {"name": "add", "arguments": '{"x"'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
+    ),
+    stream(
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "name": "add"}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"x"'}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": ": 1}"}},
+    ),
+])
+def test_calls_are_answers(response):
     message, _ = said(response, ())
     assert (message["content"], message["tool_calls"]) == ("", [CALL])
 
 
-def test_anthropics_tools_and_their_results() -> None:
+def test_anthropics_tools_and_their_results():
     turns = [*ASKED, {"role": "assistant", "content": [USED]},
              {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2"}]}]  # fmt: skip
     tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
     messages, offered, _ = asked({"messages": turns, "tools": tools}, ())
-    assert [one["role"] for one in messages] == ["user", "assistant", "tool"]
-    assert messages[2]["content"] == "2"
+    assert ([one["role"] for one in messages], messages[2]["content"]) == (["user", "assistant", "tool"], "2")
     assert offered[0]["function"] == {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
 @pytest.mark.parametrize("body", [stream({"error": "overloaded"}), stream({"choices": []}), {"usage": {}}, 3])
-def test_what_holds_no_answer_is_an_error(body: Any) -> None:
+def test_what_holds_no_answer_is_an_error(body):
     with pytest.raises(ConversationError, match="no answer"):
         said(body, ())
 
@@ -158,7 +146,7 @@ WRAPS = {
     "journald": lambda line: f"Nov 02 19:10:43 node1 vllm[7]: {line}",
     "journald, JSON": lambda line: json.dumps({"MESSAGE": line, "_HOSTNAME": "node1", "PRIORITY": "6"}),
 }
-TRACES: dict[str, Any] = {
+TRACES = {
     "helicone": {"request_body": {"messages": ASKED}, "response_body": RESPONSES["chat"]},
     "langsmith": {"run_type": "llm", "inputs": {"messages": [[{"type": "human", "data": {"content": "Hello?"}}]]},
                   "outputs": {"generations": [[{"message": {"id": ["langchain", "AIMessage"], "type": "constructor",
@@ -174,17 +162,17 @@ TRACES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write(file: Path, *lines: str) -> Path:
+def write(file, *lines):
     file.write_text("\n".join(lines) + "\n", "utf-8")
     return file
 
 
-def shown(one: Conversation) -> list[str]:
+def shown(one):
     return [f"{message['role']}: {message['content']}" for message in one.messages]
 
 
 @pytest.mark.parametrize("name", WRAPS)
-def test_lines_of_containers(name: str, tmp_path: Path) -> None:
+def test_lines_of_containers(name, tmp_path):
     """With the banners and tracebacks that stand between them."""
     wrap, noise = WRAPS[name], ("Loading weights...", "  File x, line 3", "INFO:     Started server process [1]")
     (one,) = read_trace(write(tmp_path / "log.jsonl", *map(wrap, (noise[0], LINE, *noise[1:]))))
@@ -194,13 +182,13 @@ def test_lines_of_containers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_traces(name: str, tmp_path: Path) -> None:
+def test_traces(name, tmp_path):
     others = {"run_type": "chain", "inputs": {}, "outputs": {}}, {"attributes": {"http.method": "POST"}}
     (one,) = read_trace(write(tmp_path / "log.jsonl", *map(json.dumps, (*others, TRACES[name]))))
     assert shown(one) == ["user: Hello?", "assistant: Hi."]
 
 
-def test_tables_and_packed_files(tmp_path: Path) -> None:
+def test_tables_and_packed_files(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import csv, parquet
 

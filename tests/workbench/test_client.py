@@ -4,40 +4,34 @@ tests/evals/test_endpoint.py."""
 import asyncio
 import gzip
 import json
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from paceline.workbench import client
-from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_models
+from paceline.workbench.client import Client, CompletionError, Retry, find_models
 from paceline.workbench.servers import get
+from tests.web import Handler, serving
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 ANSWER = json.dumps({"choices": [{"message": {"content": "ho"}, "finish_reason": "stop"}]}).encode()
 
 
 @contextmanager
-def bad(
-    piece: bytes = ANSWER, endless: bool = False, pause: float = 0.0, status: int = 200, first: int = 0, **headers: str
-) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def bad(piece=ANSWER, endless=False, pause=0.0, status=200, first=0, **headers):
     """A server's address, and the headers of its requests. It answers with `piece`, without end where it is `endless`.
 
     first: the status of the first answer, where that is another."""
-    asked: list[dict[str, str]] = []
+    asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    class Bad(Handler):
+        protocol_version, wbufsize = "HTTP/1.0", 0
+
+        def do_POST(self):
+            self.body()
             asked.append(dict(self.headers))
-            self.send_response(first if first and len(asked) == 1 else status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
+            self.begin(first if first and len(asked) == 1 else status, **headers)
             with suppress(ConnectionError):
                 self.wfile.write(piece)
                 while endless:
@@ -46,31 +40,25 @@ def bad(
 
         do_GET = do_POST
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    server.shutdown()
-    server.server_close()
+    with serving(Bad) as url:
+        yield url, asked
 
 
-def ask(url: str, tries: int = 1, key: str | None = None) -> Completion:
-    async def one() -> Completion:
+def ask(url, tries=1, key=None):
+    async def one():
         async with Client([url], key=key, retry=Retry(tries, base=0.01, longest=0.05)) as made:
             return await made.complete(BODY)
 
     return asyncio.run(one())
 
 
-def test_pauses_grow_and_are_no_shorter_than_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
+def test_pauses_grow_and_are_no_shorter_than_the_server_asks(monkeypatch):
+    pauses = []
 
-    async def sleep(seconds: float) -> None:
+    async def sleep(seconds):
         pauses.append(seconds)
 
-    async def attempt(number: int) -> None:
+    async def attempt(number):
         raise client._Passing("busy", after={2: 0.25, 3: 9.0}.get(number, 0.0))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
@@ -81,20 +69,18 @@ def test_pauses_grow_and_are_no_shorter_than_the_server_asks(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("after", ["nan", "-nan", "inf", "-inf", "-5", "1e999", "", "Wed, 21 Oct 2099 07:28:00 GMT"])
-def test_a_server_may_ask_to_wait_in_any_words(after: str) -> None:
+def test_a_server_may_ask_to_wait_in_any_words(after):
     assert 0 <= client._seconds(after) <= float("inf")  # asyncio.sleep raises for NaN
     with bad(first=429, Retry_After=after) as (url, asked):
-        assert ask(url, tries=2).text == "ho"
-        assert len(asked) == 2
+        assert (ask(url, tries=2).text, len(asked)) == ("ho", 2)
 
 
-EVENTS: dict[str, dict[str, Any]] = {
-    "text": {"delta": {"content": "ho"}},
-    "tokens": {"delta": {}, "token_ids": [1, 2]},
+EVENTS = {
+    "text": {"delta": {"content": "ho"}}, "tokens": {"delta": {}, "token_ids": [1, 2]},
     "log-probabilities": {"delta": {}, "logprobs": {"content": [{"token": "ho", "logprob": 0.0}]}},
     "tool arguments": {"delta": {"tool_calls": [{"function": {"arguments": "{{"}}]}},
 }
-ENDLESS: dict[str, dict[str, Any]] = {
+ENDLESS = {
     **{
         name: {"piece": f"data: {json.dumps({'choices': [choice]})}\n\n".encode(), "Content_Type": "text/event-stream"}
         for name, choice in EVENTS.items()
@@ -108,7 +94,7 @@ ENDLESS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_no_answer_fills_the_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_fills_the_memory(kind, monkeypatch):
     monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
     settings = dict(ENDLESS[kind])
     piece = settings.pop("piece")
@@ -120,14 +106,14 @@ def test_no_answer_fills_the_memory(kind: str, monkeypatch: pytest.MonkeyPatch) 
             asyncio.run(find_models(url))
 
 
-def test_no_stream_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stream_lasts_for_ever(monkeypatch):
     monkeypatch.setattr(client, "MOST_SECONDS", 0.36)
     drips = bad(b": wait\n\n", endless=True, pause=0.02, Content_Type="text/event-stream")
     with drips as (url, _), pytest.raises(CompletionError, match=r"did not come to an end within 0\.0001 hours"):
         ask(url, tries=3)
 
 
-def test_few_bytes_do_not_expand_to_many() -> None:
+def test_few_bytes_do_not_expand_to_many():
     with bad(gzip.compress(ANSWER), Content_Encoding="gzip") as (url, asked):
         with pytest.raises(CompletionError, match="compresses its answer"):
             ask(url, tries=3)
@@ -135,7 +121,7 @@ def test_few_bytes_do_not_expand_to_many() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_takes_no_key_along(status: int) -> None:
+def test_a_redirect_takes_no_key_along(status):
     with bad() as (other, asked), bad(status=status, Location=other) as (url, first):
         with pytest.raises(CompletionError, match=f"answered {status}"):
             ask(url, key="sk-mine")

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ ASKED = [{"role": "user", "content": "Hello?"}]
 SAID = [{"role": "assistant", "content": "Hi."}]
 
 
-def write(folder: Path, *records: Any, name: str = "log.jsonl") -> Path:
+def write(folder, *records, name="log.jsonl"):
     file = folder / name
     file.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n", "utf-8")
     return file
@@ -51,7 +49,7 @@ READ = {
 
 
 @pytest.mark.parametrize("line", READ)
-def test_every_form(line: str) -> None:
+def test_every_form(line):
     """Messages, which of them are answers, and the prompt up to where the model is first to answer."""
     messages, answers, first = READ[line]
     one = conversation(line.encode(), (), "log, line 3")
@@ -60,7 +58,7 @@ def test_every_form(line: str) -> None:
     assert ", ".join(said[: len(one.first_prompt)]) == first
 
 
-def test_texts_and_token_ids() -> None:
+def test_texts_and_token_ids():
     book = conversation({"title": "T", "text": "a"})
     assert (book.text, book.parts, book.texts()) == ("a", {"title": "T"}, ["a"])
     assert conversation({"tokens": [3]}).tokens == (None, [3])
@@ -69,92 +67,82 @@ def test_texts_and_token_ids() -> None:
 
 
 @pytest.mark.parametrize("about", [{"prompt": "Hello?"}, {"messages": ASKED}], ids=["prompt", "messages"])
-def test_what_generate_writes_is_a_recording(tmp_path: Path, about: dict[str, Any]) -> None:
+def test_what_generate_writes_is_a_recording(tmp_path, about):
     """A line of `paceline generate --json`, whose prompt_tokens is a number."""
     line = about | {"index": 0, "text": "Hi.", "prompt_tokens": 9, "finish_reason": "length", "weights": "bfloat16"}
     (one,) = read_trace(write(tmp_path, line | {"error": LONG, "logprobs": [{"token": LONG}]}))
     assert (list(one.messages), list(one.answers), one.tokens, one.is_cut) == (ASKED + SAID, [1], None, True)
 
 
-def test_every_message_of_the_assistant_is_an_answer_unless_there_is_a_response(tmp_path: Path) -> None:
+def test_every_message_of_the_assistant_is_an_answer_unless_there_is_a_response(tmp_path):
     talk = [{"role": "system", "content": "Be brief."}, *(ASKED + SAID) * 2, *ASKED]
     alone, answered = read_trace(write(tmp_path, {"messages": talk}, {"messages": talk, "response": "Hi again."}))
     assert (list(alone.answers), len(alone.messages)) == ([2, 4], 5)
     assert (list(answered.answers), len(answered.messages)) == ([6], 7)
 
 
-def test_gzip_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_gzip_blank_lines_and_a_byte_order_mark(tmp_path):
     content = b"\xef\xbb\xbf" + json.dumps(PAIR).encode() + b"\n\n" + json.dumps(PAIR).encode() + b"\n"
     (tmp_path / "log.gz").write_bytes(gzip.compress(content))
     assert [e.where[-6:] for e in read_trace(tmp_path / "log.gz")] == ["line 1", "line 3"]
 
 
-def answer(id: int, turns: list[str], category: str = "qa") -> dict[str, Any]:
+def answer(id, turns, category="qa"):
     return {"question_id": id, "category": category, "choices": [{"index": 0, "turns": turns}]}
 
 
-def test_spec_bench_answers_join_their_questions(tmp_path: Path) -> None:
+def test_spec_bench_answers_join_their_questions(tmp_path):
     whole = [name for name, count in SPEC_BENCH.items() for _ in range(count)]
     asked = [{"question_id": id, "category": name, "turns": ["A?", "B?"]} for id, name in enumerate(whole)]
     trace = write(tmp_path, answer(7, ["a", "b"], "writing"))
     (exchange,) = read_trace(trace, questions=write(tmp_path, *asked, name="questions"))
-    assert [m["content"] for m in exchange.messages] == ["A?", "a", "B?", "b"]
-    assert list(exchange.answers) == [1, 3]
+    assert ([m["content"] for m in exchange.messages], list(exchange.answers)) == (["A?", "a", "B?", "b"], [1, 3])
     assert exchange.category == "mt-bench"
     (exchange,) = read_trace(trace, questions=write(tmp_path, *asked[:-1], name="mine"))
     assert exchange.category == "writing"  # one's own questions are not grouped as in the paper
 
 
-def test_token_ids(tmp_path: Path) -> None:
+def test_token_ids(tmp_path):
     logged = {"time": 1.5, "prompt_tokens": [5, 6], "tokens": [7], "finish_reason": "stop", "temperature": 0.0}
     (exchange,) = read_trace(write(tmp_path, logged | {"category": "greetings"}))
-    assert exchange.tokens == ([5, 6], [7])
-    assert exchange.category == "greetings"
+    assert (exchange.tokens, exchange.category) == (([5, 6], [7]), "greetings")
 
 
 LONG = "the letter that the question is about"
 
 
-@pytest.mark.parametrize(
-    ("record", "key"),
-    [
-        (PAIR | {"input": LONG}, "input"),
-        (PAIR | {"context": [LONG]}, "context"),
-        ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
-        ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"),
-        ({"messages": ASKED + SAID, "text": LONG}, "text"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_text_that_would_not_be_read_is_an_error_unless_it_is_to_be_ignored(
-    tmp_path: Path, record: dict[str, Any], key: str
-) -> None:
+@pytest.mark.parametrize(("record", "key"), [
+    (PAIR | {"input": LONG}, "input"), (PAIR | {"context": [LONG]}, "context"),
+    ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
+    ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"), ({"messages": ASKED + SAID, "text": LONG}, "text"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_text_that_would_not_be_read_is_an_error_unless_it_is_to_be_ignored(tmp_path, record, key):
     file = write(tmp_path, record)
     complains(file, "line 1", f'the text under "{key}" would not be read', '"metadata"', f"--ignore {key}")
     (exchange,) = read_trace(file, ignore=[key])
     assert list(exchange.messages) == ASKED + SAID
 
 
-def test_what_is_about_an_answer_does_no_harm(tmp_path: Path) -> None:
+def test_what_is_about_an_answer_does_no_harm(tmp_path):
     about = {"id": LONG, "source": LONG, "metadata": {"note": LONG}, "url": "https://" + "a" * 99, "time": 1.5}
     labels = {"lang": "en", "quality": "needs another look", "flags": ["a", {"b": "c"}], "hash": "0" * 64, "n": [1, 2]}
     (exchange,) = read_trace(write(tmp_path, PAIR | about | labels))
     assert list(exchange.messages) == ASKED + SAID
 
 
-def test_ignore_takes_alpacas_input_away(tmp_path: Path) -> None:
+def test_ignore_takes_alpacas_input_away(tmp_path):
     file = write(tmp_path, {"instruction": "Hello?", "input": LONG, "output": "Hi."})
     (exchange,) = read_trace(file, ignore=["input"])
     assert list(exchange.messages) == ASKED + SAID
 
 
-def test_limit_and_categories(tmp_path: Path) -> None:
+def test_limit_and_categories(tmp_path):
     file = write(tmp_path, *(PAIR | {"category": "ab"[i % 2]} for i in range(10)))
     assert len(read_trace(file, limit=3)) == 3
     assert [e.where[-6:] for e in read_trace(file, limit=2, categories=["b"])] == ["line 2", "line 4"]
 
 
-def complains(file: Path, *words: str, **options: Any) -> None:
+def complains(file, *words, **options):
     with pytest.raises(ConversationError) as raised:
         read_trace(file, **options)
     assert "\n" not in str(raised.value)
@@ -162,34 +150,31 @@ def complains(file: Path, *words: str, **options: Any) -> None:
         assert word in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('{"prompt": "a", ', ("not JSON", "column")),
-        ('"a"', ("JSON object", "str")),
-        ({"prompt": "a"}, ('no "response"',)),
-        ({"prompt": "a", "response": None}, ('"response" must be a text', "NoneType")),
-        ({"text": "a"}, ("neither a prompt nor messages", "text")),
-        ({"a": 1, "b": 2}, ("unknown record with the keys a, b", "OpenAI batch files", "ShareGPT")),
-        ({"messages": ASKED}, ("no response",)),
-        ({"messages": []}, ('"messages" must be',)),
-        ({"messages": [{"role": "user"}]}, ('"messages" must be',)),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ('"messages" must be',)),
-        ({"messages": [*ASKED, {"role": "assistant", "content": None, "tool_calls": [1]}]}, ("tool_calls is a list",)),
-        ({"prompt_tokens": [1], "tokens": "a"}, ('"tokens" must be a list of token ids',)),
-        ({"prompt_tokens": [-1], "tokens": [1]}, ('"prompt_tokens" must be a list of token ids',)),
-        ({"prompt_tokens": [1], "tokens": [10**30]}, ('"tokens" must be a list of token ids',)),
-        ({"instruction": "a", "input": 3, "output": "b"}, ('"input" must be a text, not a int',)),
-        (PAIR | {"category": 3}, ('"category" must be a text',)),
-        ({"custom_id": "a", "response": {"status_code": 429, "body": {}}}, ("the request failed",)),
-        ({"custom_id": "a", "response": {"body": {"choices": [{"text": "Hi."}]}}}, ("no prompt has the custom_id a",)),
-        ({"messages": ASKED, "choices": []}, ("no answer in the response",)),
-        ({"request": {"model": "m"}, "response": "Hi."}, ("no prompt in the request",)),
-        ({"event": "request.finished", "obj": {"text": "a" * 1024 + "..." + "b" * 1024}, "out": {"text": "Hi."}},
-         ("--log-requests-level 3",)),
-    ],
-)  # fmt: skip
-def test_a_line_that_cannot_be_used(tmp_path: Path, line: Any, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("line", "words"), [
+    ('{"prompt": "a", ', ("not JSON", "column")),
+    ('"a"', ("JSON object", "str")),
+    ({"prompt": "a"}, ('no "response"',)),
+    ({"prompt": "a", "response": None}, ('"response" must be a text', "NoneType")),
+    ({"text": "a"}, ("neither a prompt nor messages", "text")),
+    ({"a": 1, "b": 2}, ("unknown record with the keys a, b", "OpenAI batch files", "ShareGPT")),
+    ({"messages": ASKED}, ("no response",)),
+    ({"messages": []}, ('"messages" must be',)),
+    ({"messages": [{"role": "user"}]}, ('"messages" must be',)),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ('"messages" must be',)),
+    ({"messages": [*ASKED, {"role": "assistant", "content": None, "tool_calls": [1]}]}, ("tool_calls is a list",)),
+    ({"prompt_tokens": [1], "tokens": "a"}, ('"tokens" must be a list of token ids',)),
+    ({"prompt_tokens": [-1], "tokens": [1]}, ('"prompt_tokens" must be a list of token ids',)),
+    ({"prompt_tokens": [1], "tokens": [10**30]}, ('"tokens" must be a list of token ids',)),
+    ({"instruction": "a", "input": 3, "output": "b"}, ('"input" must be a text, not a int',)),
+    (PAIR | {"category": 3}, ('"category" must be a text',)),
+    ({"custom_id": "a", "response": {"status_code": 429, "body": {}}}, ("the request failed",)),
+    ({"custom_id": "a", "response": {"body": {"choices": [{"text": "Hi."}]}}}, ("no prompt has the custom_id a",)),
+    ({"messages": ASKED, "choices": []}, ("no answer in the response",)),
+    ({"request": {"model": "m"}, "response": "Hi."}, ("no prompt in the request",)),
+    ({"event": "request.finished", "obj": {"text": "a" * 1024 + "..." + "b" * 1024}, "out": {"text": "Hi."}},
+     ("--log-requests-level 3",)),
+])
+def test_a_line_that_cannot_be_used(tmp_path, line, words):
     complains(write(tmp_path, line), "line 1", *words)
     reading = Reading()
     assert len(read_trace(write(tmp_path, PAIR, line, PAIR), reading=reading)) == 2
@@ -199,7 +184,7 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: Any, words: tuple[str,
     assert [*reading.notes(redact=True)] == ["1 of 3 lines skipped"]
 
 
-def test_more_than_half_is_too_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_more_than_half_is_too_much(tmp_path, caplog):
     complains(write(tmp_path, PAIR, "{", "["), "line 2", "not JSON", "(2 of 3 lines cannot be read)")
     complains(write(tmp_path, "{", "["), "line 1", "not JSON", "(2 of 2 lines cannot be read)")
     assert len(read_trace(write(tmp_path, PAIR, "{"))) == 1
@@ -221,7 +206,7 @@ VLLM = [
     "(APIServer pid=7) INFO 11-02 19:10:44 [logger.py:90] Generated response chatcmpl-1 (streaming complete): output: "
     "'Hi.', output_token_ids: None, finish_reason: stop",
 ]
-LOGS: dict[str, list[Any]] = {
+LOGS = {
     "OpenAI batch": [
         {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT},
         {"id": "x", "custom_id": "a", "response": {"status_code": 200, "body": SAYS}, "error": None},
@@ -248,7 +233,7 @@ LOGS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_logs_of_others(tmp_path: Path, name: str) -> None:
+def test_logs_of_others(tmp_path, name):
     reading = Reading()
     (one,) = read_trace(write(tmp_path, *LOGS[name]), reading=reading)
     assert [*one.messages] == [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hi."}]
@@ -260,7 +245,7 @@ def test_logs_of_others(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_batchs_two_files_in_any_order(tmp_path: Path, first: int) -> None:
+def test_a_batchs_two_files_in_any_order(tmp_path, first):
     asked = [{"custom_id": id, "body": CHAT} for id in "abc"]
     said = [{"custom_id": id, "response": {"status_code": 200, "body": SAYS}} for id in "cb"]
     files = [write(tmp_path, *asked, name="in"), write(tmp_path, *said, name="out")]
@@ -273,14 +258,14 @@ def test_a_batchs_two_files_in_any_order(tmp_path: Path, first: int) -> None:
     assert "another prompt has the custom_id b too" in reading.first
 
 
-def test_token_ids_of_a_server(tmp_path: Path) -> None:
+def test_token_ids_of_a_server(tmp_path):
     """Ids are what the model read and wrote, so they are preferred to text."""
     texts = {"obj": {"input_ids": [1], "text": "a"}, "out": {"output_ids": [2], "text": "b"}}
     sglang = {"event": "request.finished", **texts}
     assert read_trace(write(tmp_path, sglang))[0].tokens == ([1], [2])
 
 
-def test_one_json_list(tmp_path: Path) -> None:
+def test_one_json_list(tmp_path):
     (tmp_path / "list.json").write_text(json.dumps([PAIR, {"a": 1}, PAIR], indent=1))
     reading = Reading()
     assert len(read_trace(tmp_path / "list.json", reading=reading)) == 2
@@ -289,7 +274,7 @@ def test_one_json_list(tmp_path: Path) -> None:
     complains(tmp_path / "list.json", "list.json: not JSON")
 
 
-def test_content_parts(tmp_path: Path) -> None:
+def test_content_parts(tmp_path):
     picture = {"type": "image_url", "image_url": {"url": "data:" + "x " * 99}}
     parts = [{"type": "text", "text": "Hel"}, picture, {"type": "text", "text": "lo?"}]
     reading = Reading()
@@ -301,32 +286,29 @@ def test_content_parts(tmp_path: Path) -> None:
 
 
 AGENT = [
-    *ASKED,
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "1", "content": "2"},
-    *SAID,
+    *ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "2"}, *SAID,
 ]
 
 
-def test_tool_calls_are_answers(tmp_path: Path) -> None:
+def test_tool_calls_are_answers(tmp_path):
     (one,) = read_trace(write(tmp_path, {"messages": AGENT, "tools": CHAT["tools"]}))
     assert [m["role"] for m in one.messages] == ["user", "assistant", "tool", "assistant"]
-    assert list(one.answers) == [1, 3]
-    assert one.messages[1]["tool_calls"] == [CALL]
+    assert (list(one.answers), one.messages[1]["tool_calls"]) == ([1, 3], [CALL])
     assert one.texts()[1:3] == ['{"name": "add", "arguments": {"x": 1}}', "Result: 2"]
     called = {"choices": [{"message": AGENT[1]}]}
     (one,) = read_trace(write(tmp_path, CHAT | called))
     assert one.messages[-1]["tool_calls"] == [CALL]
 
 
-def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_is_one_entry(tmp_path, monkeypatch):
     mine = Format("mine", lambda r: "q" in r, lambda r, ignore: conversation({"prompt": r["q"], "response": r["a"]}))
     monkeypatch.setitem(read_trace.__globals__, "FORMATS", [mine, *FORMATS])
     (one,) = read_trace(write(tmp_path, {"q": "Hello?", "a": "Hi.", "category": "c"}))
     assert ([*one.messages], one.category) == (ASKED + SAID, "c")
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_files_that_cannot_be_used(tmp_path):
     complains(tmp_path / "none.jsonl", "none.jsonl", "No such file")
     complains(write(tmp_path, "", name="empty"), "holds no answers", '{"prompt"')
     (tmp_path / "cut.gz").write_bytes(gzip.compress(json.dumps(PAIR).encode() * 99)[:40])
@@ -337,28 +319,24 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     complains(write(tmp_path, PAIR), "no category 'b'", "name none", categories=["b"])
 
 
-def test_spec_bench_answers_without_their_questions(tmp_path: Path) -> None:
+def test_spec_bench_answers_without_their_questions(tmp_path):
     trace = write(tmp_path, *(answer(id, ["a"]) for id in (1, 2, 3)))
     complains(trace, "line 1", "no prompt has the question_id 1")
     some = write(tmp_path, {"question_id": 2, "turns": ["A?"]}, name="some")
     complains(trace, "line 1", "no prompt has the question_id 1", "2 of 3 lines", questions=some)
     short = write(tmp_path, *({"question_id": id, "turns": ["A?"]} for id in (1, 2, 3)), name="short")
     complains(write(tmp_path, answer(1, ["a", "b"])), "line 1", "2 answers", "1 turns", questions=short)
-    complains(write(tmp_path, answer(1, [3])), "must be a list of texts", questions=short)  # type: ignore[list-item]
+    complains(write(tmp_path, answer(1, [3])), "must be a list of texts", questions=short)
     complains(write(tmp_path, {"question_id": 1, "choices": []}), "without a response", questions=short)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"messages": ASKED, "response": "Hi.", "tools": 5},
-        {"event": "request.finished"},
-        {"event": "request.finished", "obj": [], "out": None},
-        {"event": "request.finished", "obj": {"text": "a"}, "out": {"text": "b", "meta_info": None}},
-        r"INFO 01-01 Request 1: prompt: '\xzz', ",
-    ],
-)
-def test_a_line_of_another_shape_is_read_or_skipped(tmp_path: Path, line: Any) -> None:
+@pytest.mark.parametrize("line", [
+    {"messages": ASKED, "response": "Hi.", "tools": 5}, {"event": "request.finished"},
+    {"event": "request.finished", "obj": [], "out": None},
+    {"event": "request.finished", "obj": {"text": "a"}, "out": {"text": "b", "meta_info": None}},
+    r"INFO 01-01 Request 1: prompt: '\xzz', ",
+])
+def test_a_line_of_another_shape_is_read_or_skipped(tmp_path, line):
     reading = Reading()
     assert len(read_trace(write(tmp_path, PAIR, line, PAIR), reading=reading)) == 3 - reading.skipped
     assert (reading.lines, reading.answered + reading.skipped) == (3, 3)

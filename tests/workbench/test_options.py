@@ -43,29 +43,21 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted", "out"),
-    [
-        (["--model", "m"], Asked("m"), "runs"),
-        (["--model", "m", "-n", "7", "--seed", "1"], Asked("m", Sampling(7, 1)), "runs"),
-        (["--model", "m", "--judge", "a", "--judge", "b", "--out", "o"], Asked("m", judge=["a", "b"]), "o"),
-        (["--model", "m", "--mode", "single", "--rate", "0.1"], Asked("m", mode="single", rate=0.1), "runs"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "wanted", "out"), [
+    (["--model", "m"], Asked("m"), "runs"),
+    (["--model", "m", "-n", "7", "--seed", "1"], Asked("m", Sampling(7, 1)), "runs"),
+    (["--model", "m", "--judge", "a", "--judge", "b", "--out", "o"], Asked("m", judge=["a", "b"]), "o"),
+    (["--model", "m", "--mode", "single", "--rate", "0.1"], Asked("m", mode="single", rate=0.1), "runs"),
+])
 def test_fields_are_filled_from_options(arguments: list[str], wanted: Asked, out: str) -> None:
     assert run(*arguments) == (0, f"{wanted!r} {out}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "--model"),
-        (["--model", "m", "-n", "0"], "greater than or equal to 1"),
-        (["--model", "m", "--mode", "other"], "single"),
-        (["--model", "m", "--rate", "2"], "less than or equal to 1"),
-        (["--model", "m", "--inner", "x"], "--inner"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "--model"), (["--model", "m", "-n", "0"], "greater than or equal to 1"),
+    (["--model", "m", "--mode", "other"], "single"), (["--model", "m", "--rate", "2"], "less than or equal to 1"),
+    (["--model", "m", "--inner", "x"], "--inner"),
+])
 def test_what_no_field_takes_is_refused(arguments: list[str], says: str) -> None:
     code, output = run(*arguments)
     assert code == 2

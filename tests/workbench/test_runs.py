@@ -23,8 +23,7 @@ def test_a_run_goes_on_with_what_it_holds(tmp_path):
         assert answers.get("a") == {"key": "a", "text": "again"}
         assert answers.get("b") == {"key": "b", "text": "zwölf"}
         assert answers.get("c") is None
-        assert [row["text"] for row in answers] == ["one", "zwölf", "again"]
-        assert len(answers) == 2
+        assert ([row["text"] for row in answers], len(answers)) == (["one", "zwölf", "again"], 2)
     assert read_about(tmp_path / "run", "bench")["note"] == "second"
     assert is_run(tmp_path / "run", "bench")
     assert not is_run(tmp_path / "run", "align")
@@ -47,19 +46,16 @@ def test_a_broken_line_is_named(tmp_path):
         Lines(tmp_path / "lines.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"other.txt": "x"}, "holds other files and no run"),
-        ({RUN: "{"}, "cannot be read"),
-        ({RUN: '{"model": "demo"}'}, "written by an older version"),
-        ({RUN: json.dumps({"kind": "align", "identity": IDENTITY})}, "kind 'align', not 'bench'"),
-        (
-            {RUN: json.dumps({"kind": "bench", "identity": {**IDENTITY, "options": {"n": 2, "seed": 0}}})},
-            r'its options was \{"n": 2\} and now is \{"n": 1\}',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ({"other.txt": "x"}, "holds other files and no run"),
+    ({RUN: "{"}, "cannot be read"),
+    ({RUN: '{"model": "demo"}'}, "written by an older version"),
+    ({RUN: json.dumps({"kind": "align", "identity": IDENTITY})}, "kind 'align', not 'bench'"),
+    (
+        {RUN: json.dumps({"kind": "bench", "identity": {**IDENTITY, "options": {"n": 2, "seed": 0}}})},
+        r'its options was \{"n": 2\} and now is \{"n": 1\}',
+    ),
+])
 def test_another_folder_is_refused_and_left_as_it_is(tmp_path, content, message):
     for name, text in content.items():
         (tmp_path / name).write_text(text)

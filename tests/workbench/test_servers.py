@@ -2,19 +2,16 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
-from tests.served import Served
 
 from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.servers import Drafting, Request, Server, _version, fingerprint, read_requests, send
+from tests.served import Served
+from tests.web import Handler, serving
 
 LLAMA_CPP = """
 # TYPE llamacpp:tokens_predicted_total counter
@@ -41,10 +38,9 @@ vllm:request_generation_tokens_sum{engine="0"} 77
 """
 
 
-def test_metrics_of_every_server() -> None:
+def test_metrics_of_every_server():
     found = Drafting.parse(LLAMA_CPP)
-    assert (found.engine, found.running, found.tokens) == ("llamacpp", 2, 90)
-    assert found.survival == [0.5, 0.25]
+    assert ((found.engine, found.running, found.tokens), found.survival) == (("llamacpp", 2, 90), [0.5, 0.25])
     assert found.round_tokens == 1.75
     found = Drafting.parse(SGLANG)
     assert (found.engine, found.running, found.round_tokens, found.survival) == ("sglang", 3, 2.5, [])
@@ -53,14 +49,14 @@ def test_metrics_of_every_server() -> None:
     assert Drafting.parse("up 1\n").round_tokens is None
 
 
-def test_counts_between_two_readings() -> None:
+def test_counts_between_two_readings():
     before = Drafting("vllm", 1, 100, 10, 30, 12, (8, 4))
     new = Drafting("vllm", 5, 160, 30, 90, 42, (24, 12, 6)).since(before)
     assert (new.running, new.tokens, new.drafts, new.drafted, new.accepted) == (5, 60, 20, 60, 30)
     assert new.survival == [0.8, 0.4, 0.3]
 
 
-def test_a_server_is_found_with_its_engine_and_version() -> None:
+def test_a_server_is_found_with_its_engine_and_version():
     with Served() as fake:
         server = Server.find(fake.url.removesuffix("/v1"))
         assert (server.url, server.model, server.engine, server.version) == (fake.url, "fake", "vllm", "0.32.0")
@@ -74,12 +70,11 @@ SAID = ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")
 TALK = [{"role": role, "content": text} for role, text in SAID]
 LOG = [
     {"prompt_tokens": [1, 2], "tokens": [3, 4, 5], "time": 1000.5, "seconds": 0.5},
-    {"messages": TALK, "timestamp": "1970-01-01T00:16:42+00:00"},
-    {"prompt": "what?", "created": 1003000000000},
+    {"messages": TALK, "timestamp": "1970-01-01T00:16:42+00:00"}, {"prompt": "what?", "created": 1003000000000},
 ]
 
 
-def test_requests_of_a_log_have_their_prompts_and_times(tmp_path: Path) -> None:
+def test_requests_of_a_log_have_their_prompts_and_times(tmp_path):
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, LOG)))
     one, two, three, four = read_requests(tmp_path / "log.jsonl")
     assert (one.prompt, one.length, one.at) == ([1, 2], 3, 1000.0)
@@ -89,7 +84,7 @@ def test_requests_of_a_log_have_their_prompts_and_times(tmp_path: Path) -> None:
     assert len(read_requests(tmp_path / "log.jsonl", limit=2)) == 2
 
 
-def test_requests_carry_the_tools_that_could_be_called(tmp_path: Path) -> None:
+def test_requests_carry_the_tools_that_could_be_called(tmp_path):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     (tmp_path / "log.jsonl").write_text(json.dumps({"messages": TALK, "tools": tools}))
     first, second = read_requests(tmp_path / "log.jsonl")
@@ -100,11 +95,11 @@ def test_requests_carry_the_tools_that_could_be_called(tmp_path: Path) -> None:
     assert fingerprint([first]) != fingerprint([replace(first, tools=())])
 
 
-def bodies(server: Server, count: int) -> list[dict[str, object]]:
+def bodies(server, count):
     return [server.body(Request(str(n), [{"role": "user", "content": f"{n}"}]), 6) for n in range(count)]
 
 
-def test_so_many_are_under_way_and_deliveries_are_timed() -> None:
+def test_so_many_are_under_way_and_deliveries_are_timed():
     with Served(seconds=lambda running: 0.01, accepted=(1,), fails=lambda number: number == 3) as fake:
         server = Server.find(fake.url)
         answers = asyncio.run(send(server, bodies(server, 7), 2))
@@ -118,7 +113,7 @@ def test_so_many_are_under_way_and_deliveries_are_timed() -> None:
     assert done.times[-1] - done.times[0] > 0.02
 
 
-def test_waiting_for_a_place_counts_where_requests_have_their_times() -> None:
+def test_waiting_for_a_place_counts_where_requests_have_their_times():
     with Served(seconds=lambda running: 0.01) as fake:
         server = Server.find(fake.url)
         answers = asyncio.run(send(server, bodies(server, 3), 1, due=[0.0, 0.0, 0.4]))
@@ -127,48 +122,37 @@ def test_waiting_for_a_place_counts_where_requests_have_their_times() -> None:
     assert third < second
 
 
-def test_stopping_ends_it_at_once() -> None:
+def test_stopping_ends_it_at_once():
     with Served(seconds=lambda running: 0.2) as fake:
         server = Server.find(fake.url)
         looks = iter([False, False, True])
         answers = asyncio.run(send(server, bodies(server, 4), 2, stopped=lambda: next(looks)))
-        assert answers == [None] * 4
-        assert len(fake.asked) == 2
+        assert (answers, len(fake.asked)) == ([None] * 4, 2)
 
 
-class Hostile(BaseHTTPRequestHandler):
+class Hostile(Handler):
     """A server that answers every GET with `page`, without end where it is `endless`, and every POST with `events`."""
 
-    page, endless, events = b"", False, b""
+    protocol_version, wbufsize, page, endless, events = "HTTP/1.0", 0, b"", False, b""
 
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
+    def do_GET(self):
+        self.begin()
         with suppress(ConnectionError):
             self.wfile.write(self.page)
             while self.endless:
                 self.wfile.write(b"# " + b"x" * (1 << 16) + b"\n")
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
+    def do_POST(self):
+        self.body()
+        self.begin(Content_Type="text/event-stream")
         self.wfile.write(self.events)
 
-    def log_message(self, *_: object) -> None: ...
+
+def hostile(**what):
+    return serving(type("Made", (Hostile,), what))
 
 
-@contextmanager
-def hostile(**what: object) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Made", (Hostile,), what))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal() -> None:
+def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal():
     with hostile(endless=True) as url, pytest.raises(CompletionError, match="longer than 16 MiB"):
         Drafting.read(url)
     with hostile(page=b"vllm:x{ 1 2 3 {\n") as url, pytest.raises(CompletionError, match="not in Prometheus"):
@@ -185,20 +169,15 @@ def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal() -> None:
         Server.find("http://user:secret@127.0.0.1:8000")
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"choices": [{"index": 1 << 40, "delta": {"content": "a"}}]},
-        {"choices": [{"index": -3, "delta": {"content": "a"}}]},
-        {"choices": [{"delta": {"tool_calls": [{"index": 1 << 40, "function": {"name": "a"}}]}}]},
-        {"choices": [], "usage": {"completion_tokens": "Infinity"}},
-        {"choices": [], "usage": {"completion_tokens": float("inf")}},
-        {"choices": [], "usage": [1]},
-        {"choices": 7},
-        {"error": "\x1b[2J"},
-    ],
-)
-def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part: dict[str, object]) -> None:
+@pytest.mark.parametrize("part", [
+    {"choices": [{"index": 1 << 40, "delta": {"content": "a"}}]},
+    {"choices": [{"index": -3, "delta": {"content": "a"}}]},
+    {"choices": [{"delta": {"tool_calls": [{"index": 1 << 40, "function": {"name": "a"}}]}}]},
+    {"choices": [], "usage": {"completion_tokens": "Infinity"}},
+    {"choices": [], "usage": {"completion_tokens": float("inf")}}, {"choices": [], "usage": [1]}, {"choices": 7},
+    {"error": "\x1b[2J"},
+])
+def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part):
     with hostile(events=f"data: {json.dumps(part)}\n\ndata: [DONE]\n\n".encode()) as url:
         server = Server(url, "m")
         (answer,) = asyncio.run(send(server, bodies(server, 1), 1))
@@ -206,13 +185,12 @@ def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part: dic
         assert "\x1b" not in str(answer)
 
 
-def test_prompts_are_sent_as_the_model_reads_them(tmp_path: Path) -> None:
+def test_prompts_are_sent_as_the_model_reads_them(tmp_path):
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x"}}]
     lines = [
         json.dumps({"messages": [{"role": "user", "content": parts}]}),
         "INFO 01-01 Request cmpl-1 details: prompt: '<user> hi', ",
-        "DEBUG 01-01 Generated response cmpl-1: output: 'ho', ",
-        json.dumps({"prompt": "b", "time": float("nan")}),
+        "DEBUG 01-01 Generated response cmpl-1: output: 'ho', ", json.dumps({"prompt": "b", "time": float("nan")}),
         json.dumps({"prompt": "b", "time": 5, "seconds": "x"}),
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from threading import Event, Thread, current_thread
+from threading import Event, current_thread
 from time import perf_counter
-from typing import Any
 
 import pytest
 
 from paceline.core.request import Delta, Row
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker, in_passing
+from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Unavailable, Worker, in_passing
 
 THREE = SamplingParams(max_tokens=3)
 
@@ -21,16 +19,16 @@ THREE = SamplingParams(max_tokens=3)
 class Fake:
     """Every row gets one token a round. open: rows join the batch; broken: rounds that are to fail."""
 
-    def __init__(self, max_batch: int = 4, open: bool = True):
+    def __init__(self, max_batch=4, open=True):
         self.rows: list[Row] = []
         self.waiting: list[Row] = []
         self.max_batch, self.open, self.broken, self.made = max_batch, open, 0, 0
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self):
         return bool(self.rows or (self.waiting and self.open))
 
-    def add(self, prompt: Any, params: SamplingParams) -> Row:
+    def add(self, prompt, params):
         if not prompt:
             raise PacelineError("no prompt")
         row = Row(self.made, prompt, params, max_context=100)
@@ -38,7 +36,7 @@ class Fake:
         self.waiting.append(row)
         return row
 
-    def step(self) -> list[Delta]:
+    def step(self):
         if self.broken:
             self.broken -= 1
             raise RuntimeError("broken")
@@ -52,14 +50,14 @@ class Fake:
                 self.rows.remove(row)
         return deltas
 
-    def abort(self, row: Row) -> None:
+    def abort(self, row):
         row.end("abort")
         for rows in (self.rows, self.waiting):
             if row in rows:
                 rows.remove(row)
 
 
-def run(test: Callable[[Worker, Any], Awaitable[None]], made: Any = None, **options: Any) -> None:
+def run(test, made=None, **options):
     """A test with a worker, which must not take long: whoever is forgotten waits for ever."""
     made = made or Fake()
     worker = Worker(made, **options)
@@ -69,24 +67,24 @@ def run(test: Callable[[Worker, Any], Awaitable[None]], made: Any = None, **opti
         worker.stop()
 
 
-def ask(worker: Worker, prompt: Any = (5, 6), params: SamplingParams = THREE) -> Job:
+def ask(worker, prompt=(5, 6), params=THREE):
     return worker.submit(list(prompt), params, asyncio.get_running_loop())
 
 
-async def heard(job: Job) -> list[int]:
+async def heard(job):
     return [token async for delta in job for token in delta.tokens]
 
 
-async def until(what: Callable[[], bool]) -> None:
+async def until(what):
     while not what():
         await asyncio.sleep(0.001)
 
 
-def test_what_is_done_in_passing_leaves_no_thread_and_no_helpers_of_openmp() -> None:
-    def fail() -> None:
+def test_what_is_done_in_passing_leaves_no_thread_and_no_helpers_of_openmp():
+    def fail():
         raise PacelineError("no model")
 
-    thread: Thread = in_passing(current_thread)
+    thread = in_passing(current_thread)
     assert thread is not current_thread()
     assert not thread.is_alive()
     with pytest.raises(PacelineError, match="no model"):
@@ -94,8 +92,8 @@ def test_what_is_done_in_passing_leaves_no_thread_and_no_helpers_of_openmp() -> 
 
 
 def test_every_token_is_heard_and_then_the_end():
-    async def test(worker: Worker, made: Any) -> None:
-        ended: list[tuple[int, bool]] = []
+    async def test(worker, made):
+        ended = []
         worker.on_end = lambda job: ended.append((len(job.completion.tokens), job in worker.open))
         for _ in range(20):  # each time the engine has nothing to do afterwards
             assert await heard(ask(worker)) == [7, 7, 7]
@@ -110,7 +108,7 @@ def test_every_token_is_heard_and_then_the_end():
 
 
 def test_an_end_is_heard_before_the_next_round():
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         next_round, step = Event(), made.step
         made.step = lambda: (made.rows and next_round.wait(5), step())[1]
         made.open = False
@@ -126,7 +124,7 @@ def test_an_end_is_heard_before_the_next_round():
 
 
 def test_a_request_that_is_refused_hears_of_it_and_waits_no_more():
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         for _ in range(3):
             with pytest.raises(PacelineError, match="no prompt"):
                 await heard(ask(worker, ()))
@@ -138,7 +136,7 @@ def test_a_request_that_is_refused_hears_of_it_and_waits_no_more():
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_as_many_wait_as_may(most):
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         jobs = [ask(worker) for _ in range(most)]
         with pytest.raises(Busy, match=f"{most} requests are waiting"):
             ask(worker)
@@ -154,7 +152,7 @@ def test_as_many_wait_as_may(most):
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_an_abort_ends_the_job_and_its_row(joined):
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         long = ask(worker, params=SamplingParams(max_tokens=90))
         made.step = lambda step=made.step: step() if not made.rows else []  # one token, and then none
         await until(lambda: bool(made.rows if joined else made.waiting))
@@ -172,7 +170,7 @@ def test_an_abort_ends_the_job_and_its_row(joined):
 
 
 def test_the_deadline_is_that_of_each_job():
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         made.step = lambda: []  # nobody gets a token
         began = perf_counter()
         first = ask(worker)
@@ -187,11 +185,8 @@ def test_the_deadline_is_that_of_each_job():
     run(test, deadline_s=0.2)
 
 
-# The end -------------------------------------------------------------------------------------------------------------
-
-
 def test_rounds_that_fail_now_and_then():
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         for _ in range(FAILED_ROUNDS):
             made.broken = 1
             with pytest.raises(EngineFailed):
@@ -213,15 +208,15 @@ def test_rounds_that_fail_now_and_then():
 def test_a_job_that_comes_while_the_thread_ends():
     """It is noted before the worker looks whether it is closed; otherwise nobody would know of it."""
 
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         check = worker.check
 
-        def late() -> None:
+        def late():
             check()
             worker._inbox.put((broken, ask))
             worker._thread.join()
 
-        worker.check = late  # type: ignore[method-assign]
+        worker.check = late
         with pytest.raises(Unavailable) as ended:
             await heard(ask(worker))
         assert ended.value.code == "engine_failed"
@@ -229,12 +224,12 @@ def test_a_job_that_comes_while_the_thread_ends():
     run(test)
 
 
-def broken(*_: Any) -> Any:
+def broken(*_):
     raise RuntimeError("broken")
 
 
 def test_stopping_ends_what_is_open():
-    async def test(worker: Worker, made: Any) -> None:
+    async def test(worker, made):
         job = ask(worker)
         await until(lambda: bool(made.waiting))
         assert await asyncio.to_thread(worker.stop)

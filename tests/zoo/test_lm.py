@@ -2,12 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from paceline.errors import PacelineError
 from paceline.train.data import Source
@@ -21,11 +20,11 @@ STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the t
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return train_tokenizer([STORY] * 20, vocabulary=320)
 
 
-def test_schedule() -> None:
+def test_schedule():
     config = LoopConfig(tokens=1000, peak_lr=1.0, warmup_steps=10, decay=0.2, final_lr=0.1)
     assert learning_rate(config, 0, 0.0) == pytest.approx(0.1)
     assert learning_rate(config, 9, 0.1) == learning_rate(config, 500, 0.8) == 1.0
@@ -46,7 +45,7 @@ ROWS = DataConfig(
 )
 
 
-def story(folder: Path) -> list[Source]:
+def story(folder):
     path = folder / "story.jsonl"
     with path.open("w") as file:
         for i in range(40):
@@ -55,15 +54,13 @@ def story(folder: Path) -> list[Source]:
     return [Source("story", path)]
 
 
-def tiny_run(tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, tokens: int = 320) -> bool:
+def tiny_run(tokenizer, folder, name, tokens=320):
     loop = LoopConfig(tokens=tokens, mixed_precision="no", warmup_steps=2, log_every=2)
     out, run = folder / name, folder / f"{name}-run"
     return pretrain(Job(story(folder), tokenizer, out, run, loop, ROWS, compiled=False), TINY)
 
 
-def test_a_resumed_run_equals_an_unbroken_one(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_equals_an_unbroken_one(tokenizer, tmp_path, monkeypatch):
     from paceline.train import loop
     from zoo import lm
 
@@ -78,16 +75,14 @@ def test_a_resumed_run_equals_an_unbroken_one(
     assert whole.keys() == broken.keys()
     assert all(torch.equal(whole[key], broken[key]) for key in whole)
 
-    def losses(name: str) -> list[float]:
+    def losses(name):
         rows = map(json.loads, (tmp_path / name / "training-pretrain.jsonl").read_text().splitlines())
         return [row["loss"] for row in rows if "loss" in row]
 
     assert losses("whole") == losses("broken")
 
 
-def test_a_kill_while_saving_leaves_the_old_checkpoint(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_saving_leaves_the_old_checkpoint(tokenizer, tmp_path, monkeypatch):
     from paceline.train import loop
     from paceline.train import saving as saved
     from zoo import lm
@@ -98,7 +93,7 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(
     checkpoint = tmp_path / "run-run" / "checkpoint.safetensors"
     before = checkpoint.read_bytes()
 
-    def torn(tensors: object, path: Path, metadata: object) -> None:
+    def torn(tensors, path, metadata):
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 
@@ -111,44 +106,7 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(
     assert tiny_run(tokenizer, tmp_path, "run")
 
 
-def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    import os
-    import signal
-
-    from paceline.train.loop import train
-
-    class Source:
-        steps = 0
-
-        def next(self, progress: float) -> dict[str, torch.Tensor]:
-            self.steps += 1
-            if self.steps == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return {"input_ids": torch.ones(1, 2)}
-
-        def state_dict(self) -> dict[str, int]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    class Square(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(2, 2))
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            return (input_ids @ self.weight).square().sum()
-
-    handler = signal.getsignal(signal.SIGTERM)
-    config = LoopConfig(minutes=10, mixed_precision="no")
-    source = Source()
-    assert not train(Square(), source, config, tmp_path)
-    assert source.steps == 3
-    assert (tmp_path / "checkpoint.safetensors").exists()
-    assert signal.getsignal(signal.SIGTERM) == handler
-
-
-def test_what_belongs_to_another_model_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_what_belongs_to_another_model_is_refused(tokenizer, tmp_path):
     assert tiny_run(tokenizer, tmp_path, "one", tokens=32)
     loop = LoopConfig(tokens=64, mixed_precision="no")
     other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, positions=64)
@@ -160,7 +118,7 @@ def test_what_belongs_to_another_model_is_refused(tokenizer: PreTrainedTokenizer
         distil(Job(story(tmp_path), small, *places, loop, ROWS, compiled=False), tmp_path / "one")
 
 
-def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_both_stages_end_in_a_model_transformers_loads(tokenizer, tmp_path):
     assert tiny_run(tokenizer, tmp_path, "base", tokens=64)
     loop = LoopConfig(tokens=64, warmup_steps=1, mixed_precision="no")
     rows = DataConfig(length=32, rows=2, weights={}, decay_weights={}, generated=20, held_out=0.2, validation_rows=2)
@@ -175,7 +133,7 @@ def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedToke
     }
 
 
-def test_muon_has_the_matrices_inside_and_adamw_the_rest() -> None:
+def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     from paceline.train.loop import make_optimisers
 
     module = torch.nn.ModuleDict(

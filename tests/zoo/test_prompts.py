@@ -1,12 +1,11 @@
 """Prompts for a real model: nine kinds, and none that shares text with an evaluation."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
@@ -25,40 +24,33 @@ TINY = "Explain it."
 
 
 @pytest.fixture
-def evaluation(tmp_path: Path) -> Path:
+def evaluation(tmp_path):
     file = tmp_path / "question.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (ASKED, SHORT, TINY)))
     return file
 
 
-@pytest.mark.parametrize(
-    ("prompt", "overlaps"),
-    [
-        (ASKED, True),
-        ("WHO WROTE: the long -- letter\n\nabout the SEVEN bridges of Koenigsberg?", True),
-        (f"A passage. {' '.join(words(ASKED)[4 : 4 + RUN])} and so on", True),
-        (f"A passage. {' '.join(words(ASKED)[4 : 3 + RUN])} and so on", False),
-        ("Tell me: who built the seven bridges", True),
-        ("Who built the eight bridges?", False),
-        ("explain it", True),
-        ("Explain it to a child.", False),
-        ("", False),
-    ],
-)
-def test_an_overlap_is_a_long_run_or_the_whole_of_a_shorter_text(prompt: str, overlaps: bool) -> None:
+@pytest.mark.parametrize(("prompt", "overlaps"), [
+    (ASKED, True), ("WHO WROTE: the long -- letter\n\nabout the SEVEN bridges of Koenigsberg?", True),
+    (f"A passage. {' '.join(words(ASKED)[4 : 4 + RUN])} and so on", True),
+    (f"A passage. {' '.join(words(ASKED)[4 : 3 + RUN])} and so on", False),
+    ("Tell me: who built the seven bridges", True), ("Who built the eight bridges?", False), ("explain it", True),
+    ("Explain it to a child.", False), ("", False),
+])
+def test_an_overlap_is_a_long_run_or_the_whole_of_a_shorter_text(prompt, overlaps):
     assert (Overlap([ASKED, SHORT, TINY]).shared(prompt) is not None) == overlaps
 
 
-def written(file: Path, rows: list[dict[str, object]]) -> str:
+def written(file, rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"{file.stem}={file}"
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> list[str]:
+def sources(tmp_path):
     """Data sets in the forms of Dolly, GSM8K and MBPP; in each a record of the evaluation."""
     categories = ("open_qa", "closed_qa", "summarization", "information_extraction")
-    dolly: list[dict[str, object]] = [
+    dolly = [
         {
             "instruction": f"What is number {i} for?",
             "context": "" if i % 4 == 0 else f"Passage {i}: " + "it stands on the shelf of a room. " * 6,
@@ -68,29 +60,25 @@ def sources(tmp_path: Path) -> list[str]:
         for i in range(40)
     ]
     dolly[0]["instruction"], dolly[1]["context"] = ASKED, f"{ASKED} {dolly[1]['context']}"
-    gsm8k: list[dict[str, object]] = [
+    gsm8k = [
         {"question": f"Ann has {i} pens and buys {i}. How many?", "answer": "#### 1"} for i in range(20)
     ]
     gsm8k[1]["question"] = ASKED
-    mbpp: list[dict[str, object]] = [
+    mbpp = [
         {
-            "task_id": i,
-            "text": ASKED if i == 3 else f"Write a function to add {i}.",
-            "code": f"def add_{i}(x):\r\n    return x + {i}",
-            "test_list": [f"assert add_{i}(1) == {i + 1}"],
+            "task_id": i, "text": ASKED if i == 3 else f"Write a function to add {i}.",
+            "code": f"def add_{i}(x):\r\n    return x + {i}", "test_list": [f"assert add_{i}(1) == {i + 1}"],
         }
         for i in (1, 3, 11, 510, 600)
     ]
     return [written(tmp_path / f"{n}.jsonl", rows) for n, rows in (("dolly", dolly), ("gsm8k", gsm8k), ("mbpp", mbpp))]
 
 
-def run(*words: object) -> Result:
+def run(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_prompts_of_nine_kinds_without_any_of_the_evaluation(
-    sources: list[str], evaluation: Path, tmp_path: Path
-) -> None:
+def test_prompts_of_nine_kinds_without_any_of_the_evaluation(sources, evaluation, tmp_path):
     done = run("prompts", *sources, "--without", evaluation, "--out", tmp_path / "made")
     assert done.exit_code == 0, done.output
     files = {file.stem: file for file in (tmp_path / "made").iterdir()}
@@ -103,7 +91,7 @@ def test_prompts_of_nine_kinds_without_any_of_the_evaluation(
     assert "left out, which share text with an evaluation" in done.output
 
 
-def test_chats_are_asked_at_either_turn(sources: list[str], tmp_path: Path) -> None:
+def test_chats_are_asked_at_either_turn(sources, tmp_path):
     assert run("prompts", *sources, "--out", tmp_path / "made").exit_code == 0
     tokenizer = load_tokenizer(models.make("llama2", tmp_path / "model"))
     asked = openings(parse_sources([f"chat={tmp_path / 'made' / 'chat.jsonl'}"]), tokenizer, 4096)
@@ -111,12 +99,11 @@ def test_chats_are_asked_at_either_turn(sources: list[str], tmp_path: Path) -> N
     assert min(lengths) < 60 < max(lengths)
 
 
-def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path: Path) -> None:
+def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path):
     fit = {"top1": 0.25}
     config = {
         "recipe": {"spent": {"step": 9, "tokens": 12_345, "minutes": 6.02}},
-        "held_out": {"all": [fit, {"top1": 0.125}, fit, fit]},
-        "accepted_length": 1.375,
+        "held_out": {"all": [fit, {"top1": 0.125}, fit, fit]}, "accepted_length": 1.375,
         "learnt_tokens": {"code": 2_000, "chat": 1_000},
         "target": {"name": "Small", "weights_fingerprint": "aa", "tokenizer_fingerprint": "bb"},
         "blocks": {"w": "Q8_0"},

@@ -9,14 +9,14 @@ from zoo.reading import copy, retrieval
 from zoo.sums import arithmetic
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_decides():
     first, again, other = (list(synth.generate(300, seed)) for seed in (4, 4, 5))
     assert first == again
     assert first != other
     assert {d.fields["kind"] for d in first} == set(synth.SHARES)
 
 
-def test_sums_are_right() -> None:
+def test_sums_are_right():
     rng = random.Random(0)
     for _ in range(500):
         _, answer = arithmetic(rng)
@@ -29,7 +29,7 @@ def test_sums_are_right() -> None:
             assert final[1] == equations[-1][1]
 
 
-def test_case_and_gender() -> None:
+def test_case_and_gender():
     table, lamp, book = Noun("m", "Tisch", "table"), Noun("f", "Lampe", "lamp"), Noun("n", "Buch", "book")
     old = ("alt", "old")
     assert noun_phrase(table, "the", "nom", old) == ("der alte Tisch", "the old table")
@@ -40,7 +40,7 @@ def test_case_and_gender() -> None:
     assert noun_phrase(Noun("f", "Frau", "woman"), "my", "nom", None) == ("meine Frau", "my wife")
 
 
-def test_translations_are_sentences() -> None:
+def test_translations_are_sentences():
     rng = random.Random(1)
     pairs = {german_sentence(rng) for _ in range(2000)}
     assert len(pairs) > 1500
@@ -52,7 +52,7 @@ def test_translations_are_sentences() -> None:
         assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", english), english
 
 
-def test_reading_answers_stand_in_the_text() -> None:
+def test_reading_answers_stand_in_the_text():
     rng = random.Random(2)
     for _ in range(200):
         prompt, answer = retrieval(rng)
@@ -61,7 +61,6 @@ def test_reading_answers_stand_in_the_text() -> None:
         value = text.rsplit(" ", 2)[-1].rstrip(".")
         if number:
             passage = re.search(rf"(?m)^(?:Passage {number[1]}: |\[{number[1]}\] |{number[1]}\. )(.*)", prompt)
-            assert passage is not None
             assert value in passage[1] or "visit" in text
         else:
             assert value in prompt
@@ -71,7 +70,7 @@ def test_reading_answers_stand_in_the_text() -> None:
             assert line.removeprefix("- ").split(": ")[-1] in prompt
 
 
-def test_passages_and_facts_are_used() -> None:
+def test_passages_and_facts_are_used():
     passages = [f"The river {i} is long. It ends in the sea." for i in range(20)]
     facts = [("Where does river 3 end?", "In the sea", "River 3 ends. In the sea it ends.")]
     texts = [d.messages[0]["content"] for d in synth.generate(400, 0, passages, facts)]

