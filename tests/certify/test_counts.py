@@ -90,7 +90,7 @@ def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control, verdict):
 class Another(Slow):
     """Another model: it begins with another word."""
 
-    async def complete(self, body: Any) -> Completion:
+    async def complete(self, body):
         one = await super().complete({**body, "max_tokens": body["max_tokens"] + 1})
         return Completion(
             one.text[3:], finish_reason="length", usage={"completion_tokens": body["max_tokens"]},

@@ -9,14 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-<<<<<<< HEAD
+from paceline.cli import main
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
-=======
-from paceline.cli import main
-from paceline.errors import MethodError, ModelError
->>>>>>> h4
 from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
 from paceline.target.load import load, quantise_folder
@@ -174,8 +170,7 @@ def test_a_confidence_head_without_a_markov_head_stays_behind(model, target, tmp
     assert (facts["dflash.has_confidence_head"], facts["dflash.attention.causal"]) == (False, True)
 
 
-<<<<<<< HEAD
-def heads(model: PreTrainedModel) -> dict[str, tuple[str, dict[str, Any], Tensors]]:
+def heads(model):
     """Heads of all kinds that are written: method, config.json and tensors."""
     offsets, members = d2t_of(model)
     few = {"d2t": offsets, "t2d": members, "mask_embedding": torch.rand(HIDDEN)}
@@ -204,8 +199,8 @@ NAMES = ("eagle3", "eagle3 with norms", "dflash", "dflash, causal", "dflash of f
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
 def test_what_is_written_is_read_back_and_drafts_alike(
-    model: PreTrainedModel, target: Path, tmp_path: Path, name: str, dtype: str
-) -> None:
+    model, target, tmp_path, name, dtype
+):
     """With plain decoding's text; in eight bits not every draft is the same."""
     method, config, tensors = heads(model)[name]
     folder, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
@@ -241,9 +236,9 @@ def test_what_is_written_is_read_back_and_drafts_alike(
     ],
 )  # fmt: skip
 def test_other_gguf_files_are_refused(
-    target: Path, tmp_path: Path, method: str, arch: str, facts: dict[str, int], says: str
-) -> None:
-    writer: Any = gguf.GGUFWriter(str(tmp_path / "x.gguf"), arch)
+    target, tmp_path, method, arch, facts, says
+):
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), arch)
     for key, value in facts.items():
         writer.add_uint32(f"{arch}.{key}", value)
     writer.add_tensor("fc.weight", np.zeros((4, 4), np.float32))
@@ -257,10 +252,7 @@ def test_other_gguf_files_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_blocks_of_four_bits_stay_or_become_eight(target: Path, tmp_path: Path) -> None:
-=======
 def test_blocks_of_four_bits_stay_or_become_eight(target, tmp_path):
->>>>>>> h4
     quantise_folder(target, tmp_path / "int4", "int4")
     for dtype, number, inner in (("f16", 2, "Q4_0"), ("q8_0", 7, "Q8_0")):
         to_gguf.write(tmp_path / "int4", tmp_path / "x.gguf", dtype)

@@ -65,10 +65,6 @@ def test_a_draft_learns_is_measured_and_drafts(target, answers, tmp_path):
     assert sum(sum(one.stats.accepted[1:]) for one in drafted) > 0
 
 
-<<<<<<< HEAD
-def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:
-    """`paceline train model` under accelerate's launcher, as docs/training.md has it, without a GPU."""
-=======
 def test_padding_is_not_learnt_and_who_agrees_wholly_overlaps_wholly():
     target, draft = models.model("llama2"), models.model("llama2", 1)
     ids = torch.randint(4, 288, (1, 6))
@@ -80,8 +76,7 @@ def test_padding_is_not_learnt_and_who_agrees_wholly_overlaps_wholly():
 
 
 def launched(target, answers, out, processes, rows=8):
-    """`paceline train draft` under accelerate's launcher, as docs/training.md has it, without a GPU."""
->>>>>>> h4
+    """`paceline train model` under accelerate's launcher, as docs/training.md has it, without a GPU."""
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
     shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]

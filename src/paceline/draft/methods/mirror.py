@@ -45,7 +45,9 @@ class MirrorConfig(Options):
     branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
     source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
     layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
-    vocab: str | None = option(None, "of early_exit: the head's tokens, the K most frequent or a `train tools vocab` file")
+    vocab: str | None = option(
+        None, "of early_exit: the head's tokens, the K most frequent or a `train tools vocab` file"
+    )
     miss: Literal["fresh", "empty"] = option("fresh", "without a window drafted ahead: draft now, or verify no draft")
     where: Literal["process", "line"] = option("process", "the draft's place: its own process, or in line, to try it")
     threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
