@@ -42,6 +42,7 @@ from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.draft.test_grammar import NoRepeats
 from tests.enumerated import Law, law, plainly
 from tests.fakes import Restless
 from tests.held import held
@@ -212,6 +213,18 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], nam
     assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
     if isinstance(drafter, Sorted):
         assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
+
+
+@pytest.mark.parametrize("name", ["model", "s2d", "kangaroo", "eagle3", "dflash"])
+@pytest.mark.parametrize("options", ["tree=0,stop=fixed", "tree=3,width=2"])
+def test_under_a_grammar_sampled_text_has_the_distribution_of_plain_constrained_decoding(
+    few: tuple[Folders, Law], name: str, options: str
+) -> None:
+    here, free = few
+    plain = plainly(here.target, [1, 3, 2], 3, NoRepeats())
+    assert largest_difference(free, plain) > 0.05
+    drafter = create(f"{SPECS[name].format_map(here)},draft=2,{options}")
+    assert largest_difference(law(here.target, drafter, [1, 3, 2], 3, NoRepeats()), plain) < 1e-5
 
 
 @pytest.fixture(scope="module")
