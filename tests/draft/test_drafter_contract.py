@@ -75,16 +75,27 @@ EVERY = {
     "model, slem context": "model:{foreign},tokenizer=slem,stop=confidence,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
+    "model, then suffix": "model:{model},stop=fixed,draft=2>suffix",
+    "eagle3, then sam": "eagle3:{eagle3}>sam,min_match=1",
+    "medusa, then rest": "medusa:{medusa}>rest:{corpus}",
+    "sam, then model": "sam,draft=3>model:{model},stop=fixed,draft=3",
+    "sam, then tree": "sam,draft=3>model:{model},tree=5,width=2",
 }
 DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
     "s2d, mixed": EVERY["s2d, mixed"],
     "model, tli": EVERY["model, tli"],
+    "model, then suffix": EVERY["model, then suffix"],
+    "sam, then model": EVERY["sam, then model"],
 }
 """Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
-GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
-    **{f"{name}, best": f"{spec},sample=best" for name, spec in DRAWN.items() if name != "mirror"},
+GUESSED = {name: spec for name, spec in EVERY.items() if DRAWN.keys().isdisjoint((name, name.split(",")[0]))} | {
+    **{
+        f"{name}, best": f"{spec},sample=best"
+        for name, spec in DRAWN.items() if name not in ("mirror", "model, then suffix")
+    },
+    "eagle3, then sam": EVERY["eagle3, then sam"],
     **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
     **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
 }
@@ -325,6 +336,7 @@ OFFERED = {
     **{f"{name}, typical": f"{SPECS[name]},accept=typical" for name in HEADS},
     "mirror, early exit": EVERY["mirror, early exit"],
     "inside auto": "auto:sam|kangaroo:{kangaroo}",
+    "before another": EVERY["eagle3, then sam"],
     "after another": "sam+eagle3:{eagle3}",
 }
 
@@ -356,7 +368,7 @@ def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
-@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
+@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another", "before another"])
 def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []

@@ -250,7 +250,8 @@ TEXTS = st.text(st.sampled_from('ab1=:+,;|"\\ \n\u00e9'), min_size=1, max_size=1
 def test_any_value_can_be_written(path: str, title: str) -> None:
     spec, sam = f"parrot:{quoted(path)},title={quoted(title)}", Part("sam", None, {})
     parrot = Part("parrot", path, {"title": title})
-    assert [parse(part) for part in split(f"{spec} + sam+{spec}")] == [parrot, sam, parrot]
+    groups = split(f"{spec} + sam >{spec}")
+    assert [[parse(part) for part in group] for group in groups] == [[parrot], [sam, parrot]]
     within = parse(f"auto:sam|{exchanged(spec, ',', ';')}|{exchanged(spec, ',', ';')},table=t")
     listed = [parse(exchanged(part, ";", ",")) for part in cut(str(within.checkpoint), r"\|")]
     assert (listed, within.options) == ([sam, parrot, parrot], {"table": "t"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from time import perf_counter
 from typing import Literal, Protocol
 
@@ -216,26 +217,29 @@ class Row:
         """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
-    def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
+    def extend(
+        self, tokens: Sequence[int], source: str | Sequence[str] = "", logprobs: Sequence[TokenLogprob] | None = None
+    ) -> int:
         """Append the tokens of a round up to the one that ends the answer; the last of `tokens` is the target's own.
 
-        source    the drafter of all but the last token.
+        source    the drafter of all but the last token, or of each of these.
         logprobs  an entry for each of `tokens`, if the request wants them.
 
         Sets `finish_reason` if the answer ended. Returns the number of tokens taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
+        sources = [*([source] * drafted if isinstance(source, str) else source), ""]
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
         for token in tokens:
             self._tokens[self._length] = token
             self._length += 1
-            self._source = source if taken < drafted else ""
+            self._source = sources[taken]
             taken += 1
             if self._ends_with(token):
                 break
-        drafted = min(taken, drafted)
         self.logprobs += (logprobs or ())[:taken]
-        self.runs += [(name, n) for name, n in ((source, drafted), ("", taken - drafted)) if n]
+        self.runs += [(name, len(list(run))) for name, run in groupby(sources[: min(taken, drafted)])]
+        self.runs += [("", 1)] * (taken > drafted)
         return taken
 
     def end(self, reason: FinishReason, error: str = "") -> None:
