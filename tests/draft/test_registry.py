@@ -243,7 +243,7 @@ def test_a_broken_third_party(third_party, value, says):
 
 # Quotes --------------------------------------------------------------------------------------------------------------
 
-TEXTS = st.text(st.sampled_from('ab1=:+,;|"\\ \n\u00e9'), min_size=1, max_size=12)
+TEXTS = st.text(st.sampled_from('ab1=:+>,;|"\\ \n\u00e9'), min_size=1, max_size=12)
 
 
 @given(TEXTS, TEXTS)
@@ -269,7 +269,7 @@ def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
 
 
 def test_a_path_that_was_cut_is_said_to_want_quotes() -> None:
-    with pytest.raises(MethodError, match=r"no drafter 'b'.* A path with a \+ in it is put in double quotes"):
+    with pytest.raises(MethodError, match=r"no drafter 'b'.* A path with a \+ or > in it is put in double quotes"):
         create("model:runs/a+b")
 
 
