@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.draft import registry
@@ -247,6 +247,7 @@ TEXTS = st.text(st.sampled_from('ab1=:+>,;|"\\ \n\u00e9'), min_size=1, max_size=
 
 
 @given(TEXTS, TEXTS)
+@example("x>sam", "a>b")
 def test_any_value_can_be_written(path: str, title: str) -> None:
     spec, sam = f"parrot:{quoted(path)},title={quoted(title)}", Part("sam", None, {})
     parrot = Part("parrot", path, {"title": title})

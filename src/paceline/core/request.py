@@ -5,7 +5,7 @@ A row ends exactly where plain decoding would: `extend` takes a round's tokens o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from time import perf_counter
@@ -67,6 +67,7 @@ class RowStats:
 
     accepted  accepted[d] is the number of rounds that accepted exactly d drafted tokens.
     drafted   drafted[d] is the number of rounds that offered a draft of at least d levels.
+    drafters  numbers of drafted and of accepted tokens by drafter.
     seconds   this row's share of the time, by part of the round. A round's time is split evenly between its rows."""
 
     rounds: int = 0
@@ -74,11 +75,16 @@ class RowStats:
     draft_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def record(self, depth: int, nodes: int, accepted: int) -> None:
+    def record(self, depth: int, nodes: int, accepted: int, drafters: Mapping[str, tuple[int, int]] = {}) -> None:
         """Count a round whose draft had `nodes` nodes and `depth` levels, and of which `accepted` tokens were accepted.
-        """
+
+        drafters  the same numbers by drafter, (nodes, accepted)."""
+        for name, (drafted, stood) in drafters.items():
+            before = self.drafters.get(name, (0, 0))
+            self.drafters[name] = before[0] + drafted, before[1] + stood
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes

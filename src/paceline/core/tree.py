@@ -9,6 +9,7 @@ drafted token that follows its parent. A chain is a tree without branches. The r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -126,6 +127,13 @@ class DraftTree:
         """Name of the drafter of each node of `path` but the root."""
         seam, second = self.tail or (len(self), None)
         return [self.source if second is None or node < seam else second.name for node in path[1:]]
+
+    def by_source(self, path: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Numbers of drafted nodes, and of those on `path`, of each drafter."""
+        if self.tail is None:
+            return {self.source: (self.num_drafted, len(path) - 1)} if self.num_drafted else {}
+        stood = Counter(self.sources(path))
+        return {name: (count, stood[name]) for name, count in Counter(self.sources(range(len(self)))).items()}
 
     def clipped(self, max_depth: int) -> DraftTree:
         """The tree without nodes deeper than `max_depth`; itself if there are none. The root always stays."""

@@ -485,7 +485,7 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
     tokens = outcome.tokens
     taken = row.extend(tokens, tree.sources(outcome.path), outcome.logprobs)
     accepted = min(taken, len(tokens) - 1)
-    row.stats.record(tree.max_depth, tree.num_drafted, accepted)
+    row.stats.record(tree.max_depth, tree.num_drafted, accepted, tree.by_source(outcome.path[: accepted + 1]))
     ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
     draft = tree.num_drafted, tree.max_depth, tree.calls, accepted
     return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)

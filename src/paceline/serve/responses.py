@@ -136,18 +136,24 @@ def usage(completions: Sequence[Completion], predicted: int = 0, prompt: int | N
 
 
 def speculation(stats: RowStats) -> dict[str, Any]:
-    """A request's speculation in vLLM's shape."""
-    depth = max(len(stats.accepted), len(stats.drafted)) - 1
+    """A request's speculation in vLLM's shape: steps are rounds with a draft, and only tokens of the answer count.
+
+    Ours alone: `num_rounds`, rounds of any kind, and the counts by drafter."""
+    depth, steps = max(len(stats.accepted), len(stats.drafted), 1) - 1, stats.draft_rounds
     histogram = [*stats.accepted, *[0] * (depth + 1 - len(stats.accepted))]
+    histogram[0] -= stats.rounds - steps
     accepted = stats.accepted_tokens
+    by_drafter = {name: {"drafted": drafted, "accepted": stood} for name, (drafted, stood) in stats.drafters.items()}
     return {
-        "mean_acceptance_length": (accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0,
+        "mean_acceptance_length": (accepted + steps) / steps if steps else 0.0,
         "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,
         "acceptance_histogram": histogram,
-        "num_spec_steps": stats.rounds,
+        "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": stats.draft_tokens,
-        "num_spec_tokens": max(depth, 0),
+        "num_spec_tokens": depth,
+        "num_rounds": stats.rounds,
+        "by_drafter": by_drafter,
     }
 
 
