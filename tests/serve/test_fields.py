@@ -94,6 +94,7 @@ HAS_A_TEST = {
     "prediction": "test_serve.test_a_prediction_is_copied_and_counted",
     "draft": "test_serve.test_a_request_chooses_its_drafter",
     "store": "test_what_would_be_ignored_is_refused",
+    "on_length": "test_serve.test_json_closes_within_its_tokens",
     "cache_salt": "test_serve.test_nobody_sees_what_another_asked",
     "chat_template_kwargs": "test_tools.test_what_a_template_does_not_read_is_refused",
     "parallel_tool_calls": "test_tools.test_whole_answers_and_streams_say_the_same",

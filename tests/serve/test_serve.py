@@ -165,6 +165,36 @@ def test_answers_fit_their_schema(client, served, shape, temperature):
         validate(json.loads(choice.message.content), SHAPES[shape])
 
 
+@pytest.mark.parametrize("kind", ["schema", "object", "tool"])
+def test_json_closes_within_its_tokens(client, kind):
+    """The answer says so; one that cannot be that short is refused with the number of tokens it takes."""
+    schema = SHAPES["nested"]
+    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1}
+    if kind == "tool":
+        ask["tools"] = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+        ask["tool_choice"] = "required"
+    else:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        ask["response_format"] = form if kind == "schema" else {"type": "json_object"}
+    close = {"on_length": "close"}
+    with pytest.raises(openai.BadRequestError, match="1 tokens for the answer, which takes at least") as refused:
+        client.chat.completions.create(**ask, max_tokens=1, extra_body=close)
+    least = int(re.findall(r"at least (\d+)", str(refused.value))[0])
+    for most in (least, least + 10):
+        done = client.chat.completions.create(**ask, max_tokens=most, extra_body=close)
+        (choice,) = done.choices
+        text = choice.message.content or json.dumps({"name": "add", "arguments": json.loads(
+            choice.message.tool_calls[0].function.arguments)})  # fmt: skip
+        value = json.loads(text)
+        validate(value["arguments"] if kind == "tool" else value, schema if kind != "object" else {"type": "object"})
+        assert done.usage.completion_tokens <= most
+        assert (choice.finish_reason, choice.closed) == ("length", True) or most > least
+    chunks = list(client.chat.completions.create(**ask, max_tokens=least, extra_body=close, stream=True))
+    assert (chunks[-1].choices[0].finish_reason, chunks[-1].choices[0].closed) == ("length", True)
+    with pytest.raises(openai.BadRequestError, match="on_length close is for answers that must be JSON"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=close)
+
+
 def test_a_tool_must_be_called(client, served):
     takes = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "add", "parameters": takes}}]

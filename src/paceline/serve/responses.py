@@ -228,6 +228,12 @@ def reason_of(done: Completion, reader: Reader | None) -> str:
     return "tool_calls" if reader and reader.called and reason == "stop" else reason
 
 
+def closed(job: Job) -> dict[str, Any]:
+    """What a choice says where the number of tokens decided how the answer's JSON ends (`on_length`)."""
+    limited = getattr(job.params.grammar, "was_limited", None)
+    return {"finish_reason": "length", "closed": True} if limited and limited(job.completion.tokens) else {}
+
+
 Do = Callable[[list[Job]], None]
 
 
@@ -266,7 +272,7 @@ async def stream(jobs: list[Job], styles: Sequence[Style], note: Do, abort: Do) 
                 raise EngineFailed(done.error)
             if reader is not None and (last := reading.delta(reader.end())):
                 yield frame.chunk(choice(i, {"delta": last}), **none)
-            yield frame.chunk(styles[i].end(i, reason_of(done, reader)), **none)
+            yield frame.chunk(styles[i].end(i, reason_of(done, reader)) | closed(job), **none)
             del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]
