@@ -226,6 +226,23 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], nam
         assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "model:{model},stop=fixed,draft=1>sam,min_match=1", "eagle3:{eagle3},tree=2,width=2,draft=1>sam,min_match=1",
+        "sam,draft=1>model:{model},stop=fixed,draft=1", "sam,draft=1>model:{model},tree=2,width=2,draft=1",
+    ],
+)  # fmt: skip
+def test_sampled_text_of_two_in_a_row_has_the_targets_distribution(few: tuple[Folders, Law], spec: str) -> None:
+    here, prompt = few[0], [1, 1, 2, 1, 3, 1, 4, 1, 0, 1]  # whatever comes has come after a 1 before
+    drafter, goes_on, plain = create(spec.format_map(here)), DraftTree.then, plainly(here.target, prompt, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        joined = list[DraftTree]()
+        patch.setattr(DraftTree, "then", lambda tree, more: joined.append(goes_on(tree, more)) or joined[-1])
+        assert largest_difference(law(here.target, drafter, prompt, 3), plain) < 1e-5
+    assert joined
+
+
 @pytest.mark.parametrize("name", ["model", "s2d", "kangaroo", "eagle3", "dflash"])
 @pytest.mark.parametrize("options", ["tree=0,stop=fixed", "tree=3,width=2"])
 def test_under_a_grammar_sampled_text_has_the_distribution_of_plain_constrained_decoding(

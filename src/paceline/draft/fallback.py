@@ -110,8 +110,8 @@ class Extended(Fallback):
         trees, views = self.budget.ask(first, rows), dict[int, View]()
         for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
             drafted = tree.trunk()
-            room, is_plain = row.max_draft - len(drafted), tree.probe is None and tree.hidden is None
-            if not len(drafted) or room < 1 or not is_plain or int(drafted[-1]) in self.end_tokens(row):
+            room, leads = row.max_draft - len(drafted), tree.probe is None and tree.hidden is None and tree.owner.leads
+            if not len(drafted) or room < 1 or not leads or int(drafted[-1]) in self.end_tokens(row):
                 continue
             if chance := self.budget.chance(tree, row):
                 own = {"tokens": np.append(row.tokens, drafted), "last_token": int(drafted[-1]), "max_draft": room}

@@ -99,7 +99,7 @@ class Drafting:
         if len(told) < len(answers) or not all("num_spec_steps" in one for one in told):
             return None
         names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
-        sums = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
+        sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
         histograms = [one.get("acceptance_histogram") or () for one in told]
         places = range(1, max(map(len, histograms), default=0))
         return cls(by_position=[sum(sum(counts[place:]) for counts in histograms) for place in places], **sums)
