@@ -7,7 +7,7 @@ import numpy as np
 from paceline.core.accept import accept
 from paceline.core.request import Row
 from paceline.core.round import Round
-from paceline.core.sampling import SamplingParams, probabilities
+from paceline.core.sampling import Grammar, SamplingParams, probabilities
 from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
 from paceline.target.decoder import Decoder
@@ -20,9 +20,9 @@ Law = dict[tuple[int, ...], float]
 WISH = {"temperature": 1.3, "top_k": 4}
 
 
-def law(target: Decoder, drafter: Drafter, prompt: list[int], new: int) -> Law:
+def law(target: Decoder, drafter: Drafter, prompt: list[int], new: int, grammar: Grammar | None = None) -> Law:
     """Of answers of `new` tokens with drafts of `drafter`, which is bound here."""
-    params = SamplingParams(**WISH, max_tokens=new)  # type: ignore[arg-type]
+    params = SamplingParams(**WISH, max_tokens=new, grammar=grammar)  # type: ignore[arg-type]
     drafter.bind(target)
     finished: Law = {}
     begun: Law = {(): 1.0}
@@ -55,17 +55,18 @@ def law(target: Decoder, drafter: Drafter, prompt: list[int], new: int) -> Law:
     return finished
 
 
-def plainly(target: Decoder, prompt: list[int], new: int) -> Law:
+def plainly(target: Decoder, prompt: list[int], new: int, grammar: Grammar | None = None) -> Law:
     """The same of plain decoding."""
-    params = SamplingParams(**WISH)  # type: ignore[arg-type]
+    params = SamplingParams(**WISH, grammar=grammar).of_row(len(prompt), frozenset())  # type: ignore[arg-type]
     answers: Law = {(): 1.0}
     for _ in range(new):
         longer = {}
         for answer, before in answers.items():
             slot = target.add_row(len(prompt) + new)
-            logits = target.verify([Segment.chunk(slot, np.array([*prompt, *answer]), last=True)]).logits
+            text = np.array([*prompt, *answer])
+            logits = target.verify([Segment.chunk(slot, text, last=True)]).logits
             target.drop_row(slot)
-            after = probabilities(logits, params, [])[0].tolist()
+            after = probabilities(logits, params, [text])[0].tolist()
             longer |= {(*answer, token): before * p for token, p in enumerate(after) if p > 0}
         answers = longer
     return answers

@@ -16,7 +16,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Drafter
 from paceline.draft.cost import DraftTimes, Prices, Table
-from paceline.draft.fallback import Fallback
+from paceline.draft.fallback import Extended, Fallback
 from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
@@ -335,6 +335,7 @@ class Stopping(Drafter):
     """Draws from q, and goes on after token 0 alone: how long its drafts are says what was drawn."""
 
     name = "stopping"
+    follows = True
     q = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     drawn = 0
 
@@ -354,6 +355,7 @@ class Copied(Drafter):
     """Drafts token 0 twice behind every row."""
 
     name = "copied"
+    follows = True
 
     def draft(self, row: Request) -> DraftTree:
         return DraftTree.chain(row.last_token, [0, 0])
@@ -379,15 +381,15 @@ def plainly() -> dict[Any, float]:
 
 @pytest.mark.parametrize("kind", ["known", "unknown", "changing"])
 @pytest.mark.parametrize("weight", [1, 0])
-@pytest.mark.parametrize("parts", ["d", "d+c", "c+d", "c|d", "d|c", "d|d"])
+@pytest.mark.parametrize("parts", ["d", "d+c", "c+d", "c|d", "d|c", "d|d", "d>c", "c>d", "d>d", "c>c"])
 def test_the_law_of_samples_is_the_targets(parts: str, weight: int, kind: str, plainly: dict[Any, float]) -> None:
-    """Every outcome of an engine's rounds, enumerated, from the first one on. c copies, d draws; + and | as in
+    """Every outcome of an engine's rounds, enumerated, from the first one on. c copies, d draws; +, > and | as in
     specs."""
 
     def drafter() -> Drafter:
         made = [Stopping(weight) if part == "d" else Copied() for part in parts[::2]]
         if "|" not in parts:
-            return Fallback(made)
+            return Extended(*made) if ">" in parts else Fallback(made)
         auto = Auto()
         auto.parts = tuple(made)
         auto.bind = lambda target: None  # type: ignore[method-assign]
@@ -396,7 +398,7 @@ def test_the_law_of_samples_is_the_targets(parts: str, weight: int, kind: str, p
     Stopping.drawn = 0
     law = outcomes(lambda branches: answered(branches, drafter(), Fickle(kind)))
     assert largest_difference(law, plainly) < 1e-9
-    assert Stopping.drawn > 0 or parts.startswith("c+")
+    assert Stopping.drawn > 0 or parts.startswith(("c+", "c>"))
 
 
 def test_an_unlawful_budget_would_be_found(plainly: dict[Any, float]) -> None:
@@ -448,18 +450,19 @@ def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: fl
     assert sum(done.stats.draft_rounds for done in out) > 20
 
 
-@pytest.mark.parametrize("draft", ["drawn", "copied"])
+@pytest.mark.parametrize("draft", ["drawn", "copied", "drawn, then copied"])
 def test_a_seed_gives_the_same_tokens_whatever_the_clock(draft: str) -> None:
     """Drawn drafts of rows that were given a seed are as long as their drafter likes; others may have any length."""
-    target = TableTarget(12, order=2, seed=3)
-    table = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = TableTarget(12, order=1, seed=3, scale=2.0)
+    table = torch.stack([target.logits_after([token]) for token in range(12)])
     answers = []
-    for budget in (UNLIMITED, Budget(now=Restless())):
-        engine = Engine(target, drafters.Drawing(table) if draft == "drawn" else "sam", max_batch=2)
+    for budget in (UNLIMITED, Budget(now=Restless()), Fickle("changing")):
+        made = {"drawn": drafters.Drawing(table), "copied": create("sam")}
+        engine = Engine(target, Extended(*made.values()) if "then" in draft else made[draft], max_batch=2)
         engine.budget = budget
         params = [SamplingParams(temperature=0.9, max_tokens=60, seed=seed) for seed in range(4)]
         answers.append([done.tokens for done in engine.generate([[i, 1, 2] for i in range(4)], params)])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -793,6 +793,7 @@ def test_statistics_add_up(world: World, make: Callable[[World], Drafter], batch
         nodes, depths = zip(*verified[mine[0].row.id], strict=True)
         assert stats.draft_tokens == sum(nodes)
         assert stats.draft_rounds == sum(n > 0 for n in nodes)
+        assert [sum(each) for each in zip((0, 0), *stats.drafters.values(), strict=True)] == [stats.draft_tokens, kept]
         assert stats.drafted[1:] == [sum(depth >= d for depth in depths) for d in range(1, max(depths, default=0) + 1)]
         assert all(0 <= share <= 1 for share in stats.acceptance_by_depth())
         assert done.mean_accepted_tokens == done.new_tokens / done.rounds

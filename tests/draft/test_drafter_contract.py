@@ -42,6 +42,7 @@ from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.draft.test_grammar import NoRepeats
 from tests.enumerated import Law, law, plainly
 from tests.fakes import Restless
 from tests.held import held
@@ -74,16 +75,27 @@ EVERY = {
     "model, slem context": "model:{foreign},tokenizer=slem,stop=confidence,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
+    "model, then suffix": "model:{model},stop=fixed,draft=2>suffix",
+    "eagle3, then sam": "eagle3:{eagle3}>sam,min_match=1",
+    "medusa, then rest": "medusa:{medusa}>rest:{corpus}",
+    "sam, then model": "sam,draft=3>model:{model},stop=fixed,draft=3",
+    "sam, then tree": "sam,draft=3>model:{model},tree=5,width=2",
 }
 DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
     "s2d, mixed": EVERY["s2d, mixed"],
     "model, tli": EVERY["model, tli"],
+    "model, then suffix": EVERY["model, then suffix"],
+    "sam, then model": EVERY["sam, then model"],
 }
 """Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
-GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
-    **{f"{name}, best": f"{spec},sample=best" for name, spec in DRAWN.items() if name != "mirror"},
+GUESSED = {name: spec for name, spec in EVERY.items() if DRAWN.keys().isdisjoint((name, name.split(",")[0]))} | {
+    **{
+        f"{name}, best": f"{spec},sample=best"
+        for name, spec in DRAWN.items() if name not in ("mirror", "model, then suffix")
+    },
+    "eagle3, then sam": EVERY["eagle3, then sam"],
     **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
     **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
 }
@@ -152,7 +164,7 @@ def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, al
     drafter = made(folders, EVERY[name])
     _, tokens, drafted = answered(folders, drafter, params, max_batch=batch, prefill_chunk=chunk)
     assert tokens == expected(folders, params)
-    may_copy = alone or drafter.weight_bytes
+    may_copy = alone or (drafter.weight_bytes and kind(name) != "sam")  # which copies first
     assert drafted > 0 or not may_copy or name in (*SILENT, "past-answer")  # that has seen no answer yet
 
 
@@ -214,6 +226,35 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], nam
     assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
     if isinstance(drafter, Sorted):
         assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "model:{model},stop=fixed,draft=1>sam,min_match=1", "eagle3:{eagle3},tree=2,width=2,draft=1>sam,min_match=1",
+        "sam,draft=1>model:{model},stop=fixed,draft=1", "sam,draft=1>model:{model},tree=2,width=2,draft=1",
+    ],
+)  # fmt: skip
+def test_sampled_text_of_two_in_a_row_has_the_targets_distribution(few: tuple[Folders, Law], spec: str) -> None:
+    here, prompt = few[0], [1, 1, 2, 1, 3, 1, 4, 1, 0, 1]  # whatever comes has come after a 1 before
+    drafter, goes_on, plain = create(spec.format_map(here)), DraftTree.then, plainly(here.target, prompt, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        joined = list[DraftTree]()
+        patch.setattr(DraftTree, "then", lambda tree, more: joined.append(goes_on(tree, more)) or joined[-1])
+        assert largest_difference(law(here.target, drafter, prompt, 3), plain) < 1e-5
+    assert joined
+
+
+@pytest.mark.parametrize("name", ["model", "s2d", "kangaroo", "eagle3", "dflash"])
+@pytest.mark.parametrize("options", ["tree=0,stop=fixed", "tree=3,width=2"])
+def test_under_a_grammar_sampled_text_has_the_distribution_of_plain_constrained_decoding(
+    few: tuple[Folders, Law], name: str, options: str
+) -> None:
+    here, free = few
+    plain = plainly(here.target, [1, 3, 2], 3, NoRepeats())
+    assert largest_difference(free, plain) > 0.05
+    drafter = create(f"{SPECS[name].format_map(here)},draft=2,{options}")
+    assert largest_difference(law(here.target, drafter, [1, 3, 2], 3, NoRepeats()), plain) < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +355,7 @@ OFFERED = {
     **{f"{name}, typical": f"{SPECS[name]},accept=typical" for name in HEADS},
     "mirror, early exit": EVERY["mirror, early exit"],
     "inside auto": "auto:sam|kangaroo:{kangaroo}",
+    "before another": EVERY["eagle3, then sam"],
     "after another": "sam+eagle3:{eagle3}",
 }
 
@@ -345,7 +387,7 @@ def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
-@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
+@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another", "before another"])
 def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []

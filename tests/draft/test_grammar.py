@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.accept import TOKENWISE, accept
+from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.methods.grammar import Forced
 from paceline.engine.engine import Engine
+from paceline.serve.structure import Matched
 from tests.draft.drafting import like
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import drawn, fixed, largest_difference, plain, speculative
@@ -37,15 +46,65 @@ class Counting:
         return [(answer[-1] + 1 + i) % 4 for i in range(6)] if answer else []
 
 
+class Letters:
+    """A tokenizer of five tokens, as llguidance wants it."""
+
+    eos_token_id, bos_token_id, special_token_ids = 4, None, (4,)
+    tokens = (b"a", b"b", b"c", b"d", b"<end>")
+
+    def __call__(self, text: str) -> list[int]:
+        return ["abcd".index(letter) for letter in text]
+
+
+@pytest.fixture(scope="module")
+def spoken() -> Matched:
+    """A grammar of the server's kind: a, then b or cc as often as one likes, then d."""
+    tokens = LLTokenizer(TokenizerWrapper(Letters()))
+    return Matched(LLMatcher(tokens, LLMatcher.grammar_from_lark('start: "a" ("b" | "cc")* "d"')), [4])
+
+
+class Only:
+    """These tokens alone."""
+
+    def __init__(self, *tokens: int):
+        self.tokens = tokens
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        return torch.tensor([token in self.tokens for token in range(size)])
+
+
 @pytest.mark.parametrize("shape", [[0], [0, 1], [0, 0], [0, 0, 1]])
-def test_the_law_is_that_of_plain_constrained_decoding(shape: list[int]) -> None:
-    target = TableTarget(vocab_size=4, order=2, seed=3, scale=1.0)
+@pytest.mark.parametrize("kind", ["no repeats", "spoken"])
+def test_the_law_is_that_of_plain_constrained_decoding(shape: list[int], kind: str, spoken: Matched) -> None:
+    """Whether q knows the grammar, so that it draws nothing illegal, or acceptance refuses what is."""
+    size, new = (4, 3) if kind == "no repeats" else (5, 4)
+    new -= len(shape) > 2  # or it takes seconds
+    target = TableTarget(vocab_size=size, order=2, seed=3, scale=1.0)
     free = SamplingParams(temperature=0.8)
-    params = SamplingParams(temperature=0.8, grammar=NoRepeats()).of_row(1, frozenset())
-    law = plain(target, [1], params, 3)
-    assert largest_difference(law, plain(target, [1], free, 3)) > 0.05
-    for draft in (drawn(like(target), shape, params=params), fixed(target, shape)):
-        assert largest_difference(speculative(target, [1], params, draft, 3), law) < 1e-9
+    params = replace(free, grammar=NoRepeats() if kind == "no repeats" else spoken).of_row(1, frozenset())
+    law, helper = plain(target, [1], params, new), like(target)
+    assert largest_difference(law, plain(target, [1], free, new)) > 0.05
+    drafts = [drawn(helper, shape, params=q, replacement=again) for q in (params, free) for again in (False, True)]
+    for draft in (*drafts, fixed(target, shape)):
+        for rule in (accept, partial(accept, rule=TOKENWISE))[: 2 if shape == [0, 1] else 1]:
+            assert largest_difference(speculative(target, [1], params, draft, new, rule), law) < 1e-9
+
+
+def test_dropping_an_illegal_token_that_was_drawn_would_be_found() -> None:
+    """The test above can fail: p of the next token would be (.58, .42, 0) where it is (.7, .3, 0)."""
+    target = TableTarget(3, logits=lambda _: np.log([0.7 * 0.5, 0.3 * 0.5, 0.5]))
+    helper = drawn(TableTarget(3, logits=lambda _: np.log([0.3, 0.3, 0.4])), [0])
+    params = SamplingParams(temperature=1.0, grammar=Only(0, 1)).of_row(1, frozenset())
+
+    def dropping(tokens: Sequence[int], random: RowRandom) -> DraftTree:
+        tree = helper(tokens, random)
+        return tree.clipped(0) if tree.tokens[1] == 2 else tree
+
+    assert speculative(target, [1], params, helper, 2)[0, 0] == pytest.approx(0.49)
+    first: dict[int, float] = defaultdict(float)
+    for answer, probability in speculative(target, [1], params, dropping, 2).items():
+        first[answer[0]] += probability
+    assert [first[0], first[1]] == pytest.approx([0.58, 0.42])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,9 +4,11 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from time import perf_counter, sleep
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from jsonschema import validate
 
 from paceline.cli import main
+from paceline.core.request import RowStats
 from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter, DraftTree
 from paceline.engine.engine import Engine
@@ -21,6 +24,7 @@ from paceline.errors import RowError
 from paceline.serve.fields import Tool
 from paceline.serve.guard import shown_drafts
 from paceline.serve.metrics import Metrics
+from paceline.serve.responses import speculation
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
 from tests import models
@@ -86,7 +90,8 @@ def test_a_chat_is_the_engines_answer(client, alone):
     assert done.choices[0].finish_reason in ("stop", "length")
     told = done.metrics["speculative_decoding"]
     assert len(told["acceptance_histogram"]) == told["num_spec_tokens"] + 1
-    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] < told["num_rounds"]  # no draft with the prompt
+    assert told["num_accepted_draft_tokens"] + told["num_rounds"] == done.usage.completion_tokens
 
 
 def test_a_stream_adds_up_to_the_whole(client, alone):
@@ -151,6 +156,36 @@ def test_answers_fit_their_schema(client, served, shape, temperature):
     assert keeps_to(served, choice.token_ids, SHAPES[shape])
     if choice.finish_reason == "stop":  # an untrained model may fill its budget with blanks
         validate(json.loads(choice.message.content), SHAPES[shape])
+
+
+@pytest.mark.parametrize("kind", ["schema", "object", "tool"])
+def test_json_closes_within_its_tokens(client, kind):
+    """The answer says so; one that cannot be that short is refused with the number of tokens it takes."""
+    schema = SHAPES["nested"]
+    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1}
+    if kind == "tool":
+        ask["tools"] = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+        ask["tool_choice"] = "required"
+    else:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        ask["response_format"] = form if kind == "schema" else {"type": "json_object"}
+    close = {"on_length": "close"}
+    with pytest.raises(openai.BadRequestError, match="1 tokens for the answer, which takes at least") as refused:
+        client.chat.completions.create(**ask, max_tokens=1, extra_body=close)
+    least = int(re.findall(r"at least (\d+)", str(refused.value))[0])
+    for most in (least, least + 10):
+        done = client.chat.completions.create(**ask, max_tokens=most, extra_body=close)
+        (choice,) = done.choices
+        text = choice.message.content or json.dumps({"name": "add", "arguments": json.loads(
+            choice.message.tool_calls[0].function.arguments)})  # fmt: skip
+        value = json.loads(text)
+        validate(value["arguments"] if kind == "tool" else value, schema if kind != "object" else {"type": "object"})
+        assert done.usage.completion_tokens <= most
+        assert (choice.finish_reason, choice.closed) == ("length", True) or most > least
+    chunks = list(client.chat.completions.create(**ask, max_tokens=least, extra_body=close, stream=True))
+    assert (chunks[-1].choices[0].finish_reason, chunks[-1].choices[0].closed) == ("length", True)
+    with pytest.raises(openai.BadRequestError, match="on_length close is for answers that must be JSON"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=close)
 
 
 def test_a_tool_must_be_called(client, served):
@@ -450,6 +485,48 @@ def test_accepted_tokens_are_counted_as_the_engine_counts_them():
     assert sum(place.value for place in places if place.name.endswith("_total")) == counted[0]
 
 
+class Ahead(Drafter):
+    """Drafts what the target says next, four tokens in every second round."""
+
+    name = "ahead"
+
+    def __init__(self, text: list[int]):
+        self.text = text
+
+    def draft(self, row: Any) -> DraftTree:
+        at = row.num_new
+        return self.chain_after(row, np.array(self.text[at : at + min(4, row.max_draft) * (at % 3 > 0)], np.int64))
+
+
+@pytest.mark.parametrize("ends", ["max_tokens", "end token", "stop string"])
+def test_acceptance_counts_add_up_wherever_an_answer_ends(ends: str, alone: Any, folder: Path) -> None:
+    """A step is a round with a draft, as vLLM counts; of a draft only what the answer has of it is accepted."""
+    text = alone("the cat", max_tokens=24, ignore_eos=True)
+    made = Engine(folder, Ahead(text.tokens), dtype="float32", device="cpu", threads=1, budget=False)
+    stop = {"end token": {"stop_token_ids": text.tokens[15:16]}, "stop string": {"stop": [text.text[20:26]]}}
+    row = made.add("the cat", SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, **stop.get(ends, {})))
+    made.finish([row])
+    told, stats = speculation(row.stats), row.stats
+    assert (row.finish_reason == "length") == (ends == "max_tokens")
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] == stats.draft_rounds < stats.rounds
+    assert sum(place * n for place, n in enumerate(told["acceptance_histogram"])) == told["num_accepted_draft_tokens"]
+    inside = bool(row.runs[-1][0])  # it ended inside its draft
+    assert told["num_accepted_draft_tokens"] + told["num_rounds"] - inside == row.num_new
+    assert told["by_drafter"] == {
+        "ahead": {"drafted": told["num_draft_tokens"], "accepted": told["num_accepted_draft_tokens"]}
+    }
+    assert told["mean_acceptance_length"] == 1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]
+
+
+def test_an_answer_without_drafts_has_no_steps() -> None:
+    stats = RowStats()
+    for _ in range(3):
+        stats.record(0, 0, 0)
+    told = speculation(stats)
+    assert (told["acceptance_histogram"], told["num_spec_steps"], told["num_spec_tokens"]) == ([0], 0, 0)
+    assert (told["mean_acceptance_length"], told["num_rounds"], told["by_drafter"]) == (0.0, 3, {})
+
+
 def test_facts_and_the_page(address, client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert httpx.get(f"{address}/health").status_code == 200
@@ -462,4 +539,5 @@ def test_facts_and_the_page(address, client):
     assert "paceline:num_requests_running 0.0" in metrics
     assert "paceline:spec_decode_num_drafts_total" in metrics
     assert "paceline:spec_decode_request_acceptance_rate_count" in metrics
+    assert 'paceline:spec_decode_drafter_draft_tokens_total{drafter="' in metrics
     assert httpx.get(f"{address}/health", headers={"X-Request-Id": "abc"}).headers["X-Request-Id"] == "abc"

@@ -1,16 +1,21 @@
 """Grammars: what they let through, what they refuse, where they fail, and where they begin."""
 
 import json
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from jsonschema import validate
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.serve.fields import Tool
-from paceline.serve.structure import Grammars
+from paceline.serve.structure import Closing, Grammars
 from paceline.serve.tools import schema
+from paceline.target.tokenizer import Tokenizer
 from tests.pairs import paired
 
 MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
@@ -142,3 +147,87 @@ def test_a_forced_call_of_a_function_whose_schema_refers_to_itself(plain):
     made = grammars(plain).json_schema(schema(tools))
     assert takes(made, plain, '{"name": "sub", "arguments": {"x": 3}}')
     assert not takes(made, plain, '{"name": "sub", "arguments": {"x": "3"}}')
+
+
+# JSON that closes -----------------------------------------------------------------------------------------------------
+
+STRING = {"type": "string"}
+CLOSES: dict[str, dict[str, Any]] = {
+    "flag": FLAG,
+    "any object": {"type": "object"},
+    "strings": {"properties": {"s": STRING, "t": {"type": "array", "items": STRING}}, "required": ["s", "t"]}
+    | {"type": "object"},
+    "enum": {"type": "array", "items": {"enum": ["x", "a long word"]}, "minItems": 1, "maxItems": 3},
+    "pattern": {"type": "string", "pattern": "^a*b$"},
+    "number": {"type": "number", "minimum": 0, "maximum": 9},
+    "of itself": {"$ref": "#/$defs/n", "$defs": {"n": {
+        "type": "object", "properties": {"v": {"type": "number"}, "n": {"$ref": "#/$defs/n"}}, "required": ["v"]}}},
+}  # fmt: skip
+
+
+def closing(engine: Engine, schema: dict[str, Any], most: int) -> Closing:
+    made = grammars(engine)
+    return made.closing(made.json_schema(schema), schema, most)
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_an_answer_closes_whatever_a_model_writes(plain: Engine, tokenizer: Tokenizer, name: str) -> None:
+    """Any legal token may come, at any number of tokens from the least on, and something always may."""
+    schema, size, ends = CLOSES[name], plain.target.vocab_size, plain.target.eos_token_ids
+    least = closing(plain, schema, 1000).least
+    with pytest.raises(PacelineError, match=f"there are {least - 1} tokens .* which takes at least {least};"):
+        closing(plain, schema, least - 1)
+    for most in (least, least + 1, least + 2, least + 9, 30):
+        if most < least:
+            continue
+        rng, made, answer = np.random.default_rng(most), closing(plain, schema, most), list[int]()
+        while len(answer) < most:
+            legal = np.flatnonzero(made.allowed(answer, size).numpy())
+            token = int(rng.choice(legal))
+            if token in ends:
+                break
+            answer.append(token)
+        validate(json.loads(tokenizer.decode(answer)), schema)
+
+
+def test_where_there_is_room_nothing_changes(plain: Engine, tokenizer: Tokenizer) -> None:
+    made, free, size = closing(plain, FLAG, 5000), grammars(plain).json_schema(FLAG), plain.target.vocab_size
+    ids = tokenizer.encode_text('{"a": true}')
+    for i in range(len(ids) + 1):
+        assert torch.equal(made.allowed(ids[:i], size), free.allowed(ids[:i], size))
+    assert not made.was_limited(ids)
+    tight = closing(plain, FLAG, made.least)
+    shortest = tight.forced([])
+    for i in range(len(shortest)):
+        assert tight.allowed(shortest[:i], size)[shortest[i]]
+    assert tight.was_limited(shortest)
+    assert tight.is_whole(shortest)
+
+
+@pytest.mark.parametrize(("temperature", "drafter"), paired([0.0, 1.0], ["sam", "grammar", "recycling", "jacobi"]))
+def test_drafts_see_how_many_tokens_are_left(folder: Path, plain: Engine, drafter: str, temperature: float) -> None:
+    schema = CLOSES["strings"]
+    params = {"max_tokens": 24, "temperature": temperature, "seed": 3}
+    engine = Engine(folder, drafter, dtype="float32", device="cpu", threads=1)
+    alone, drafted = (
+        one.generate(["the cat"], SamplingParams(**params, grammar=closing(one, schema, 24)))[0]
+        for one in (plain, engine)
+    )
+    assert alone.tokens == drafted.tokens
+    validate(json.loads(alone.text), schema)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_reasoning_leaves_room_for_what_has_to_close(plain: Engine, tokenizer: Tokenizer, begun: bool) -> None:
+    made, size = grammars(plain), plain.target.vocab_size
+    with pytest.raises(PacelineError, match="takes at least"):
+        made.after_reasoning(closing(plain, FLAG, 12), ("<think>", "</think>"), inside=True)
+    grammar = made.after_reasoning(closing(plain, FLAG, 60), ("<think>", "</think>"), inside=begun)
+    rng, answer = np.random.default_rng(1), [] if begun else tokenizer.encode_text("<think>")
+    while len(answer) < 60:
+        token = int(rng.choice(np.flatnonzero(grammar.allowed(answer, size).numpy())))
+        if token in plain.target.eos_token_ids:
+            break
+        answer.append(token)
+    assert isinstance(json.loads(tokenizer.decode(answer).partition("</think>")[2])["a"], bool)
+    assert grammar.was_limited(answer)

@@ -25,7 +25,7 @@ from paceline.workbench.contestant import Ask, Contestant, Reply
 from paceline.workbench.conversations import Reading
 from paceline.workbench.environment import environment
 from paceline.workbench.runs import Run
-from paceline.workbench.servers import Request, Server, fingerprint, read_requests, send
+from paceline.workbench.servers import Drafting, Request, Server, fingerprint, read_requests, send
 
 WINDOW = 8  # requests of a window for each that is under way at once
 FEWEST, MOST = 16, 256  # requests of a window
@@ -60,7 +60,8 @@ class Endpoint(Contestant):
         if not any(isinstance(one, Completion) for one in answers):
             raise PacelineError(str(answers[0]))
         replies = [_reply(one, seconds) for one in answers]
-        if before and after and (new := after.since(before)).drafts:
+        new = Drafting.told(answers) or (after.since(before) if before and after else None)
+        if new is not None and new.drafts:
             places = {f"accepted_{place}": int(count) for place, count in enumerate(new.by_position)}
             replies[0].batch = {"drafts": int(new.drafts), "accepted": int(new.accepted), **places}
         return replies

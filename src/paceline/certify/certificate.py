@@ -294,7 +294,7 @@ def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
 
 def measured(answers: Sequence[Completion]) -> float | None:
     """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
-    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.speculation.get("num_spec_steps"))]
+    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
     tokens, rounds = (sum(counts) for counts in zip(*told, strict=True)) if told else (0, 0)
     return tokens / rounds if rounds else None
 

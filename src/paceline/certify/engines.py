@@ -74,7 +74,7 @@ class Library(Endpoint):
                         [self._prompt(bodies[i]) for i in together], replace(asked, seeds=seeds)
                     )
                     for i, reply in zip(together, replies, strict=True):
-                        rounds = {"num_spec_steps": len(reply.lengths or [])} if reply.lengths is not None else {}
+                        rounds = {"num_rounds": len(reply.lengths or [])} if reply.lengths is not None else {}
                         drafted = {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
                         spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
                         done[i] = Completion(

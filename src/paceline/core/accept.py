@@ -7,12 +7,14 @@ distribution at the cursor is warped and a token is decided. The cursor steps to
 * Sampling, point-mass drafts (retrieval, argmax; chain or tree): the token is drawn from the target's p. Rejection
   sampling has the same distribution: each child x is accepted with probability p(x), and if none is, the token is drawn
   from p with the children struck out.
-* Sampling, a chain drawn from q: block verification, which judges the chain as a whole and keeps the longest beginning
-  that stands. It accepts at least as many tokens as one token after the other. (Sun et al. 2024, arXiv 2403.10444.)
+* Sampling, a chain drawn from q: block verification, which judges the chain, up to a token that was not drawn, as a
+  whole and keeps the longest beginning that stands. It accepts at least as many tokens as one token after the other.
+  (Sun et al. 2024, arXiv 2403.10444.)
 * Sampling, a tree drawn from q: the children are tried in the order they were drawn. Child x is
   accepted with probability min(1, p(x) / q(x)). After a rejection p becomes normalise(max(p - q, 0)), and, if the
   children were drawn without replacement, x is struck out of q. If no child is accepted, the token is drawn from the
-  last p. A child with q(x) = 0 is passed over.
+  last p, and where it is a child that was not drawn (q(x) = 0), the walk goes on there: that token has the target's law
+  whatever was drafted.
   (SpecInfer, Miao et al. 2024, section 4.3 for trees with replacement; recursive rejection sampling, Jeon et al. 2024,
   for trees without. On a chain it is the rule of Leviathan et al. 2023, section 2.3: `TOKENWISE`.)
 
@@ -112,16 +114,16 @@ class Lossless:
         params = cursors[0].request.params
         if params.is_greedy:
             return [w for w, token in zip(cursors, _greedy(cursors), strict=True) if follow(w, token)]
+        stepped = list[Cursor]()
         if cursors[0].tree.draft_probs is not None and self.block:
             chains = [w for w in cursors if w.tree.is_chain and w.tree.probe is None]
-            for cursor in chains:
-                _verify_block(cursor)
+            stepped = [w for w in chains if _verify_block(w)]
             cursors = [w for w in cursors if w not in chains]
             if not cursors:
-                return []
+                return stepped
         probs = target_distributions(cursors)
         if cursors[0].tree.draft_probs is not None:
-            return [w for w, p in zip(cursors, probs, strict=True) if _reject_or_follow(w, p)]
+            return stepped + [w for w, p in zip(cursors, probs, strict=True) if _reject_or_follow(w, p)]
         return [w for w, token in zip(cursors, _choose(cursors, probs), strict=True) if follow(w, token)]
 
 
@@ -262,14 +264,14 @@ def sample_from(cursor: Cursor, p: torch.Tensor) -> bool:
 
 
 def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Step to the first child that p [V] accepts; else draw from the residual and return False: the row is done."""
+    """Step to the first child that p [V] accepts; else draw from the residual, and return as `follow`."""
     request, tree, _, done = cursor
     children = tree.children(cursor.node)
     q = tree.draft_probs[cursor.node].to(p) if children else p
     for child in children:
         token = int(tree.tokens[child])
         p_token, q_token = torch.stack([p[token], q[token]]).tolist()
-        if q_token == 0:  # not drawn from q; any use of it would change the distribution
+        if q_token == 0:  # not drawn from q, so it stands where the target says the same
             continue
         if request.random.keep(min(1.0, p_token / q_token)):
             done.tokens.append(token)
@@ -277,21 +279,21 @@ def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
             return True
         is_last = child == children[-1]  # then q is not needed any more
         p, q = residual(p, q, token, tree.replacement or is_last)
-    done.tokens.append(request.random.choose(p, cursor.position))
-    return False
+    return follow(cursor, request.random.choose(p, cursor.position))
 
 
-def _verify_block(cursor: Cursor) -> None:
-    """Decide all tokens of a row whose draft is a chain drawn from q (Sun et al. 2024, algorithm 2).
+def _verify_block(cursor: Cursor) -> bool:
+    """Decide the next tokens of a row whose draft is a chain, up to one that was not drawn from q (Sun et al. 2024,
+    algorithm 2). Returns whether the row goes on there: all before it stood, and the target says the same.
 
-    With w = 1 at the root and w = min(1, w p(x) / q(x)) after a drafted token x, a beginning of the chain stands with
+    With w = 1 at its root and w = min(1, w p(x) / q(x)) after a drafted token x, a beginning of the chain stands with
     probability s / (s + 1 - w), where s is the sum of max(w p - q, 0) at its end; the whole chain stands with
     probability w. The longest beginning that stands is accepted. The next token is drawn from max(w p - q, 0) there, or
     from p after the whole chain. Altogether a beginning is accepted with probability w, wherever the chain ends, so
     its length may depend on all tokens before its end."""
     request, tree, logits, done = cursor
     tokens, weight = tree.tokens.tolist(), 1.0
-    for node in range(len(tree)):
+    for node in range(cursor.node, len(tree)):
         path = list(range(node + 1))
         [p] = target_distributions([Cursor(request, tree, logits, Accepted(path, tokens[1 : node + 1]))])
         q = tree.draft_probs[node].to(p)
@@ -312,7 +314,8 @@ def _verify_block(cursor: Cursor) -> None:
         if weight == 0:
             break
     length = len(done.path) - 1
-    done.tokens = [*tokens[1 : length + 1], request.random.choose(after, request.num_new + length)]
+    done.tokens = tokens[1 : length + 1]
+    return follow(cursor, request.random.choose(after, request.num_new + length))  # a token that fell has 0 in `after`
 
 
 def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) -> tuple[torch.Tensor, torch.Tensor]:

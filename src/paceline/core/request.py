@@ -5,8 +5,9 @@ A row ends exactly where plain decoding would: `extend` takes a round's tokens o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from time import perf_counter
 from typing import Literal, Protocol
 
@@ -66,6 +67,7 @@ class RowStats:
 
     accepted  accepted[d] is the number of rounds that accepted exactly d drafted tokens.
     drafted   drafted[d] is the number of rounds that offered a draft of at least d levels.
+    drafters  numbers of drafted and of accepted tokens by drafter.
     seconds   this row's share of the time, by part of the round. A round's time is split evenly between its rows."""
 
     rounds: int = 0
@@ -73,11 +75,16 @@ class RowStats:
     draft_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def record(self, depth: int, nodes: int, accepted: int) -> None:
+    def record(self, depth: int, nodes: int, accepted: int, drafters: Mapping[str, tuple[int, int]] = {}) -> None:
         """Count a round whose draft had `nodes` nodes and `depth` levels, and of which `accepted` tokens were accepted.
-        """
+
+        drafters  the same numbers by drafter, (nodes, accepted)."""
+        for name, (drafted, stood) in drafters.items():
+            before = self.drafters.get(name, (0, 0))
+            self.drafters[name] = before[0] + drafted, before[1] + stood
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes
@@ -216,26 +223,29 @@ class Row:
         """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
-    def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
+    def extend(
+        self, tokens: Sequence[int], source: str | Sequence[str] = "", logprobs: Sequence[TokenLogprob] | None = None
+    ) -> int:
         """Append the tokens of a round up to the one that ends the answer; the last of `tokens` is the target's own.
 
-        source    the drafter of all but the last token.
+        source    the drafter of all but the last token, or of each of these.
         logprobs  an entry for each of `tokens`, if the request wants them.
 
         Sets `finish_reason` if the answer ended. Returns the number of tokens taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
+        sources = [*([source] * drafted if isinstance(source, str) else source), ""]
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
         for token in tokens:
             self._tokens[self._length] = token
             self._length += 1
-            self._source = source if taken < drafted else ""
+            self._source = sources[taken]
             taken += 1
             if self._ends_with(token):
                 break
-        drafted = min(taken, drafted)
         self.logprobs += (logprobs or ())[:taken]
-        self.runs += [(name, n) for name, n in ((source, drafted), ("", taken - drafted)) if n]
+        self.runs += [(name, len(list(run))) for name, run in groupby(sources[: min(taken, drafted)])]
+        self.runs += [("", 1)] * (taken > drafted)
         return taken
 
     def end(self, reason: FinishReason, error: str = "") -> None:

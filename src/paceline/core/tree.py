@@ -9,6 +9,7 @@ drafted token that follows its parent. A chain is a tree without branches. The r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ class DraftTree:
     draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn from,
                  warped as the target's is. None: every child is a point mass (retrieval, argmax). Every child that was
                  drawn stays in the tree: without the improbable ones, the draft would have another distribution than q.
+                 A row of zeros: the node's children are point masses.
     replacement  siblings were drawn independently; False: each drawn token was struck out of q before the next.
                  Siblings are in the order in which they were drawn.
     probe        bool [n] or None: nodes that are run for what they predict and never accepted (Jacobi, lookahead).
@@ -37,11 +39,13 @@ class DraftTree:
     hidden       float tensor [n, H] or None: a self-drafter's states of the nodes after its last layer; their keys and
                  values are in the cache after the row, and `verify` goes on from there.
     chances      float64 [n] or None: the drafter's estimate of the probability that a node and its ancestors are
-                 accepted.
+                 accepted. NaN for the nodes of one of two drafters that estimates none.
     origin       int64 [n] or None: for a tree that was cut, each node's number in the tree that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
-    calls        forwards of a draft model made for it, one after another."""
+    calls        forwards of a draft model made for it, one after another.
+    tail         (node, drafter) where a second drafter went on: the nodes from `node` on are its own, and follow a leaf
+                 of the `owner`'s. None: there is one drafter."""
 
     tokens: IntArray
     parent: IntArray
@@ -54,6 +58,7 @@ class DraftTree:
     source: str = ""
     owner: Any = field(default=None, repr=False)
     calls: int = 0
+    tail: tuple[int, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
@@ -118,6 +123,18 @@ class DraftTree:
         """Nodes drafted directly after `node` that may be accepted (no probes), in the order they were drawn."""
         return self._children[node]
 
+    def sources(self, path: Sequence[int]) -> list[str]:
+        """Name of the drafter of each node of `path` but the root."""
+        seam, second = self.tail or (len(self), None)
+        return [self.source if second is None or node < seam else second.name for node in path[1:]]
+
+    def by_source(self, path: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Numbers of drafted nodes, and of those on `path`, of each drafter."""
+        if self.tail is None:
+            return {self.source: (self.num_drafted, len(path) - 1)} if self.num_drafted else {}
+        stood = Counter(self.sources(path))
+        return {name: (count, stood[name]) for name, count in Counter(self.sources(range(len(self)))).items()}
+
     def clipped(self, max_depth: int) -> DraftTree:
         """The tree without nodes deeper than `max_depth`; itself if there are none. The root always stays."""
         if len(self) - 1 <= max_depth or self.depth.max() <= max(max_depth, 0):
@@ -135,11 +152,57 @@ class DraftTree:
         arrays = ("tokens", "draft_probs", "probe", "hidden", "chances")
         selected = {name: values[nodes] for name in arrays if (values := getattr(self, name)) is not None}
         origin = nodes if self.origin is None else self.origin[nodes]
-        return replace(self, parent=parent, origin=origin, **selected)
+        tail = None if self.tail is None else (int(np.searchsorted(nodes, self.tail[0])), self.tail[1])
+        tail = None if tail is None or tail[0] == len(nodes) else tail
+        return replace(self, parent=parent, origin=origin, tail=tail, **selected)
+
+    def then(self, more: DraftTree) -> DraftTree:
+        """This tree with `more`, another drafter's, where its trunk ends; that token is the root of `more`."""
+        n, size, leaf = len(self), len(self) + more.num_drafted, self.end
+        parent = np.append(self.parent, np.where(more.parent[1:] == 0, leaf, more.parent[1:] + n - 1))
+        probs, drawn = None, self if self.draft_probs is not None else more
+        if drawn.draft_probs is not None:
+            probs = drawn.draft_probs.new_zeros(size, drawn.draft_probs.shape[1])
+            if self.draft_probs is not None:
+                probs[:n] = self.draft_probs
+            if more.draft_probs is not None:
+                probs[leaf], probs[n:] = more.draft_probs[0], more.draft_probs[1:]
+        chances = None
+        if self.chances is not None or more.chances is not None:
+            unknown = np.full(size, np.nan)
+            first, last = (unknown[: len(t)] if t.chances is None else t.chances for t in (self, more))
+            chances = np.append(first, last[1:])
+        return replace(
+            self, tokens=np.append(self.tokens, more.tokens[1:]), parent=parent, draft_probs=probs, chances=chances,
+            replacement=drawn.replacement, calls=self.calls + more.calls, tail=(n, more.owner),
+        )  # fmt: skip
+
+    def divided(self, path: Sequence[int] = ()) -> list[tuple[DraftTree, list[int]]]:
+        """The tree of each of its drafters, and the nodes of `path` in it, from its root on; none where it is not
+        reached."""
+        if self.tail is None:
+            return [(self, list(path))]
+        seam, second = self.tail
+        leaf, head = int(self.parent[seam]), self.keeping(np.arange(seam))
+        parent = np.append(-1, np.maximum(self.parent[seam:] - seam + 1, 0))
+        rest = DraftTree(self.tokens[[leaf, *range(seam, len(self))]], parent, source=second.name, owner=second)
+        if self.chances is not None:
+            head.chances = None if np.isnan(self.chances[0]) else head.chances
+            rest.chances = None if np.isnan(self.chances[seam]) else np.append(1.0, self.chances[seam:])
+        own = [node - seam + 1 for node in path if node >= seam]
+        return [(head, [node for node in path if node < seam]), (rest, [0, *own] if leaf in path else [])]
 
     def proposed(self, path: Sequence[int]) -> list[int]:
         """The numbers of the nodes of `path` in the tree as it was proposed."""
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
+
+    @property
+    def end(self) -> int:
+        """The last node of the trunk."""
+        node = 0
+        while children := self.children(node):
+            node = children[0]
+        return node
 
     def trunk(self) -> IntArray:
         """The drafted tokens, int64, on the path that takes the first of all siblings and no probe."""

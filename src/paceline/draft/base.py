@@ -46,6 +46,9 @@ class Drafter:
     budget          `Unlimited` through which it asks other drafters. Set by `begin_round`.
     price_table     prices of rounds that its options give; None: they are learnt. Set by `bind`.
     notes           lines that a user should read. Set by `bind`.
+    leads           whether another drafter may go on where its draft ends (`a>b`): its nodes are tokens and no more.
+    follows         whether it drafts where another one's draft ends: a request's last `ahead` tokens are drafted ones,
+                    and it keeps nothing of them. One that copies needs a match that reaches REACH tokens further back.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
@@ -69,6 +72,8 @@ class Drafter:
     budget: Unlimited
     price_table: Table | None = None
     notes: Sequence[str] = ()
+    leads: bool = True
+    follows: bool = False
 
     def bind(self, target: Facts) -> None:
         """Prepare for a target, before the first row. Overrides call this method, and raise MethodError for a target
@@ -181,6 +186,14 @@ class Unlimited:
         """Expected tokens, beyond their price, of a draft that was made."""
         return inf
 
+    def chance(self, tree: DraftTree, row: Request) -> float:
+        """P(the trunk of a draft is accepted to its end); 0 where a node there would not pay."""
+        return 1.0
+
+    def after(self, tree: DraftTree, more: DraftTree, row: Request) -> DraftTree:
+        """What to verify of `more`, point masses after a draft that must stay whole."""
+        return more
+
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
         """The trees to verify. Trees of point masses may lose nodes; here none does."""
         return list(trees)
@@ -212,6 +225,17 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._row, name)
+
+
+REACH = 5
+"""Tokens before another one's draft that a match must have, so that a copy goes on after it: a match inside the guess
+proves nothing."""
+
+
+def ahead(row: Request) -> int:
+    """How many of a request's last tokens another drafter has drafted; they are not committed."""
+    count: int = getattr(row, "ahead", 0)
+    return count
 
 
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:

@@ -48,4 +48,4 @@ def check_range(value: Any, field: Field[Any], what: str) -> None:
 def quoted(text: str) -> str:
     """Write `text` for a spec, in quotes if a spec would otherwise be cut or changed by it."""
     escaped = re.sub(r'(["\\])', r"\\\1", text)
-    return f'"{escaped}"' if re.search(r'[+,;|"]|^\s|\s$', text) else text
+    return f'"{escaped}"' if re.search(r'[+>,;|"]|^\s|\s$', text) else text

@@ -2,6 +2,7 @@
 
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a proposes nothing
+    a>b                                    b goes on where a's draft ends; binds closer than +
     name:"a+b"                             a path with a +; `spec.py` has the rules
 
 A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
@@ -59,16 +60,31 @@ def describe(name: str) -> MethodInfo:
 
 def create(spec: str) -> Drafter:
     """Make the drafter that `spec` describes. Raises MethodError, which lists the methods that exist."""
-    *parts, last = [parse(part, spec) for part in split(spec)]
-    table = _table()
-    if parts and parts[0].checkpoint and (unknown := [part.name for part in (*parts, last) if part.name not in table]):
+    groups = [[parse(part, spec) for part in group] for group in split(spec)]
+    parts, table = [part for group in groups for part in group], _table()
+    if len(parts) > 1 and parts[0].checkpoint and (unknown := [part.name for part in parts if part.name not in table]):
         guess = meant(unknown[0].lower(), table)
-        raise MethodError(f"There is no drafter {unknown[0]!r}.{guess} A path with a + in it is put in double quotes.")
-    if not parts:
-        return _build(last, in_front=False)
+        raise MethodError(
+            f"There is no drafter {unknown[0]!r}.{guess} A path with a + or > in it is put in double quotes."
+        )
+    made = [_group(group, spec, in_front=group is not groups[-1]) for group in groups]
+    if len(made) == 1:
+        return made[0]
     from paceline.draft.fallback import Fallback
 
-    return Fallback([*(_build(part, in_front=True) for part in parts), _build(last, in_front=False)])
+    return Fallback(made)
+
+
+def _group(parts: Sequence[Part], spec: str, *, in_front: bool) -> Drafter:
+    """The drafter of a part of `spec` that has no +."""
+    first, *more = [_build(part, in_front=in_front or i > 0) for i, part in enumerate(parts)]
+    if not more:
+        return first
+    if len(more) > 1:
+        raise MethodError(f"{spec!r}: only one drafter can go on after another; write a>b.")
+    from paceline.draft.fallback import Extended
+
+    return Extended(first, *more)
 
 
 def by_request(specs: Sequence[str]) -> Drafter:

@@ -183,10 +183,9 @@ class Budget(Unlimited):
         """The largest depth of a draft for each row. It depends on earlier rounds alone. If a seed was given and drafts
         are drawn, it depends on nothing, because the same seed must give the same tokens again."""
         limits = self._paying(known, rows)
-        if known.draws is not False:
-            for i, row in enumerate(rows):
-                if row.params.seed is not None and not row.params.is_greedy:
-                    limits[i] = max(row.max_draft, 0)
+        for i, row in enumerate(rows):
+            if (known.draws is not False or getattr(row, "is_drawn", False)) and _is_seeded(row):
+                limits[i] = max(row.max_draft, 0)
         return limits
 
     def _paying(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
@@ -217,41 +216,69 @@ class Budget(Unlimited):
             return 0, 0.0
         stands, drafted = known.survival.asked(row.id, min(row.max_draft, max(self._room // rows, 1)))
         step = self._node * known.width + self._rate * known.times.seconds(rows) / rows
-        gains = (stands - step * drafted).cumsum()
+        gains = (getattr(row, "chance", 1.0) * stands - step * drafted).cumsum()  # of what may lie before its draft
         best = int(gains.argmax())
         return (best + 1, float(gains[best])) if gains[best] > 0 else (0, 0.0)
 
     # After drafting -------------------------------------------------------------------------------------------
 
     def value(self, tree: DraftTree, row: Request) -> float:
-        return float(np.maximum(self._known(tree.owner).survival.of(tree, row.id) - self._node, 0.0).sum())
+        return float(np.maximum(self._stands(tree, row) - self._node, 0.0).sum())
+
+    def chance(self, tree: DraftTree, row: Request) -> float:
+        if not self.prices.known or (tree.draft_probs is not None and _is_seeded(row)):
+            return 1.0
+        stands = float(self._stands(tree, row)[tree.end - 1])
+        return stands if stands >= self._node else 0.0
+
+    def after(self, tree: DraftTree, more: DraftTree, row: Request) -> DraftTree:
+        if tree.may_be_cut or not more.may_be_cut or _is_seeded(row) or not self.prices.known:
+            return more  # `cut` sees to it, or nobody may
+        known, stands = self._known(more.owner), self._stands(tree.then(more), row)[tree.num_drafted :]
+        return _first(more, stands, self._paid(known, stands, self._node))
+
+    def _paid(self, known: Drafts, stands: Floats, price: float, pays: bool = True) -> int:
+        """How many of a draft's nodes to verify: those that pay, and now and then a few more, which may stand more
+        often by now."""
+        count = int((stands > price).sum()) if pays else 0
+        if count == len(stands):
+            known.checks.reset()
+            return count
+        share = (PROBE * self.prices.terms["node"] + self.prices.terms["draft"] * (not pays)) / self._seconds(0)
+        return count + (1 + self._round % PROBE if known.checks.due(self._round, share) else 0)
+
+    def _stands(self, tree: DraftTree, row: Request) -> Floats:
+        """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]."""
+        (first, _), *second = tree.divided()
+        stands = self._known(tree.owner).survival.of(first, row.id)
+        for part, _ in second:  # if the token before it is
+            before = stands[int(tree.parent[len(first)]) - 1]
+            stands = np.append(stands, before * self._known(part.owner).survival.of(part, row.id))
+        return stands
 
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
         """Cut trees of point masses to the nodes that pay, and now and then a few more. Others stay as they are."""
         made = list(trees)
-        open_ = {i: self._known(tree.owner) for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut}
         if not self.prices.known:
             return made
-        stands = {i: known.survival.of(trees[i], rows[i].id) for i, known in open_.items()}
-        price = self._node
-        if sum(map(len, stands.values())) > self._room:  # no more than twice what the prices are known for
-            price = max(price, float(np.partition(np.concatenate([*stands.values()]), -self._room)[-self._room]))
+        open_ = [i for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut]
+        judged = [*open_, *(i for i, tree in enumerate(trees) if tree.tail is not None and not tree.may_be_cut)]
+        stands, price = {i: self._stands(trees[i], rows[i]) for i in judged}, self._node
+        if sum(len(stands[i]) for i in open_) > self._room:  # no more than twice what the prices are known for
+            every = np.concatenate([stands[i] for i in open_])
+            price = max(price, float(np.partition(every, -self._room)[-self._room]))
         paid = {i: np.maximum(of - price, 0.0) for i, of in stands.items()}
-        gain, is_whole = float(sum(of.sum() for of in paid.values())), any(not tree.may_be_cut for tree in trees)
+        gain, is_whole = float(sum(paid[i].sum() for i in open_)), any(not tree.may_be_cut for tree in trees)
         pays = is_whole or gain > self._any
         left = 1.0 if is_whole else max(1 - self._any / gain, 0.0) if gain > 0 else 0.0
-        for i, row in enumerate(rows):
-            count = int((paid[i] > 0).sum()) if i in open_ and pays else 0
-            if i in open_ and count < len(paid[i]):
-                share = (PROBE * self.prices.terms["node"] + self.prices.terms["draft"] * (not pays)) / self._seconds(0)
-                # Its drafts may stand more often by now.
-                count += 1 + self._round % PROBE if open_[i].checks.due(self._round, share) else 0
-                made[i] = _first(trees[i], stands[i], count)
-            elif i in open_:
-                open_[i].checks.reset()
-            for asked in self._asked.get(row.id, ()):
-                own = i in open_ and asked.by is open_[i]
-                asked.by.note_worth(row.id, left * float(paid[i].sum()) if own else 0.0)
+        for i in open_:
+            made[i] = _first(trees[i], stands[i], self._paid(self._known(trees[i].owner), stands[i], price, pays))
+        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+            seam, second = tree.tail or (len(tree), None)
+            for by, *_ in self._asked.get(row.id, ()):
+                worth = paid[i][: seam - 1] if i in open_ and by is self._known(tree.owner) else ()
+                worth = paid[i][seam - 1 :] if second is not None and by is self._known(second) else worth
+                by.note_worth(row.id, left * float(sum(worth)))
         return made
 
     # After the round ------------------------------------------------------------------------------------------
@@ -260,14 +287,15 @@ class Budget(Unlimited):
         self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
     ) -> None:
         for row, tree, done in zip(rows, trees, accepted, strict=True):
-            stood = len(done.path) - 1
+            parts = tree.divided(done.path) if tree.num_drafted else []
+            own = {self._drafts.get(part.owner): (part, path) for part, path in parts}
             for by, limit, length in self._asked.pop(row.id, ()):
-                own = tree.num_drafted > 0 and by is self._drafts.get(tree.owner)
-                if own:
-                    by.survival.note(row.id, tree, done.path, length)
-                verified = (limit if length <= tree.max_depth else tree.max_depth) if own else limit * (length == 0)
+                part, path = own.get(by, (tree, []))
+                if path:
+                    by.survival.note(row.id, part, path, length)
+                verified = (limit if length <= part.max_depth else part.max_depth) if path else limit * (length == 0)
                 if by.steps:
-                    by.survival.note_asked(length, limit, stood if own else 0, verified)
+                    by.survival.note_asked(length, limit, max(len(path) - 1, 0), verified)
         nodes = sum(tree.num_drafted for tree in trees)
         if not nodes:
             self._plain.put_off(self._round)
@@ -293,6 +321,11 @@ class Budget(Unlimited):
         if drafter not in self._drafts:
             self._drafts[drafter] = Drafts(*(self._table.of(drafter) if self._table is not None else (None, ())))
         return self._drafts[drafter]
+
+
+def _is_seeded(row: Request) -> bool:
+    """Whether a seed has to give the same samples again, on any clock."""
+    return row.params.seed is not None and not row.params.is_greedy
 
 
 def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:

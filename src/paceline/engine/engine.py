@@ -52,7 +52,7 @@ class Engine:
     """A target, a drafter, and the rows being answered.
 
     model   a folder, a hub id, or a loaded Target.
-    draft   "name[:checkpoint][,key=value...]", several joined by "+"; or a Drafter. `paceline methods` lists them.
+    draft   "name[:checkpoint][,key=value...]", several joined by + or >; or a Drafter. `paceline methods` lists them.
     fields  fields of an `EngineConfig`, such as `max_batch=16`."""
 
     def __init__(self, model: str | Path | Target, draft: str | Drafter = "none", **fields: Any):
@@ -483,9 +483,9 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
     """Give a row its new tokens and count them in its statistics. Returns the delta."""
     tokens = outcome.tokens
-    taken = row.extend(tokens, tree.source, outcome.logprobs)
+    taken = row.extend(tokens, tree.sources(outcome.path), outcome.logprobs)
     accepted = min(taken, len(tokens) - 1)
-    row.stats.record(tree.max_depth, tree.num_drafted, accepted)
+    row.stats.record(tree.max_depth, tree.num_drafted, accepted, tree.by_source(outcome.path[: accepted + 1]))
     ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
     draft = tree.num_drafted, tree.max_depth, tree.calls, accepted
     return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)

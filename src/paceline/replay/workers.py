@@ -206,8 +206,11 @@ def sweep(specs: Sequence[str], what: str | None) -> dict[str, str]:
 
 
 def _variants(spec: str, option: str, values: Sequence[str]) -> list[str]:
-    parts = split(spec)
-    has = [any(known.name == option for known in describe(parse(part).name).options) for part in parts]
-    if not any(has):
-        return [spec]
-    return ["+".join(f"{p},{option}={value}" if h else p for p, h in zip(parts, has, strict=True)) for value in values]
+    def has(part: str) -> bool:
+        return any(known.name == option for known in describe(parse(part).name).options)
+
+    def given(value: str) -> str:
+        groups = ([f"{part},{option}={value}" if has(part) else part for part in group] for group in split(spec))
+        return "+".join(map(">".join, groups))
+
+    return [given(value) for value in values] if any(has(part) for group in split(spec) for part in group) else [spec]

@@ -29,7 +29,7 @@ from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodie
 from paceline.serve.items import ItemsRequest, add_responses
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
-from paceline.serve.responses import Frame, Style, stream
+from paceline.serve.responses import Frame, Style, closed, stream
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.tool_calls import prepared
@@ -141,24 +141,29 @@ class Server:
 
     def grammar(self, request: Common, prompt: list[int]) -> Any:
         """A new grammar for an answer, or None. A chat's grammar begins after the reasoning."""
-        grammar = self._grammar(request)
+        grammar, schema = self._grammar(request)
+        if request.on_length == "close":
+            most = max(self.engine.target.max_context - len(prompt), 1)
+            grammar = self.grammars.closing(grammar, schema, min(request.most_tokens or most, most))
         marks, inside = self.reasoning_of(request, prompt) if isinstance(request, ChatRequest) else (None, False)
         return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
 
-    def _grammar(self, request: Common) -> Any:
+    def _grammar(self, request: Common) -> tuple[Any, Any]:
+        """A grammar and its schema, or schemas; None for any text."""
         tools = tool.chosen(request) if isinstance(request, ChatRequest) else []
         if isinstance(request, ChatRequest) and request.must_call:
-            return self.grammars.json_schema(tool.schema(tools))
+            return self.grammars.json_schema(schema := tool.schema(tools)), schema
         wanted = request.response_format
         if wanted is None or wanted.type == "text":
-            return None
+            return None, None
         if wanted.type == "json_object":
-            return self.grammars.json_object()
+            return self.grammars.json_object(), {}
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise PacelineError("response_format is json_schema, and json_schema.schema is missing")
         if tools:
-            return self.grammars.either(tool.schema(tools), wanted.json_schema.schema_)
-        return self.grammars.json_schema(wanted.json_schema.schema_)
+            each = tool.schema(tools), wanted.json_schema.schema_
+            return self.grammars.either(*each), each
+        return self.grammars.json_schema(wanted.json_schema.schema_), wanted.json_schema.schema_
 
     def answers_of(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
         """Parameters of each of the n answers. A prompt that is only scored needs one; one that comes back, none."""
@@ -256,7 +261,9 @@ class Server:
         completions = await self.finished(http, jobs)
 
         def body() -> dict[str, Any]:
-            choices = [style.whole(i, done) for i, done in enumerate(completions)]
+            choices = [
+                style.whole(i, done) | closed(job) for i, (done, job) in enumerate(zip(completions, jobs, strict=True))
+            ]
             return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
 
         entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
@@ -275,14 +282,15 @@ class Server:
         if request.stream:
             each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
             return self.stream([job for jobs in submitted for job in jobs], each)
-        every: list[tuple[Style, Completion, list[TokenLogprob | None]]] = []
+        every: list[tuple[Style, Completion, list[TokenLogprob | None], dict[str, Any]]] = []
         try:
             for style, jobs in zip(styles, submitted, strict=True):
                 completions = await self.finished(http, jobs)
                 scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
                 if _only_echo(request):
                     completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
-                every += [(style, *pair) for pair in zip(completions, scored, strict=True)]
+                ends = [closed(job) for job in jobs] or [{}]
+                every += [(style, *each) for each in zip(completions, scored, ends, strict=True)]
         except Unavailable:
             self.note([job for jobs in submitted for job in jobs])
             raise
@@ -290,10 +298,11 @@ class Server:
             self.abort([job for jobs in submitted for job in jobs])
 
         def body() -> dict[str, Any]:
-            choices = [style.whole(i, done, scored) for i, (style, done, scored) in enumerate(every)]
-            return frame.whole(choices, [done for _, done, _ in every], prompt=sum(len(one.prompt) for one in prompted))
+            choices = [style.whole(i, done, scored) | end for i, (style, done, scored, end) in enumerate(every)]
+            prompts = sum(len(one.prompt) for one in prompted)
+            return frame.whole(choices, [done for _, done, *_ in every], prompt=prompts)
 
-        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every) * (1 + (request.logprobs or 0))
+        entries = sum(len(done.logprobs) + len(scored) for _, done, scored, _ in every) * (1 + (request.logprobs or 0))
         return await _reply(request, prompted[0].prompt, entries, body)
 
     def stream(self, jobs: list[Job], styles: list[Style]) -> Response:

@@ -134,6 +134,7 @@ class Common(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    on_length: Literal["cut", "close"] = "cut"
     prediction: Prediction | None = None
     draft: str | None = None
     return_token_ids: bool = False
@@ -161,6 +162,7 @@ class Common(Strict):
         return [
             (self.stream_options is not None and not self.stream, "stream_options is for streams; set stream to true"),
             (bool(self.store), "store is true, and this server keeps no answers; leave it out"),
+            (self.on_length == "close" and not self.is_constrained, "on_length close is for answers that must be JSON"),
             (self.ignore_eos and self.is_constrained, "ignore_eos cannot go on past the end of JSON; leave it out"),
             (
                 form is not None and form.type != "json_schema" and form.json_schema is not None,

@@ -56,6 +56,9 @@ class Metrics:
         self.by_place = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the draft", ["position"]
         )
+        what = "Tokens of requests that have ended, by drafter"
+        self.by_drafter_drafted = counter("spec_decode_drafter_draft_tokens", f"{what}: drafted", ["drafter"])
+        self.by_drafter_accepted = counter("spec_decode_drafter_accepted_tokens", f"{what}: accepted", ["drafter"])
         what = "Share of a request's drafted tokens that was accepted"
         self.of_request = histogram("spec_decode_request_acceptance_rate", what, SHARES)
         self.warnings = counter("warnings", "Warnings and errors, by what warned", ["kind"])
@@ -112,9 +115,13 @@ class Metrics:
         self.whole.observe(perf_counter() - job.arrived)
         stats, row = job.row.stats, job.row
         serving.info(
-            "%d tokens of prompt, %d of answer in %d rounds (%.2f a round), %.2f s: %s", row.prompt_length, row.num_new,
-            stats.rounds, row.mean_accepted_tokens, perf_counter() - job.arrived, row.finish_reason or "abort",
+            "%d tokens of prompt, %d of answer in %d rounds (%.2f a round), %d of %d drafted accepted, %.2f s: %s",
+            row.prompt_length, row.num_new, stats.rounds, row.mean_accepted_tokens, stats.accepted_tokens,
+            stats.draft_tokens, perf_counter() - job.arrived, row.finish_reason or "abort",
         )  # fmt: skip
+        for name, (drafted, accepted) in stats.drafters.items():
+            self.by_drafter_drafted.labels(name).inc(drafted)
+            self.by_drafter_accepted.labels(name).inc(accepted)
         if stats.draft_tokens:
             self.of_request.observe(stats.accepted_tokens / stats.draft_tokens)
 
@@ -157,6 +164,8 @@ class RequestLog:
             "seconds": round(done.seconds, 4),
             "rounds": done.rounds,
             "drafted": done.stats.draft_tokens,
+            "accepted": done.stats.accepted_tokens,
+            "by_drafter": {name: list(counts) for name, counts in done.stats.drafters.items()},
             "temperature": job.params.temperature,
         }
         with self._lock:

@@ -136,18 +136,24 @@ def usage(completions: Sequence[Completion], predicted: int = 0, prompt: int | N
 
 
 def speculation(stats: RowStats) -> dict[str, Any]:
-    """A request's speculation in vLLM's shape."""
-    depth = max(len(stats.accepted), len(stats.drafted)) - 1
+    """A request's speculation in vLLM's shape: steps are rounds with a draft, and only tokens of the answer count.
+
+    Ours alone: `num_rounds`, rounds of any kind, and the counts by drafter."""
+    depth, steps = max(len(stats.accepted), len(stats.drafted), 1) - 1, stats.draft_rounds
     histogram = [*stats.accepted, *[0] * (depth + 1 - len(stats.accepted))]
+    histogram[0] -= stats.rounds - steps
     accepted = stats.accepted_tokens
+    by_drafter = {name: {"drafted": drafted, "accepted": stood} for name, (drafted, stood) in stats.drafters.items()}
     return {
-        "mean_acceptance_length": (accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0,
+        "mean_acceptance_length": (accepted + steps) / steps if steps else 0.0,
         "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,
         "acceptance_histogram": histogram,
-        "num_spec_steps": stats.rounds,
+        "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": stats.draft_tokens,
-        "num_spec_tokens": max(depth, 0),
+        "num_spec_tokens": depth,
+        "num_rounds": stats.rounds,
+        "by_drafter": by_drafter,
     }
 
 
@@ -222,6 +228,12 @@ def reason_of(done: Completion, reader: Reader | None) -> str:
     return "tool_calls" if reader and reader.called and reason == "stop" else reason
 
 
+def closed(job: Job) -> dict[str, Any]:
+    """What a choice says where the number of tokens decided how the answer's JSON ends (`on_length`)."""
+    limited = getattr(job.params.grammar, "was_limited", None)
+    return {"finish_reason": "length", "closed": True} if limited and limited(job.completion.tokens) else {}
+
+
 Do = Callable[[list[Job]], None]
 
 
@@ -260,7 +272,7 @@ async def stream(jobs: list[Job], styles: Sequence[Style], note: Do, abort: Do) 
                 raise EngineFailed(done.error)
             if reader is not None and (last := reading.delta(reader.end())):
                 yield frame.chunk(choice(i, {"delta": last}), **none)
-            yield frame.chunk(styles[i].end(i, reason_of(done, reader)), **none)
+            yield frame.chunk(styles[i].end(i, reason_of(done, reader)) | closed(job), **none)
             del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]

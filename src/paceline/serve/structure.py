@@ -7,13 +7,18 @@ is that of plain constrained decoding."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
+from paceline.serve.settings import Refused
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import in_common
 
@@ -28,13 +33,17 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
 CACHED = 64  # most compiled grammars in memory
+TRIED = 4096  # most tokens that are tried at one place, whether the text can close after them
+LONGEST = 4096  # most steps of a search for a closing
+LETTERS = 8  # bytes of a token in a closing that is looked for, at most
+MUCH = 1 << 20  # more tokens than any answer has
 
 
 class Matched:
     """A `sampling.Grammar` for one answer, whose `forced` tokens the drafter `grammar` drafts."""
 
     def __init__(self, matcher: Any, ends: Sequence[int]):
-        self._new, self._ends = matcher, tuple(ends)
+        self.new, self._ends = matcher, tuple(ends)
         self._begin()
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
@@ -58,7 +67,7 @@ class Matched:
         return read and bool(self._matcher.is_accepting())
 
     def _begin(self) -> None:
-        self._matcher, self._read = self._new.deep_copy(), list[int]()
+        self._matcher, self._read = self.new.deep_copy(), list[int]()
 
     def goes_on(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to the end of the answer. False if the answer does not fit the grammar, or ends it."""
@@ -74,15 +83,133 @@ class Matched:
         return not self._matcher.is_stopped()
 
 
+class Closing(Matched):
+    """A grammar whose text closes within `most` tokens: what is allowed leaves room for a closing.
+
+    A closing of every answer so far is carried along, and its next token is always allowed. Another token is, if the
+    grammar allows it and a closing after it fits: the same one, an end of it, or one that is looked for. While there is
+    more room than any token can take (`grows`), none is tried; of those that have to be, the first TRIED are, and the
+    rest is not allowed. Still a function of the answer alone.
+
+    tokens  llguidance's tokenizer. most: tokens of the whole answer.
+    grows   tokens by which a closing can become longer, at most: at a sign of JSON, and by a letter of free text."""
+
+    def __init__(self, matcher: Any, ends: Sequence[int], tokens: Any, grows: tuple[int, int], most: int):
+        super().__init__(matcher, ends)
+        self._tokens, self._grows, self.most = tokens, grows, most
+        self._signs, self._letters = _spelled(tokens)
+        self._walked, self._closings = list[int](), [self._closing()]
+        self._limited: set[tuple[int, ...]] = set()  # answers after which something did not fit
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest answer that is known."""
+        return len(self._closings[0])
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        mask = super().allowed(answer, size)
+        closing, room = self._closing_of(answer), self.most - len(answer) - 1
+        if room < 0 or not self.goes_on(answer):
+            return mask
+        legal, (at_sign, by_letter) = np.flatnonzero(mask.numpy()), self._grows
+        by_letter = by_letter if len(legal) > TRIED else at_sign  # a letter of a name or word may decide much
+        doubtful = legal[at_sign * self._signs[legal] + by_letter > room - len(closing)]
+        kept = [token for token in doubtful[:TRIED].tolist() if token in self._ends or self._fits(token, closing, room)]
+        mask[doubtful] = False
+        mask[kept] = True
+        mask[closing[:1]] = True
+        if len(kept) < len(doubtful):
+            self._limited.add(tuple(answer))
+        return mask
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        closing = self._closing_of(answer)
+        return closing if self.most - len(answer) <= len(closing) else super().forced(answer)
+
+    def was_limited(self, answer: Sequence[int]) -> bool:
+        """Whether the number of tokens decided any of the answer's."""
+        return any(tuple(answer[:i]) in self._limited for i in range(len(answer)))
+
+    def _closing_of(self, answer: Sequence[int]) -> list[int]:
+        same = in_common(self._walked, answer)
+        del self._walked[same:], self._closings[same + 1 :]
+        for i in range(same, len(answer)):
+            before = self._closings[-1]
+            if before and answer[i] == before[0]:
+                after = before[1:]
+            else:
+                after = [] if not self.goes_on(answer[: i + 1]) else self._shortest(before)
+            self._walked.append(answer[i])
+            self._closings.append(after)
+        return self._closings[-1]
+
+    def _fits(self, token: int, closing: list[int], room: int) -> bool:
+        """Whether at most `room` tokens can close the text after `token`."""
+        if len(closing) <= room and self._ends_with([token, *closing]):
+            return True
+        if not self._matcher.try_consume_tokens([token]):
+            return False
+        try:
+            return len(self._shortest(closing, LETTERS * (room + 1))) <= room
+        except PacelineError:
+            return False
+        finally:
+            self._matcher.rollback(1)
+
+    def _shortest(self, before: list[int], steps: int = LONGEST) -> list[int]:
+        """A closing here, where `before` was one a token earlier."""
+        text = self._tokens.decode_bytes(before)
+        for begin in range(len(text) + 1):
+            closing = self._tokens.tokenize_bytes(text[begin:])
+            if self._ends_with(closing):
+                return list(closing)
+        return self._closing(steps)
+
+    def _ends_with(self, tokens: Sequence[int]) -> bool:
+        return bool(self._matcher.validate_tokens([*tokens, self._tokens.eos_token]) == len(tokens) + 1)
+
+    def _closing(self, steps: int = LONGEST) -> list[int]:
+        """Close the text byte by byte. PacelineError if no closing is found in so many steps."""
+        for order in (b'}]"', b'"}]'):
+            copy, found = self._matcher.deep_copy(), list[int]()
+            while not copy.is_accepting() and len(found) < min(steps, LONGEST):
+                step = list(copy.compute_ff_tokens()) or self._step(copy, order, len(found))
+                if not step or not copy.consume_tokens(step):
+                    break
+                found += step
+            if copy.is_accepting():
+                text = self._tokens.tokenize_bytes(self._tokens.decode_bytes(found))
+                return list(text) if len(text) < len(found) and self._ends_with(text) else found
+        raise PacelineError("on_length: no short end of such an answer is known; leave it out")
+
+    def _step(self, matcher: Any, order: bytes, step: int) -> list[int]:
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        legal = {byte: token for byte, token in self._letters.items() if mask[token]}
+        in_text = sum(byte in legal for byte in b"aeiou") > 2  # where } and ] are text
+        first = b'"' if in_text else order + b"0123456789ntf[{:,"
+        chosen = next((legal[byte] for byte in first if byte in legal), None)
+        others = list(legal.values())
+        return [chosen] if chosen is not None else others[step % len(others) :][:1] if others else []
+
+
 class AfterReasoning:
     """A grammar of what follows the reasoning. Reasoning is free, but the answer cannot end in it.
 
-    begin, end   the marks of reasoning. begin "": the prompt has begun it; else the answer may, or not."""
+    begin, end   the marks of reasoning. begin "": the prompt has begun it; else the answer may, or not. With a
+                 grammar that closes, reasoning ends while there is room for what follows."""
 
     def __init__(self, grammar: Matched, tokenizer: Tokenizer, begin: str, end: str, ends: Sequence[int]):
         self._grammar, self._tokenizer, self._end, self._ends = grammar, tokenizer, end, list(ends)
         self._opening = _written(begin, tokenizer) if begin else []
         self._gap = tokenizer.encode_text("\n\n")
+        self._bound: Closing | None = grammar if isinstance(grammar, Closing) else None
+        self._closes, self._limited = _written(end, tokenizer), set[tuple[int, ...]]()
+        if self._bound is not None:
+            self._most, self._gap = self._bound.most, self._gap if len(self._gap) == 1 else []
+            # Its mark, perhaps begun in other tokens, and an empty line.
+            self._reserve = self._bound.least + 2 * len(self._closes) + 2
+            if not begin and self._reserve > self._most:
+                raise _refused(self._most, self._reserve)
         self._spelled: dict[int, str] = {}
         self._read: list[int] = []
         self._tails: list[str] = []  # the text's end after each token that was read
@@ -90,6 +217,13 @@ class AfterReasoning:
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """Which of `size` tokens may come after the answer, bool [size]."""
         rest, optional = self._after(answer)
+        if self._bound is not None:
+            if rest is None and not optional and self._most - len(answer) <= self._reserve:
+                self._limited.add(tuple(answer))
+                return _only([self._next_of_mark(answer)], size)
+            if rest is not None:
+                self._bound.most = self._most - (len(answer) - len(rest))
+                optional = optional if self._bound.most > self._reserve + len(self._opening) else []
         if rest is None:
             mask = torch.full((size,), not optional)
             mask[[end for end in self._ends if end < size]] = False
@@ -97,6 +231,18 @@ class AfterReasoning:
             mask = self._grammar.allowed(rest, size)
         mask[optional] = True
         return mask
+
+    def _next_of_mark(self, answer: Sequence[int]) -> int:
+        """The token that goes on with the mark at the end of reasoning, or begins it."""
+        mark = self._closes
+        begun = range(min(len(mark) - 1, len(answer)), -1, -1)
+        return mark[next(n for n in begun if list(answer[len(answer) - n :]) == mark[:n])]
+
+    def was_limited(self, answer: Sequence[int]) -> bool:
+        """As `Closing.was_limited`."""
+        rest = self._after(answer)[0] or []
+        cut = any(tuple(answer[:i]) in self._limited for i in range(len(answer)))
+        return cut or (self._bound is not None and self._bound.was_limited(rest))
 
     def forced(self, answer: Sequence[int]) -> list[int]:
         """Tokens that must come next."""
@@ -166,6 +312,28 @@ def _reason(matcher: Any) -> str:
     return " ".join(matcher.get_error().split("<state>")[0].split())
 
 
+def _refused(most: int, least: int) -> Refused:
+    what = f"on_length is close, and there are {most} tokens for the answer, which takes at least {least}"
+    return Refused(f"{what}; raise max_tokens", "max_tokens")
+
+
+@lru_cache(4)
+def _spelled(tokens: Any) -> tuple[IntArray, dict[int, int]]:
+    """Signs of JSON in each token, and the tokens of one byte."""
+    texts = [tokens.decode_bytes([token]) for token in range(tokens.vocab_size)]
+    signs = np.array([sum(map(text.count, (b"{", b"[", b",", b":", b'"', b"\\"))) for text in texts])
+    return signs, {text[0]: token for token, text in reversed([*enumerate(texts)]) if len(text) == 1}
+
+
+def growth(schema: str) -> tuple[int, int]:
+    """Bytes, and so tokens, by which a closing can become longer at one sign of JSON, and by a letter of free text: no
+    value that a schema asks for is longer than its text, and no word than its patterns, times the least numbers."""
+    least = re.findall(r'"min(?:Items|Length|Properties|Contains)": (\d+)|\{(\d+)', schema)
+    times = prod(max(int(a or b), 1) for a, b in least)
+    words = sum(map(len, re.findall(r'"(?:pattern|format)": "(?:[^"\\]|\\.)*"', schema)))
+    return min((len(schema) + 64) * times, MUCH), min(8 + words * times, MUCH)
+
+
 class Grammars:
     """Makes grammars for one tokenizer. PacelineError, with the library's reason, for a schema it cannot keep to."""
 
@@ -210,6 +378,13 @@ class Grammars:
     def fits(self, schema: Any, text: str) -> bool:
         """Whether a text is JSON that fits a schema, whatever its white space."""
         return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))
+
+    def closing(self, grammar: Matched, schema: Any, most: int) -> Closing:
+        """A grammar that closes within `most` tokens. Refused, with the number it needs, if it cannot."""
+        made = Closing(grammar.new, self._ends, self._tokens, growth(json.dumps(schema)), most)
+        if made.least > most:
+            raise _refused(most, made.least)
+        return made
 
     def after_reasoning(self, grammar: Matched, marks: tuple[str, str], inside: bool) -> AfterReasoning:
         """A grammar that begins where reasoning ends."""

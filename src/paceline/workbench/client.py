@@ -119,6 +119,14 @@ class Completion:
     tries: int = 1
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
+    @property
+    def rounds(self) -> int | None:
+        """Forwards that the answer took, from servers that report drafts; None otherwise."""
+        told, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
+        own = told.get("num_rounds")
+        accepted = told.get("num_accepted_draft_tokens")
+        return own if own is not None or accepted is None else max(new - accepted, 1)
+
     def take(self, part: dict[str, Any]) -> None:
         """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
         if part.get("error"):

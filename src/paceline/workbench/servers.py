@@ -93,6 +93,18 @@ class Drafting:
         return replace(self, by_position=[now - then for now, then in places], **moved)
 
     @classmethod
+    def told(cls, answers: Sequence[object]) -> Drafting | None:
+        """The counts of these answers alone, where each of them reports its own; else None."""
+        told = [one.speculation for one in answers if isinstance(one, Completion)]
+        if len(told) < len(answers) or not all("num_spec_steps" in one for one in told):
+            return None
+        names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
+        sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
+        histograms = [one.get("acceptance_histogram") or () for one in told]
+        places = range(1, max(map(len, histograms), default=0))
+        return cls(by_position=[sum(sum(counts[place:]) for counts in histograms) for place in places], **sums)
+
+    @classmethod
     def read(cls, url: str, key: str | None = None) -> Drafting | None:
         """The counts of a server; None if it has no /metrics. Raises CompletionError for what cannot be read."""
         page = get(url, "/metrics", key)

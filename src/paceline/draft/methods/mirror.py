@@ -101,6 +101,7 @@ class Mirror(Drafter):
 
     name = "mirror"
     lossless = "yes"
+    leads = False
     paper = "Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161"
     Config = MirrorConfig
 

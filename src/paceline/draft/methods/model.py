@@ -64,6 +64,11 @@ class Model(ModelDrafter):
         if config.streams and config.tree:
             raise MethodError("streams draft chains: leave out tree or streams")
 
+    def bind(self, target: Facts) -> None:
+        super().bind(target)
+        # One with another tokenizer would read the text again.
+        self.follows = type(self.model) is TextModel and not self.config.streams
+
     def open(self, target: Facts) -> DraftModel:
         """Load the draft model. MethodError if it has another tokenizer than the options say."""
         config, own = self.config, own_tokenizer(self.config, target)

@@ -266,7 +266,7 @@ class Sorted(ModelDrafter):
                 for section in exits[:accepted]:
                     section.decided += 1
                     section.accepted += 1
-                if round.trees[i].children(path[-1]):
+                if accepted < len(exits) and round.trees[i].children(path[-1]):
                     exits[accepted].decided += 1
         super().observe(round)
 

@@ -16,7 +16,7 @@ Where we differ from the published method and why: docs/methods/suffix.md."""
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Request
+from paceline.draft.base import REACH, Drafter, DraftTree, Facts, Request, ahead
 from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -49,6 +49,7 @@ class Suffix(Drafter):
     lossless = "yes"
     paper = "Oliaro et al. 2025, SuffixDecoding, arXiv 2411.04975"
     Config = SuffixConfig
+    follows = True
 
     def __init__(self, config: SuffixConfig = SuffixConfig()):
         self.config = config
@@ -79,9 +80,11 @@ class Suffix(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
-        tree.append(row.tokens[len(tree) :])
+        tree.append(row.tokens[len(tree) : len(row) - ahead(row)])
         config, context = self.config, row.tokens[1 - self.config.depth :]
         most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
+        if ahead(row) and best.match < ahead(row) + REACH:
+            return DraftTree.root(row.last_token)
         return self.tree_after(row, best.tokens, best.parent)

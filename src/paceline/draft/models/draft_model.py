@@ -33,6 +33,7 @@ class Draft:
     ends            tokens after which nothing can be accepted.
     most            largest number of tokens to draft.
     num_assumed     number of drafted tokens that count as committed; the window begins after them (`branches.py`).
+    num_ahead       number of the committed nodes at the end that are not: another drafter has drafted them.
     num_guesses     number of drafted tokens at the end that streams guessed and the model has not confirmed.
     num_run         number of nodes that were run. calls: number of forwards so far.
     probs           distributions [V] from which the drafted tokens were drawn; empty if they were not drawn.
@@ -46,6 +47,7 @@ class Draft:
     ends: frozenset[int] = frozenset()
     most: int = 0
     num_assumed: int = 0
+    num_ahead: int = 0
     num_guesses: int = 0
     num_run: int = 0
     calls: int = 0
@@ -90,10 +92,21 @@ class Draft:
         """The nodes to commit when `path` of the proposed tree is accepted: those of them that were run."""
         nodes = list(range(self.num_committed))
         for node in path[1:]:
-            index = self.run_index[node]
+            index = self.run_index[node] if node < len(self.run_index) else None  # another drafter went on
             if index is None:
                 break
             nodes.append(index)
+        return nodes
+
+    def fitting(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes to commit when `tokens` come after the committed ones, of a draft with `num_ahead`."""
+        nodes = list(range(self.num_committed - self.num_ahead))
+        for token in tokens:
+            below = range(nodes[-1] + 1, self.num_run)
+            found = [n for n in below if self.parent[n] == nodes[-1] and self.tokens[n] == token]
+            if not found:
+                break
+            nodes.append(found[0])
         return nodes
 
 

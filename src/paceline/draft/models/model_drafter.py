@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, View, ahead
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.proposers import BestTree, Chain, Fitting, Proposer
@@ -85,11 +85,11 @@ class ModelDrafter(Drafter):
         """An empty draft for every row that may have one; its model has read what waited of the row's text."""
         most = {row.id: min(self.rule.most(row.id), self.model.room(row)) for row in rows}
         able = [row for row in rows if most[row.id] > 0]
-        for row in able:
-            self.model.catch_up(row)
+        for row in able:  # what is drafted already is no text to keep
+            self.model.catch_up(View(row, tokens=row.tokens[: len(row) - ahead(row)]) if ahead(row) else row)
         drafts = [self.model.begin(row, self.end_tokens(row)) for row in able]
         for draft in drafts:
-            draft.most = most[draft.row.id]
+            draft.most, draft.num_ahead = most[draft.row.id], ahead(draft.row)
         return drafts
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -107,10 +107,13 @@ class ModelDrafter(Drafter):
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             path, is_own = round.accepted[i].path, round.is_from(i, self)
             draft = self._drafts.pop(row.id, None)
-            if draft is not None:
+            if draft is not None and draft.num_ahead:
+                self.model.commit(draft, draft.fitting(round.accepted[i].tokens[:-1]))
+            elif draft is not None:
                 self.model.commit(draft, draft.accepted(tree.proposed(path) if is_own else ()))
             if is_own or (row.id in self._asked and not tree.num_drafted):
-                outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
+                own, path = tree.divided(path)[0]
+                outcomes.append(Outcome(row.id, own.max_depth, len(path) - 1))
         self.model.feed(round)
         self.rule.learn(outcomes)
         self._asked = set()

@@ -77,6 +77,11 @@ class SuffixAutomaton:
         after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
         return int(after), int(matched)
 
+    def after(self, tokens: Sequence[int] | IntArray) -> Match:
+        """The longest suffix of another text that occurs here."""
+        state, length = self.transfer(0, 0, tokens)
+        return Match(length, self.recent(state))
+
     def recent(self, state: int) -> int:
         """Number of tokens up to the last place where the state's strings end. It may be an older place, as in
         `match`."""

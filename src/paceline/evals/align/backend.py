@@ -4,7 +4,6 @@ A request may have a prefix, the beginning of the assistant's turn. It is prefil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -166,13 +165,12 @@ class Backend:
             injected=injected,
             generated=usage.get("completion_tokens"),
             tries=completion.tries,
-            speculation=_speculation(completion.speculation),
+            speculation=_speculation(completion),
         )
         return Response(completion.text, call, completion.reasoning, opened(rendered))
 
 
-def _speculation(reported: Mapping[str, Any]) -> dict[str, Any] | None:
+def _speculation(done: Completion) -> dict[str, Any] | None:
     """Rounds and drafted tokens, where a server reports them as vLLM and ours do."""
-    names = {"rounds": "num_spec_steps", "draft_tokens": "num_draft_tokens"}
-    found = {name: reported.get(theirs) for name, theirs in names.items()}
+    found = {"rounds": done.rounds, "draft_tokens": done.speculation.get("num_draft_tokens")}
     return found if all(isinstance(count, int) for count in found.values()) else None
