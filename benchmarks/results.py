@@ -171,7 +171,7 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
 
 def _files(spec: str) -> list[Path]:
     """The checkpoints of a drafter and the files that its options name."""
-    parts = [parse(part) for part in split(spec)]
+    parts = [parse(part) for piece in split(spec) for part in piece]
     named = [text for part in parts for text in (part.checkpoint or "", *part.options.values())]
     return [Path(text) for text in named if "/" in text]
 
@@ -233,7 +233,7 @@ def card(method: str) -> dict[str, Any] | None:
     and the mean accepted tokens of a chain of three that follow from its held-out figures, greedy and at temperature 1.
     These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None if a
     method's first drafter has no weights, as in sam+eagle3."""
-    part = parse(split(method)[0])
+    part = parse(split(method)[0][0])
     folder = Path(part.checkpoint or "")
     if part.checkpoint is None or not (folder / "config.json").exists():
         return None
