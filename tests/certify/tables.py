@@ -170,7 +170,8 @@ class TableServer:
             text = ""
         logprobs = row.logprobs if row.body.get("logprobs") else []
         ids = tokens if row.body.get("return_token_ids") else []
-        return Completion(text, thought, row.reason, logprobs=logprobs, tokens=ids, **shown)
+        streamed = bool(row.body.get("stream"))
+        return Completion(text, thought, row.reason, logprobs=logprobs, tokens=ids, streamed=streamed, **shown)
 
     # Rounds -------------------------------------------------------------------------------------------------------
 

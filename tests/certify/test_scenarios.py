@@ -19,7 +19,9 @@ from tests.certify.tables import (
     BUGS,
     SAMPLED,
     BlockServer,
+    GrammarOfBonus,
     SixteenBits,
+    StopInsideDraft,
     TableServer,
     TemperatureOnOneSide,
     TopPOnOneSide,
@@ -60,8 +62,51 @@ def test_a_lossless_server_passes_every_scenario_and_all_are_played():
 
 @pytest.mark.parametrize("bug", GREEDY)
 def test_a_bug_is_found_in_its_scenario(bug):
-    (row,) = played(bug(), control_of(bug()), GREEDY[bug]).rows
+    server, control = bug(), control_of(bug())
+    play = played(server, control, GREEDY[bug])
+    (row,) = play.rows
     assert row["verdict"] == "wrong"
+    (report,) = greedy_reports(play)
+    asked = bodies_of(report)
+    texts = [one.text or one.tool_calls or [one.text, *(other.text for other in one.others)] for one in server.ask(asked)]
+    right = json.loads(report["expected"].removeprefix("as tables: "))
+    assert right != report["observed"]  # what the very requests that are printed answer, and should
+    if isinstance(right, str):
+        assert right == control.source.ask(asked[-1:])[0].text
+        assert len(right) <= asked[-1]["max_tokens"]
+        assert report["observed"] in texts
+    assert ("stop" in asked[-1]) == (bug is StopInsideDraft)
+
+
+def bodies_of(report):
+    lines = [line.removesuffix(" &") for line in report["curl"] if line.startswith("curl")]
+    return [json.loads(line.split(" -d ")[1].strip("'")) for line in lines]
+
+
+def test_a_request_is_not_shrunk_to_one_that_asks_for_something_else():
+    """An answer that is no JSON is a fault while the request asks for JSON."""
+    play = played(GrammarOfBonus(), control_of(GrammarOfBonus()), "JSON schema")
+    asked = bodies_of(greedy_reports(play)[0])
+    assert "response_format" in asked[-1]
+
+
+class OnceWrong(TableServer):
+    """Its answers are wrong until it has stopped."""
+
+    spoils = True
+
+    def completion(self, row):
+        done = super().completion(row)
+        if self.spoils and done.logprobs and row.body["max_tokens"] == 40:
+            done.text, done.logprobs = "x" + done.text[1:], [{**done.logprobs[0], "token": "x"}, *done.logprobs[1:]]
+        return done
+
+
+def test_what_does_not_show_again_is_said_to_be_no_small_request():
+    play = played(OnceWrong(), control_of(TableServer()), "one request at a time")
+    play.server.spoils = False
+    (report,) = greedy_reports(play)
+    assert report["sure"].startswith("the same requests show it 0 times of 3; so it could not be shrunk")
 
 
 @pytest.mark.parametrize("bug", [bug for bug, name in GREEDY.items() if name in ALONE])
@@ -79,9 +124,8 @@ def test_a_bug_is_shown_by_few_and_short_requests(name, requests, tokens):
     bug = next(bug for bug, where in BUGS.items() if where == name)
     play = played(bug(), control_of(bug()), name)
     (report,) = greedy_reports(play)
-    asked = [line for line in report["curl"] if line.startswith("curl")]
-    assert len(asked) <= requests
-    bodies = [json.loads(line.removesuffix(" &").split(" -d ")[1].strip("'")) for line in asked]
+    bodies = bodies_of(report)
+    assert len(bodies) <= requests
     assert bodies[-1]["max_tokens"] <= tokens
     assert len(bodies[-1]["messages"][-1]["content"]) < 100  # of up to 400
     assert report["sure"].startswith("the same requests show it 3 times of 3")
