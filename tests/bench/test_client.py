@@ -11,7 +11,8 @@ from paceline.workbench.servers import Drafting
 def test_a_client_that_is_busy_says_so():
     assert _client({}) == _client({"a": 0.69, "b": 0.1}) == []
     (note,) = _client({"a": 0.2, "b": 0.91})
-    assert note.startswith("This process used 91% of a core")
+    assert note.startswith("A process used 91% of a core")
+    assert "--processes" in note
 
 
 @pytest.mark.parametrize(("drafted", "accepted", "says"), [
