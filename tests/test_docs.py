@@ -200,7 +200,7 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_comparison_that_is_shown_drafts_something():
-    pages = [README, INDEX, TEXTS[REPOSITORY / "docs" / "tutorial.md"], *(TEXTS[file] for file in HELP)]
+    pages = [README, INDEX, TEXTS[REPOSITORY / "docs" / "quickstart.md"], *(TEXTS[file] for file in HELP)]
     prompts = {text for page in pages for text in re.findall(r'paceline generate \S+ "([^"]+)".*--compare', page)}
     assert prompts
     engine = Engine(MODELS / "demo", draft="sam")
