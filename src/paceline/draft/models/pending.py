@@ -69,7 +69,7 @@ class Pending:
 
     def count(self, row: Request) -> int:
         """The number of states that wait."""
-        return self._end[row.id] - self.cached(row)
+        return max(self._end[row.id] - self.cached(row), 0)
 
     def of(self, row: Request) -> torch.Tensor:
         """The states that wait, [count, L * H]."""
@@ -83,10 +83,11 @@ class Pending:
         prompt are read at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
-            if self.cached(row) > self._first[row.id]:
-                self._states[row.id], self._first[row.id] = [self.of(row)], self.cached(row)
             self._states[row.id].append(states)
             self._end[row.id] += len(states)
+            if self.cached(row) > self._first[row.id]:
+                self._states[row.id] = [self.of(row)]
+                self._first[row.id] = min(self.cached(row), self._end[row.id])
             goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])
