@@ -28,8 +28,8 @@ def repeat_words(words, n, separator=" "):
             result.append(word)
     return separator.join(result)
 """
-COLUMNS, ROW, PANE = 50, 12.0, 208
-STYLE = """text { font: 7px ui-monospace, monospace; fill: #1f2328; white-space: pre } .drafted { fill: #1a7f37; font-weight: 600 }
+COLUMNS, ROW, STEP, WIDTH = 76, 12.0, 5.3, 420
+STYLE = """text { font: 8.8px ui-monospace, monospace; fill: #1f2328; white-space: pre } .drafted { fill: #1a7f37; font-weight: 600 }
 .head { font: 600 11px system-ui, sans-serif } .small { font: 10px system-ui, sans-serif; fill: #59636e }
 .pane { fill: #f6f8fa; stroke: #d1d9e0 }
 @media (prefers-color-scheme: dark) { text { fill: #f0f6fc } .drafted { fill: #3fb950 } .small { fill: #9198a1 }
@@ -65,16 +65,16 @@ def lines(pieces: list[tuple[float, str, bool]]) -> list[tuple[int, int, float, 
     return placed
 
 
-def pane(x: float, title: str, placed: list[tuple[int, int, float, str, bool]], slower: float, length: float) -> str:
+def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], slower: float, length: float) -> str:
     """One answer, which begins anew every `length` seconds."""
-    shapes = [f'<text x="{x}" y="14" class="head">{escape(title)}</text>']
+    shapes = [f'<text x="4" y="{y + 13:.0f}" class="head">{escape(title)}</text>']
     for row, column, when, text, drafted in placed:
         if text.strip():
             at = min(when * slower / length, 0.99)
             shown = f'<animate attributeName="opacity" dur="{length:.2f}s" repeatCount="indefinite" ' \
                     f'calcMode="discrete" keyTimes="0;{at:.4f}" values="0;1"/>'  # fmt: skip
             kind = ' class="drafted"' if drafted else ""
-            shapes.append(f'<text x="{x + 4 + column * 4.2:.1f}" y="{34 + row * ROW:.0f}" opacity="1"{kind}>{escape(text)}{shown}</text>')
+            shapes.append(f'<text x="{8 + column * STEP:.1f}" y="{y + 33 + row * ROW:.0f}" textLength="{len(text) * STEP:.1f}" opacity="1"{kind}>{escape(text)}{shown}</text>')
     return "\n".join(shapes)
 
 
@@ -92,17 +92,18 @@ def main() -> None:
     (_, plain, slow), (name, drafted, fast) = panes
     assert "".join(p[3] for p in plain) == "".join(p[3] for p in drafted), "the answers differ"
     rows = 1 + max(piece[0] for piece in plain)
-    length, height = slow * options.slower + 2, 34 + rows * ROW + 6
-    body = [f'<rect x="2" y="20" width="{PANE}" height="{height - 24:.0f}" class="pane" rx="4"/>',
-            f'<rect x="{PANE + 8}" y="20" width="{PANE}" height="{height - 24:.0f}" class="pane" rx="4"/>',
-            pane(4, f"plain: {slow:.1f} s", plain, options.slower, length),
-            pane(PANE + 10, f"{name}: {fast:.1f} s, the same text", drafted, options.slower, length),
-            f'<text x="4" y="{height + 10:.0f}" class="small">{escape(Path(options.model).name)}, two CPU cores; green: drafted '
-            "and accepted</text>"]  # fmt: skip
+    length, height = slow * options.slower + 2, 24 + rows * ROW + 8
+    body = []
+    for i, (heading, placed) in enumerate(((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))):
+        y = i * (height + 6)
+        body.append(f'<rect x="2" y="{y + 19:.0f}" width="{WIDTH - 4}" height="{height - 20:.0f}" class="pane" rx="4"/>')
+        body.append(pane(y, heading, placed, options.slower, length))
+    words = f"{Path(options.model).stem}, two CPU cores; green: drafted, accepted"
+    body.append(f'<text x="4" y="{2 * height + 18:.0f}" class="small">{escape(words)}</text>')
     OUT.parent.mkdir(exist_ok=True)
     title = f"The same answer, plain in {slow:.1f} seconds and drafted in {fast:.1f}"
     OUT.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANE + 10} {height + 18:.0f}" width="840" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + 26:.0f}" width="640" role="img" '
         f'aria-label="{title}">\n<style>{STYLE}</style>\n' + "\n".join(body) + "\n</svg>\n", "utf-8")  # fmt: skip
     print(f"{OUT}: {title}")
 
