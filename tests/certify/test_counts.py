@@ -92,7 +92,7 @@ def test_too_few_samples_are_not_called_a_shift_of_everything():
     facts = {"sampled": {"lossless": True, "requests": 20}, "greedy": {"lossless": True, "why": ""}}
     assert _verdict(facts, {"detectable": 0.3, "hidden": 0.0}, scope, "sam", "")[1].startswith("shifts of sampled")
     why = _verdict(facts, {"detectable": 1.0, "hidden": 0.0}, scope, "sam", "")[1]
-    assert why.startswith("so few answers were sampled that no shift would be found")
+    assert why.startswith("too few answers were sampled to find any shift")
     facts = {"cases": [1]}, {"detectable": 1.0, "hidden": 0, "greedy_rate": 0.1}
     lines = detectable({"sampled": facts[0], "power": facts[1], "not_tested": []})
     assert "Sampling: so few requests find no shift." in lines

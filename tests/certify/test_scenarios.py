@@ -68,7 +68,8 @@ def test_a_bug_is_found_in_its_scenario(bug):
     assert row["verdict"] == "wrong"
     (report,) = greedy_reports(play)
     asked = bodies_of(report)
-    texts = [one.text or one.tool_calls or [one.text, *(other.text for other in one.others)] for one in server.ask(asked)]
+    replies = server.ask(asked)
+    texts = [one.text or one.tool_calls or [one.text, *(other.text for other in one.others)] for one in replies]
     right = json.loads(report["expected"].removeprefix("as tables: "))
     assert right != report["observed"]  # what the very requests that are printed answer, and should
     if isinstance(right, str):

@@ -61,7 +61,8 @@ def test_where_every_token_costs_a_round_it_says_off():
     assert (written["speculative_config"], written["method"]) == (None, "off")
     assert (written["flags"], choice.expected[0].gain) == ("no --speculative-config", 1)
     lines = not_chosen(choice)
-    assert lines[0].startswith("Off at 1 at once: the best drafts, ngram, 1 to 3 tokens looked up, 1 drafted, would have")
+    best_drafts = "the best drafts, ngram, 1 to 3 tokens looked up, 1 drafted, would have"
+    assert lines[0].startswith(f"Off at 1 at once: {best_drafts}")
     assert lines[-1] == "At no load that was measured would drafts gain."
 
 
@@ -69,7 +70,7 @@ def test_a_schedule_by_load_where_the_server_has_it():
     choice, written = best(lambda load: 0.01 if load < 16 else 0.08)
     assert choice.schedule == {1: 1, 4: 0, 16: 0}
     at_4, at_16, ends = not_chosen(choice)
-    assert ("Off at 4 at once", "Off at 16 at once") == (at_4[:16], at_16[:17])
+    assert (at_4[:16], at_16[:17]) == ("Off at 4 at once", "Off at 16 at once")
     assert ends.startswith("Their gain ends at about ")
     assert 1 <= int(ends.split()[-3]) <= 4
     config = written["speculative_config"]

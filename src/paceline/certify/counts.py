@@ -13,8 +13,8 @@ from paceline.workbench.client import Completion
 
 Body = Mapping[str, Any]
 Form = Callable[[Completion, Body, Sequence[Completion]], str]
-"""Why an answer is wrong by itself, "" if it is right: of the answer, its request, and the answers to those before it in
-its step. It hangs on nothing else, so that a request that is made smaller is judged by what it still asks for."""
+"""Why an answer is wrong by itself, "" if it is right: of the answer, its request, and the answers to those before it
+in its step. It hangs on nothing else, so that a request that is made smaller is judged by what it still asks for."""
 REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 SPECIAL = re.compile(r"<\|\w+\|>|</s>|<eos>|<end_of_turn>")
 SURE = 4  # tokens of an answer that are not all certain

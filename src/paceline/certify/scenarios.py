@@ -221,7 +221,8 @@ class Play:
                 (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
                 count = one.usage.get("completion_tokens") or len(one.logprobs) or TIMED
                 self.rate = count / (perf_counter() - began)
-                taken = {name: sign for name, sign in SIGNS.items() if name != "streams"}  # an engine has its text whole
+                # An engine has its text whole.
+                taken = {name: sign for name, sign in SIGNS.items() if name != "streams"}
                 probe(self.control.source, wanted, taken if both else SIGNS, there)
         finally:
             self.features = {} if both else there

@@ -169,7 +169,7 @@ def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> li
 
 
 def not_chosen(choice: Choice) -> list[str]:
-    """What drafts would have brought at the loads where off was chosen, and at which load that changes, in sentences."""
+    """What drafts would have brought where off was chosen, and at which load that changes, in sentences."""
     off = [(name, one) for name, one in choice.most if not choice.schedule[one.load]]
     lines = [
         f"Off at {one.load} at once: the best drafts, {name}, {one.k} drafted, would have {one.gain:.2f} times the "
@@ -184,7 +184,7 @@ def not_chosen(choice: Choice) -> list[str]:
     if off and all(one.gain <= 1 for one in known):
         lines.append("At no load that was measured would drafts gain.")
     if any(one.low <= 1 < one.gain for _, one in off):
-        lines.append("Where an interval reaches from below 1 to above it, more --minutes or a longer log may show a gain.")
+        lines.append("Where an interval has 1 inside it, more --minutes or a longer log may show a gain.")
     return lines
 
 

@@ -272,8 +272,8 @@ class Senders:
     def __init__(self, processes: int = 1):
         context = multiprocessing.get_context("spawn")  # a progress bar's thread must not be copied
         self._stop = context.Event()
-        make = (ProcessPoolExecutor(1, context, _begin, (self._stop,)) for _ in range(processes if processes > 1 else 0))
-        self._pools = list(make)
+        many = processes if processes > 1 else 0
+        self._pools = [ProcessPoolExecutor(1, context, _begin, (self._stop,)) for _ in range(many)]
         for ready in [pool.submit(perf_counter) for pool in self._pools]:
             ready.result()
 

@@ -89,10 +89,10 @@ def _index(grams, before, table, begin, end):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _alike(first, second):  # type: ignore[no-untyped-def]
-    for i in range(len(first)):
-        if first[i] != second[i]:
-            return False
-    return True
+    same = 0
+    while same < len(first) and first[same] == second[same]:
+        same += 1
+    return same == len(first)
 
 
 @njit(cache=True)
