@@ -87,13 +87,14 @@ def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control, verdict):
     assert play.rows[0]["verdict"] == verdict
 
 
-def test_too_few_samples_are_not_called_a_shift_of_everything():
+@pytest.mark.parametrize("most", [0.997, 1.0])
+def test_too_few_samples_are_not_called_a_shift_of_everything(most):
     scope = Scope(requests=20)
     facts = {"sampled": {"lossless": True, "requests": 20}, "greedy": {"lossless": True, "why": ""}}
     assert _verdict(facts, {"detectable": 0.3, "hidden": 0.0}, scope, "sam", "")[1].startswith("shifts of sampled")
-    why = _verdict(facts, {"detectable": 1.0, "hidden": 0.0}, scope, "sam", "")[1]
+    why = _verdict(facts, {"detectable": most, "hidden": 0.0}, scope, "sam", "")[1]
     assert why.startswith("too few answers were sampled to find any shift")
-    facts = {"cases": [1]}, {"detectable": 1.0, "hidden": 0, "greedy_rate": 0.1}
+    facts = {"cases": [1]}, {"detectable": most, "hidden": 0, "greedy_rate": 0.1, "shift": 0.1, "power": 0.1, "level": 0.1}
     lines = detectable({"sampled": facts[0], "power": facts[1], "not_tested": []})
     assert "Sampling: so few requests find no shift." in lines
 
