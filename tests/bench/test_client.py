@@ -24,8 +24,8 @@ def test_a_client_that_is_busy_says_so():
     (300, (), "drafts do not pay as a whole; they have 3.0 tokens, none accepted behind position 0"),
 ])
 def test_drafts_that_are_no_chains_of_one_length_are_judged_as_a_whole(drafted, accepted, says):
-    """Position 4 was offered in a few drafts only: that it was seldom accepted says nothing. A tree has more tokens than
-    positions, and all are paid for."""
+    """Position 4 was offered in a few drafts only: that it was seldom accepted says nothing. A tree has more tokens
+    than positions, and all are paid for."""
     new = Drafting("vllm", 1, 500, 100, drafted, sum(accepted), accepted)
     assert reading(new, {1: 0.05})["advice"].startswith(says)
 

@@ -94,8 +94,8 @@ def test_too_few_samples_are_not_called_a_shift_of_everything(most):
     assert _verdict(facts, {"detectable": 0.3, "hidden": 0.0}, scope, "sam", "")[1].startswith("shifts of sampled")
     why = _verdict(facts, {"detectable": most, "hidden": 0.0}, scope, "sam", "")[1]
     assert why.startswith("too few answers were sampled to find any shift")
-    facts = {"cases": [1]}, {"detectable": most, "hidden": 0, "greedy_rate": 0.1, "shift": 0.1, "power": 0.1, "level": 0.1}
-    lines = detectable({"sampled": facts[0], "power": facts[1], "not_tested": []})
+    power = dict.fromkeys(("greedy_rate", "shift", "power", "level"), 0.1) | {"detectable": most, "hidden": 0}
+    lines = detectable({"sampled": {"cases": [1]}, "power": power, "not_tested": []})
     assert "Sampling: so few requests find no shift." in lines
 
 

@@ -110,7 +110,7 @@ def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None
     if drafted < EVEN * positions:
         uneven = f"they vary in length ({drafted:.1f} tokens)"
     elif positions < EVEN * drafted:
-        uneven = f"they have {drafted:.1f} tokens, none accepted behind position {positions} (branches, or useless ends)"
+        uneven = f"they have {drafted:.1f} tokens, none accepted behind position {positions} (trees, or useless ends)"
     return {
         "engine": new.engine,
         "running": new.running,
