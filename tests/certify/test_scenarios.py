@@ -19,6 +19,7 @@ from tests.certify.tables import (
     BUGS,
     SAMPLED,
     BlockServer,
+    FiltersFirst,
     GrammarOfBonus,
     SixteenBits,
     StopInsideDraft,
@@ -162,8 +163,8 @@ def test_a_request_that_ends_the_server_is_named():
 
 
 def test_the_rest_is_tested_where_a_feature_is_left_out():
-    found = certified(DiesOfTopK(), 0, "20s", requests=80, leave_out="top_k")
-    assert found["sampled"]["requests"] == 80
+    found = certified(DiesOfTopK(), 0, "20s", requests=96, leave_out="top_k")
+    assert found["sampled"]["requests"] == 96
     assert "top_k" not in found["features"]
     assert found["not_tested"][0] == "top_k: left out as asked"
     with pytest.raises(PacelineError, match="no feature 'topk'"):
@@ -277,10 +278,25 @@ def test_no_time_is_no_certificate():
 
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found_by_the_log_probabilities_reported(bug):
-    server, plan = bug(), Scope(budget="10m", requests=1280, max_tokens=16, leave_out=REST)
+    server, plan = bug(), Scope(budget="10m", requests=320, max_tokens=16, leave_out=REST)
     found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
+
+
+@pytest.mark.parametrize(("owner", "other", "requests"), [
+    ("vllm", "vllm", 480), ("vllm", "sglang", 16), ("llamacpp", "llamacpp", 16),
+])
+def test_filters_at_a_temperature_are_asked_where_both_order_them_alike(owner, other, requests, monkeypatch):
+    server, control, asked, alike = FiltersFirst(), control_of(None), [], (owner, other) == ("vllm", "vllm")
+    monkeypatch.setattr(server, "owner", owner)
+    monkeypatch.setattr(control.source, "owner", other)
+    ask = TableServer.ask
+    monkeypatch.setattr(TableServer, "ask", lambda self, bodies, slots=None: asked.extend(bodies) or ask(self, bodies))
+    plan = Scope(budget="10m", requests=requests, max_tokens=24, leave_out=REST)
+    found = certify_endpoint(server, control, PROMPTS, plan)
+    assert any(body["temperature"] == 0.7 and body.get("top_p") == 0.9 for body in asked) == alike
+    assert found["sampled"]["lossless"] != alike
 
 
 def test_a_shift_that_is_asked_for_can_be_found_whatever_time_that_takes():
