@@ -100,6 +100,10 @@ STARTS = re.compile(r"^(?:ENV/bin/)?python -m vllm\.(?:.*\\\n)*.*", re.M)
 SERVED = [one.replace("\\\n", " ") for one in STARTS.findall(DOCS.read_text())]
 
 
+def test_each_documented_server_is_started_by_what_pip_installs():
+    assert (len(SERVED), "vllm serve" in DOCS.read_text()) == (4, False)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", [one for one in SERVED if "worker-cls" not in one])
