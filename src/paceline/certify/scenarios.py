@@ -482,7 +482,7 @@ def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
     return groups
 
 
-def _in_form(one: Completion, body: Fields, before: Sequence[Completion] = ()) -> str:
+def _in_form(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
     """Why an answer has not the form that its request asks for. What max_tokens cut off has no form."""
     if one.finish_reason == "length" or (one.reasoning and not one.text):
         return ""

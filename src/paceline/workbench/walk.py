@@ -218,8 +218,8 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
 
 def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
     """A round of one or more rows; returns the trees, cut to what the rows may draft."""
-    rows, budget = [walk.row for walk in walks], drafter.budget
-    learns = type(drafter).observe is not Drafter.observe
+    rows: list[Row] = [walk.row for walk in walks]
+    budget, learns = drafter.budget, type(drafter).observe is not Drafter.observe
     began = perf_counter()
     budget.begin(rows)
     trees = budget.cut(rows, budget.ask(drafter, rows))
