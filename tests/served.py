@@ -21,7 +21,8 @@ from tests.web import Handler, serving
 
 class Served:
     """seconds: of a round, by the requests that run; accepted: drafted tokens accepted in the rounds, over and over,
-    empty: it does not draft; fails: whether to answer a request, by its number, with status 500."""
+    empty: it does not draft; fails: whether to answer a request, by its number, with status 500; told: what whole
+    answers have beside their choices."""
 
     def __init__(
         self,
@@ -31,9 +32,10 @@ class Served:
         accepted=(),
         drafted=3,
         fails=lambda number: False,
+        told=None,
     ):
         self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
-        self.fails = fails
+        self.fails, self.told = fails, told or {}
         self.asked: list[dict[str, Any]] = []
         self.when: list[float] = []
         self.headers: list[dict[str, str]] = []
@@ -95,7 +97,7 @@ class Served:
             if not body.get("stream"):
                 text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
                 whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
-                return handler.reply(200, {"choices": [whole]})
+                return handler.reply(200, {"choices": [whole], **self.told})
             handler.begin(Content_Type="text/event-stream", Connection="close")
             handler.close_connection = True
             self._stream(handler, body)

@@ -51,6 +51,18 @@ def test_the_command(command):
         assert (told.code, len(told.err.splitlines())) == (2, 1)
 
 
+def test_what_an_answer_says_of_its_own_drafts(command):
+    timings = {"predicted_n": 128, "draft_n": 90, "draft_n_accepted": 68}
+    with Served("llamacpp", told={"timings": timings, "usage": {"completion_tokens": 128}}) as fake:
+        facts = json.loads(command("watch", fake.url, "--once", "--json", "--ask", "hi").out)
+        assert (facts["engine"], facts["drafts"], facts["drafted"], facts["accepted"]) == ("llamacpp", 60, 90, 68)
+        assert fake.asked[0]["messages"] == [{"role": "user", "content": "hi"}]
+    with Served() as fake:
+        told = command("watch", fake.url, "--once", "--ask", "hi")
+        assert (told.code, len(told.err.splitlines())) == (2, 1)
+        assert "tells nothing of its drafts" in told.err
+
+
 def test_a_reading_that_fails_ends_nothing(command, monkeypatch):
     reads = iter([100, 200, "no server", None, 500, "no server"])
 

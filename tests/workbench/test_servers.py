@@ -211,3 +211,32 @@ def test_answers_tell_their_own_drafts_in_vllms_shape() -> None:
     assert (told.drafts, told.drafted, told.accepted, told.by_position) == (4, 11, 5, [3, 2])
     assert [answer.rounds for answer in answers] == [6, 9]
     assert Drafting.told([*answers, Completion()]) is None
+
+
+COUNTS = {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}
+OF_ALL = {"num_spec_steps": 3, **COUNTS, "acceptance_histogram": [1, 0, 2]}
+
+
+@pytest.mark.parametrize(("said", "found"), [
+    ({"metrics": {"speculative_decoding": OF_ALL | {"draft_acceptance_rate": 0.4, "by_drafter": {}}}},
+     OF_ALL | {"by_drafter": {}}),
+    ({"timings": {"predicted_n": 10, "draft_n": 9, "draft_n_accepted": 4}}, COUNTS),
+    ({"timings": {"predicted_n": 10}, "metrics": {"speculative_decoding": None}}, {}),
+    ({"choices": [{"meta_info": {"spec_verify_ct": 3, "spec_accept_token_num": 4, "spec_draft_token_num": 9,
+                                 "spec_accept_histogram": [1, 0, 2], "id": "x"}}]}, OF_ALL),
+    ({"choices": [{"meta_info": {"spec_verify_ct": 3, "spec_num_correct_drafts": 4, "spec_num_proposed_drafts": 9,
+                                 "spec_correct_drafts_histogram": [1, 0, 2]}}]}, OF_ALL),
+    ({"choices": [{"speculative_decoding": {"num_spec_steps": 3, "total_accepted_draft_tokens": 4,
+                                            "total_draft_tokens": 9, "acceptance_histogram": [1, 0, 2]}}]}, OF_ALL),
+    ({"timings": {"draft_n": "many", "draft_n_accepted": 4}}, {}),
+])  # fmt: skip
+def test_answers_of_every_server_tell_their_drafts(said, found):
+    answer = Completion()
+    answer.take({"choices": [], "usage": {"completion_tokens": 7}, **said})
+    assert answer.speculation == found
+    told = Drafting.told([answer])
+    if found:
+        assert told is not None
+        assert (told.drafts, told.drafted, told.accepted) == (3, 9, 4)  # llama.cpp: seven tokens but the four
+    else:
+        assert told is None

@@ -94,9 +94,11 @@ class Drafting:
 
     @classmethod
     def told(cls, answers: Sequence[object]) -> Drafting | None:
-        """The counts of these answers alone, where each of them reports its own; else None."""
-        told = [one.speculation for one in answers if isinstance(one, Completion)]
-        if len(told) < len(answers) or not all("num_spec_steps" in one for one in told):
+        """The counts of these answers alone, where each of them reports its own; else None.
+
+        Where a server does not count rounds with a draft (llama.cpp), all its rounds count."""
+        told = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
+        if len(told) < len(answers) or not all("num_draft_tokens" in one for one in told):
             return None
         names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
         sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
