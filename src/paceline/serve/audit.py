@@ -186,12 +186,15 @@ class Audit:
             if not self._waiting:
                 return False
             self._work = self._score(self._waiting.popleft())
-        began = perf_counter()
+        began, most = perf_counter(), torch.get_num_threads()
+        torch.set_num_threads(self.engine.threads.using)  # as many as its rounds had
         try:
             ended = next(self._work, True)
         except Exception:  # such as too little memory: whoever asks next must not suffer
             log.exception("an answer could not be audited")
             ended = True
+        finally:
+            torch.set_num_threads(most)
         self._work = None if ended else self._work
         self.seconds += perf_counter() - began
         return True

@@ -17,7 +17,8 @@ Floats = NDArray[np.float64]
 def bounds(hits: float, high: Floats) -> Floats:
     """The logarithm of the bound at each of TILTS, [T]. Those of further trials add up; then each is a martingale that
     is e^-x or lower with a probability of at most e^-x at any time, so the lowest of all counts TILTS times as much."""
-    return np.array([np.log1p(high * np.expm1(tilt)).sum() - tilt * hits for tilt in TILTS])
+    logs: Floats = np.log1p(np.multiply.outer(np.expm1(TILTS), high)).sum(-1)
+    return logs - TILTS * hits
 
 
 def excess(hits: float, high: Floats) -> float:
