@@ -139,6 +139,7 @@ def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None
         "drafts": new.drafts,
         "drafted": new.drafted,
         "accepted": new.accepted,
+        "by_drafter": {name: {"drafted": of[0], "accepted": of[1]} for name, of in new.by_drafter.items()},
         "accepted_by_position": [round(share, 4) for share in new.survival],
         "tokens_a_round": new.round_tokens,
         "token_cost": cost,
@@ -174,8 +175,12 @@ def _advice(new: Drafting, gains: Sequence[float], cost: float, varying: float |
 def _in_words(facts: dict[str, Any]) -> str:
     parts = [f"{facts['engine'] or 'server'}: {facts['running']:.0f} running"]
     parts += [f"{facts['tokens_per_second']} tokens/s"] if facts["tokens_per_second"] is not None else []
-    parts += [f"{facts['drafts']:.0f} drafts, accepted by position"] if facts["accepted_by_position"] else []
+    if facts["drafts"]:
+        every = [("", facts), *((f"{name} ", of) for name, of in facts["by_drafter"].items() if of["drafted"])]
+        parts += [f"{facts['drafts']:.0f} drafts"]
+        parts += [f"{who}{of['accepted']:.0f} of {of['drafted']:.0f} accepted" for who, of in every]
     places = " ".join(f"{share:.0%}" for share in facts["accepted_by_position"])
+    parts += [f"accepted by position {places}"] if places else []
     cost = f"{facts['token_cost']:.1%} of a round"
     gain = "" if facts["gain"] is None else f"gain {facts['gain']:.2f} if a drafted token costs {cost}; "
-    return f"{', '.join(parts)} {places}\n  {gain}{facts['advice']}"
+    return f"{', '.join(parts)}\n  {gain}{facts['advice']}"

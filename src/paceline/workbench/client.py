@@ -110,7 +110,10 @@ def told(said: object) -> dict[str, Any]:
     if not isinstance(said, dict):
         return {}
     found = {name: said[key] for name, keys in TOLD.items() for key in (*keys, name) if _counts(said.get(key))}
-    own = {name: said[name] for name in ("num_rounds", "by_drafter") if name in said}
+    own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
+    if isinstance(drafters := said.get("by_drafter"), dict):
+        both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
+        own["by_drafter"] = {name: counts for name, counts in both.items() if _counts([*counts])}
     return found | own if "num_draft_tokens" in found else {}
 
 
@@ -129,7 +132,8 @@ class Completion:
     logprobs       of each token, as servers of chats give them, where they were asked for.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
-    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`TOLD`); empty otherwise.
+    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`TOLD`), and our by_drafter
+                   as (drafted, accepted) of each; empty otherwise.
     others         the answers after the first, where `n` asked for several.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
     counts         token ids that each of these events brought; 0 from servers that return none.
