@@ -184,6 +184,19 @@ def test_a_law_that_is_slightly_wrong_shows_in_the_counts(world):
     assert audit.p_value < 1.0
 
 
+def test_answers_to_one_seed_count_once(world):
+    """They are drawn by the same noise: what is rare in one comes again in all."""
+    audit = Audit(Engine(world.target, "none", max_batch=AT_ONCE), 1.0)
+    for _ in range(20):
+        asks = [SamplingParams(temperature=1.3, max_tokens=24, seed=seed) for seed in range(4)]
+        rows = [audit.engine.add([5, 6, 7], ask) for ask in asks]
+        for _ in audit.engine.follow(rows):
+            pass
+        done(audit, *rows)
+    assert (audit.num_alarms, audit.window.tokens) == (0, sum(row.num_new for row in rows))
+    assert audit.answers["same"] == 80
+
+
 @pytest.mark.parametrize(("params", "token", "noise", "verdict"), [
     ({}, 0, 0.0, "same"), ({}, 1, 0.3, "near_tie"), ({}, 1, 0.2, "mismatch"),
     ({"logit_bias": {1: float("-inf")}}, 1, 9.0, "impossible"),

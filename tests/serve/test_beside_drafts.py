@@ -8,6 +8,7 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 
 import httpx2 as httpx
 import pytest
@@ -55,7 +56,7 @@ def model(folder):
 @pytest.fixture(scope="module")
 def http(folder, model):
     made = engine(folder, ("sam", "suffix", model), max_batch=4, exact=True)
-    with serving(made, json_whitespace="none") as address, httpx.Client(base_url=address, timeout=60) as client:
+    with serving(made, json_whitespace="none", audit=1.0) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client
 
 
@@ -90,6 +91,9 @@ def test_answers_are_those_without_drafts(http, plainly, model, name):
             assert texts(made.json()) == texts(plain.json())
             seen += drafted
     assert seen
+    while (audit := http.get("/audit").json())["backlog_tokens"]:
+        sleep(0.01)
+    assert audit["answers"]["mismatch"] == audit["answers"]["impossible"] == 0, audit["alarms"]
 
 
 @pytest.mark.parametrize("name", ["seed", "tool_choice", "response_format"])

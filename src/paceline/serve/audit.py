@@ -6,8 +6,9 @@ Each token must be one that the model could say there, by the request's own para
 * Greedy: the best one, or a near tie with it (`reference.is_tie`). Rounding is measured on the first answer, and once
   more at every place where a token seems wrong, by reading it in other widths. With exact logits there is none.
 * Sampled: none that is filtered out, as far as rounding moves the filters' borders; and over many answers, rare tokens
-  and the best one come as often as the model says. These counts are martingales (`chance.bounds`). Window k of WINDOW
-  tokens may give a false alarm with probability LEVEL / (k (k + 1)), so all windows together with LEVEL.
+  and the best one come as often as the model says. These counts are martingales (`chance.bounds`), so of answers to the
+  same seed, which are drawn by the same noise, only the first counts. Window k of WINDOW tokens may give a false alarm
+  with probability LEVEL / (k (k + 1)), so all windows together with LEVEL.
 
 What the plain path computes wrongly itself, such as broken weights, shows nowhere here."""
 
@@ -47,6 +48,7 @@ CALIBRATED = 32  # places at which rounding is measured at first
 WINDOW = 2000  # sampled tokens that are counted together
 LEVEL = 1e-3  # probability of a false alarm by counts, over all time
 RARE = (1e-3, 1e-5, 1e-7)  # tokens below these probabilities are counted
+SEEDS = 1 << 16  # most seeds of requests that are known again; answers to further ones are not counted
 SHOWN = 20  # latest alarms that /audit tells
 VERDICTS = ("same", "near_tie", "mismatch", "impossible")
 """Of a token and, the worst of its tokens', of an answer."""
@@ -151,6 +153,7 @@ class Audit:
 
     share   of the answers that are kept. most: tokens of the answers that wait, prompts included; the newest stay.
     texts   whether an alarm repeats the request's token ids.
+    backlog tokens of the answers that wait.
     answers, tokens  numbers of answers and tokens by verdict. alarms: the latest ones, as /audit tells them."""
 
     def __init__(
@@ -162,13 +165,9 @@ class Audit:
         self.alarms: deque[dict[str, Any]] = deque(maxlen=SHOWN)
         self.num_alarms, self.seconds, self.p_value, self.window = 0, 0.0, 1.0, Counts(1)
         self.noise = 0.0 if engine.target.exact else None
-        self._waiting: deque[Row] = deque()
+        self.backlog, self._waiting = 0, deque[Row]()
+        self._seeds: set[int] = set()
         self._work: Generator[None, None, None] | None = None
-
-    @property
-    def backlog(self) -> int:
-        """Tokens of the answers that wait."""
-        return sum(map(len, list(self._waiting)))
 
     def keep(self, row: Row) -> None:
         """Note an answer that has ended, if chance picks it and its law is the model's."""
@@ -176,8 +175,15 @@ class Audit:
             return
         if self.engine.rule_of(self.engine.drafter.of(row)).lossless:
             self._waiting.append(row)
+            self.backlog += len(row)
         while self.backlog > self.most:
-            self._waiting.popleft()
+            self._next()
+
+    def _next(self) -> Row:
+        """The oldest answer, which waits no more."""
+        row = self._waiting.popleft()
+        self.backlog -= len(row)
+        return row
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -185,7 +191,7 @@ class Audit:
         if self._work is None:
             if not self._waiting:
                 return False
-            self._work = self._score(self._waiting.popleft())
+            self._work = self._score(self._next())
         began, most = perf_counter(), torch.get_num_threads()
         torch.set_num_threads(self.engine.threads.using)  # as many as its rounds had
         try:
@@ -206,7 +212,7 @@ class Audit:
             params = replace(params, grammar=getattr(params.grammar, "fresh", lambda: params.grammar)())
         if self.noise is None:
             self.noise = yield from self._measure(text[: start + CALIBRATED], start, start)
-        found, counts = Counter[str](), None if params.is_greedy else self.window
+        found, counts = Counter[str](), self.window if self._counted(params) else None
         width = max(min(CHUNK, LOGITS // self.engine.target.vocab_size), PIECE)
         at_once = PLACES if params.grammar is None else 1  # a mask may take as long as a forward
         for first, logits in read(self.engine.target, text, start, width):
@@ -228,6 +234,15 @@ class Audit:
         self._note(row, found, "near_tie" if found["near_tie"] else "same")
         if counts is not None:
             self._look(row)
+
+    def _counted(self, params: SamplingParams) -> bool:
+        """Whether the answer is drawn by noise of its own."""
+        if params.is_greedy or params.seed is None:
+            return not params.is_greedy
+        if params.seed in self._seeds or len(self._seeds) == SEEDS:
+            return False
+        self._seeds.add(params.seed)
+        return True
 
     def _measure(self, text: IntArray, start: int, first: int) -> Generator[None, None, float]:
         """By how much rounding moves a logit of the tokens from `first` on: they are read in other widths, too."""
