@@ -56,7 +56,7 @@ def model(folder):
 @pytest.fixture(scope="module")
 def http(folder, model):
     made = engine(folder, ("sam", "suffix", model), max_batch=4, exact=True)
-    with serving(made, json_whitespace="none", audit=1.0) as address, httpx.Client(base_url=address, timeout=60) as client:
+    with serving(made, json_whitespace="none", audit=1.0) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
