@@ -59,6 +59,17 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
     return svg(height + 14 * len(lines), title, [*shapes, *below])
 
 
+def newest(record: dict[str, Any]) -> dict[str, Any]:
+    """Of every run of the plan the newest, whatever processor it ran on."""
+    ordered = sorted(record.items(), key=lambda item: item[1]["date"])
+    return {name.split("/")[-1]: run for name, run in ordered}
+
+
+def on(run: dict[str, Any]) -> str:
+    """The processor of a run, and its day."""
+    return f"two cores of {run['machine'].split(',')[0]}, {run['date']}"
+
+
 # The pictures
 
 
@@ -66,8 +77,11 @@ def hero(runs: dict[str, Any]) -> str:
     """Tokens a second on code edits, plain and drafted, here and in llama.cpp, with intervals of 95 %."""
     run = runs["qwen-q4-code-edits"]
     methods = run["methods"]
-    names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix",
-             "peer:llama-cpp": "llama.cpp, plain", "peer:llama-cpp-lookup": "llama.cpp, its lookup"}  # fmt: skip
+    names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix"}
+    peers = [name for name in methods if name.startswith("peer:xllamacpp") and methods[name]["speedup"]]
+    names["peer:xllamacpp"] = "llama.cpp, plain"
+    drafted = max(peers[1:], key=lambda name: methods[name]["speedup"])
+    names[drafted] = f"llama.cpp, {drafted.split('=')[-1]}"
     plain = methods["none"]["tokens_per_second"]
     most = max(plain * methods[name]["speedup_high"] for name in names)
     shapes, y = [], 34.0
@@ -81,8 +95,8 @@ def hero(runs: dict[str, Any]) -> str:
                    text(high + 6, y + 13, f"{one['tokens_per_second']:.1f}")]  # fmt: skip
         y += 25
     words = (
-        "20 code edits, Qwen2.5-Coder-1.5B in Q4_K_M, two cores of a Xeon with AMX (llama.cpp without "
-        "AMX), greedy, prompts included; lines are 95 % intervals. All answers are plain decoding's."
+        f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
+        "llama.cpp's current server with its best drafts; lines are 95 % intervals."
     )
     return drawn(y + 12, "Tokens a second on code edits", shapes, words)
 
@@ -128,9 +142,8 @@ def heat(runs: dict[str, Any]) -> str:
                           f'style="fill:{colour};font-size:10.5px">{value:.2f}</text>')  # fmt: skip
     end = 46 + len(names) * 22
     words = (
-        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, and the "
-        "llama-cpp "
-        "rows are other engines. Blue gains, red loses."
+        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, the grey "
+        f"rows are llama.cpp. Blue gains, red loses. {on(spec)}"
     )
     return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
 
@@ -154,7 +167,7 @@ def tokens(runs: dict[str, Any]) -> str:
     """Tokens a round against speed: a dot for each method and run of our own."""
     x, y, shapes = axes(6.5, 0, 3.5, (1, 2, 3, 4, 5, 6), (0, 0.5, 1, 1.5, 2, 2.5, 3))
     for name, run in runs.items():
-        if not name.startswith(("qwen-q4", "smollm2-spec", "smollm2-code", "smollm2-human")) or run["temperature"]:
+        if not name.startswith(("qwen-q4", "smollm2-q4")) or run["temperature"] or run["batch"] > 1:
             continue
         kind = "s1" if name.startswith("qwen") else "s3"
         for method, one in run["methods"].items():
@@ -165,7 +178,7 @@ def tokens(runs: dict[str, Any]) -> str:
     shapes.append(text(x(3.55), y(3.42), "as many tokens, as fast", "small"))
     shapes += [text(390, 262, "mean accepted tokens a round", "small", "end"), text(8, 34, "speed over plain", "small")]
     words = (
-        "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in bfloat16; a dot for each method and suite. "
+        "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in Q4_1; a dot for each method and suite. "
         "What lies below the line pays for its drafts in time."
     )
     return drawn(280, "Tokens are not speed", shapes, words)
@@ -219,7 +232,7 @@ def collect(folder: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["batches"]:
         collect(Path(arguments[1]))
-    runs = json.loads(RUNS.read_text("utf-8"))
+    runs = newest(json.loads(RUNS.read_text("utf-8")))
     OUT.mkdir(exist_ok=True)
     for draw in (hero, heat, tokens):
         (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
