@@ -1,13 +1,11 @@
-"""The pictures of README and docs, drawn from docs/results/*.json: one SVG each, light and dark, legible on a phone.
+"""The pictures of README and docs, drawn from docs/results/runs.json: one SVG each, light and dark, legible on a phone.
 
-    python benchmarks/pictures.py                 # all of them, into docs/pictures
-    python benchmarks/pictures.py batches FOLDER  # first: `paceline bench -b N --out FOLDER/bN` into batches.json
+    python benchmarks/pictures.py    # all of them, from docs/results/runs.json into docs/pictures
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
-RUNS, BATCHES, OUT = DOCS / "results" / "runs.json", DOCS / "results" / "batches.json", DOCS / "pictures"
+RUNS, OUT = DOCS / "results" / "runs.json", DOCS / "pictures"
 PUBLISHED = Path(__file__).with_name("published.toml")
 WIDTH = 420  # units of a picture; a phone shows nearly one pixel for each
 STYLE = """text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: 13px }
@@ -184,20 +182,26 @@ def tokens(runs: dict[str, Any]) -> str:
     return drawn(280, "Tokens are not speed", shapes, words)
 
 
-def batches(record: dict[str, Any]) -> str:
+def batches(runs: dict[str, Any]) -> str:
     """Speed-up against the number of requests at once."""
-    sizes = sorted(int(size) for size in record["sizes"])
-    speeds = [record["sizes"][str(size)].get(name) for size in sizes for name in record["drawn"]]
-    most = max(1.4, *(one for one in speeds if one))
+    chosen = (run for name, run in runs.items() if name.startswith("smollm2-q4-spec") and not run["temperature"])
+    of = {run["batch"]: run for run in chosen}
+    sizes, names = sorted(of), ("none", "sam", "suffix", "auto")
+    speeds = {name: [of[size]["methods"][name]["speedup"] for size in sizes] for name in names}
+    most = max(1.4, *(speed for row in speeds.values() for speed in row))
     x, y, shapes = axes(len(sizes) - 1, 0.6, most + 0.1, range(len(sizes)), (0.6, 0.8, 1, 1.2, 1.4))
     shapes = [one for one in shapes if 'y="246.0"' not in one]
     shapes += [text(x(i), 246, str(size), "small", "middle") for i, size in enumerate(sizes)]
-    for row, name in enumerate(record["drawn"]):
-        points = [(x(i), y(v)) for i, s in enumerate(sizes) if (v := record["sizes"][str(s)].get(name))]
+    for row, (name, values) in enumerate(speeds.items()):
         key = path([(280, 44 + 15 * row), (294, 44 + 15 * row)], f"s{row}")
+        points = [(x(i), y(value)) for i, value in enumerate(values)]
         shapes += [path(points, f"s{row}"), text(300, 48 + 15 * row, name), key]
     shapes += [text(390, 262, "requests at once", "small", "end"), text(8, 34, "speed over plain", "small")]
-    return drawn(280, "What is left of it in a batch", shapes, record["caption"])
+    words = (
+        "SmolLM2-135M in Q4_1, Spec-Bench, greedy, drafts as much as pays, "
+        f"{on(of[1])}; {of[1]['methods']['none']['answers']} to {of[sizes[-1]]['methods']['none']['answers']} answers."
+    )
+    return drawn(280, "What is left of it in a batch", shapes, words)
 
 
 def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
@@ -219,27 +223,13 @@ def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
     return drawn(y + 8, "Published and measured", shapes, words)
 
 
-def collect(folder: Path) -> None:
-    """Write the figures of runs `folder`/b1, b4, ... into batches.json."""
-    record = json.loads(BATCHES.read_text("utf-8")) if BATCHES.exists() else {}
-    for run in sorted(folder.glob("b*/summary.json")):
-        summary = json.loads(run.read_text("utf-8"))
-        speeds = {one["method"]: one["speedup"] for one in summary["results"] if one["category"] == "overall"}
-        record.setdefault("sizes", {})[run.parent.name[1:]] = speeds
-    BATCHES.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-
-
-def main(arguments: Sequence[str]) -> None:
-    if arguments[:1] == ["batches"]:
-        collect(Path(arguments[1]))
+def main() -> None:
     runs = newest(json.loads(RUNS.read_text("utf-8")))
     OUT.mkdir(exist_ok=True)
-    for draw in (hero, heat, tokens):
+    for draw in (hero, heat, tokens, batches):
         (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
     (OUT / "papers.svg").write_text(papers(tomllib.loads(PUBLISHED.read_text("utf-8"))["picture"], runs), "utf-8")
-    if BATCHES.exists():
-        (OUT / "batches.svg").write_text(batches(json.loads(BATCHES.read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
