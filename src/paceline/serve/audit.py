@@ -208,8 +208,8 @@ class Audit:
     def _score(self, row: Row) -> Generator[None, None, None]:
         """Read an answer, and note what is found; the work stops at a token that is wrong."""
         params, text, start = row.params, row.tokens, row.prompt_length
-        if params.grammar is not None:  # others may read the answer's own one meanwhile
-            params = replace(params, grammar=getattr(params.grammar, "fresh", lambda: params.grammar)())
+        if (grammar := params.grammar) is not None and hasattr(grammar, "fresh"):
+            params = replace(params, grammar=grammar.fresh())  # others may read the answer's own one meanwhile
         if self.noise is None:
             self.noise = yield from self._measure(text[: start + CALIBRATED], start, start)
         found, counts = Counter[str](), self.window if self._counted(params) else None
