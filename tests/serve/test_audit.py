@@ -25,6 +25,7 @@ from paceline.target.cache import RaggedCache
 from paceline.workbench.worker import Worker
 from tests.certify.planted import OneByOne, World
 from tests.fakes import TableTarget
+from tests.paths import REPOSITORY
 from tests.serve.live import engine as live_engine
 from tests.serve.live import serving
 
@@ -67,9 +68,9 @@ _take, _commit, _goes_on = Prefix.take, RaggedCache.commit, Matched.goes_on
 
 
 def stale(prefix, length):
-    """Keys and values of the same length, and of other tokens."""
+    """Values of other tokens. (With their keys they would be the same: attention adds pairs up in any order.)"""
     kv, state = _take(prefix, length)
-    return kv.flip(3), state
+    return torch.stack((kv[:, 0], kv[:, 1].flip(2)), 1), state
 
 
 @torch.inference_mode()
@@ -210,6 +211,25 @@ def test_verdicts_at_the_borders(params, token, noise, verdict):
     """The best token of four lies 0.5 before the next, and far before the others."""
     logits, text = torch.tensor([[2.0, 1.5, 0.0, -1.0]]), np.array([0, token])
     assert judge(logits, SamplingParams(**params), text, 1, noise) == [verdict]
+
+
+def test_prompts_in_pieces_of_any_width_raise_nothing():
+    """A prompt's piece of more rows may run in another kernel, which rounds otherwise: here what follows a reused stem
+    is read in a small one, and by the audit in a large one."""
+    made = Engine(REPOSITORY / "models/demo", "none", dtype="bfloat16", exact=False, max_batch=AT_ONCE)
+    audit, rng, noises = Audit(made, 1.0), np.random.default_rng(0), []
+    stem = rng.integers(4, 1000, 150).tolist()
+    for ask in ({"temperature": 0.0}, {"temperature": 1.0}):
+        prompts = [stem[:20], *(stem + rng.integers(4, 1000, n).tolist() for n in (1, 5, 9, 14, 22, 31, 40))]
+        for prompt in prompts:
+            [row] = rows = [made.add(prompt, SamplingParams(**ask, max_tokens=24))]
+            for _ in made.follow(rows):
+                pass
+            done(audit, row)
+            noises.append(audit.noise)
+    assert list(audit.alarms) == []
+    assert audit.bad_of["reused"][0] > 6
+    assert noises == sorted(noises)
 
 
 def test_with_exact_logits_there_are_no_near_ties():

@@ -3,8 +3,9 @@
 A share of the answers is read by the plain path: no draft, no reused prefix, a cache of its own, in pieces as a prompt.
 Each token must be one that the model could say there, by the request's own parameters and grammar:
 
-* Greedy: the best one, or a near tie with it (`reference.is_tie`). Rounding is measured on the first answer, and once
-  more at every place where a token seems wrong, by reading it in other widths. With exact logits there is none.
+* Greedy: the best one, or a near tie with it (`reference.is_tie`). Rounding is measured by reading a text in other
+  widths, the prompt too, as a server reads it in pieces of its choice: on answers to longer prompts than any before,
+  and at every place where a token seems wrong. With exact logits there is none.
 * Sampled: none that is filtered out, as far as rounding moves the filters' borders; and over many answers, rare tokens
   and the best one come as often as the model says. These counts are martingales (`chance.bounds`), so of answers to the
   same seed, which are drawn by the same noise, only the first counts. Window k of WINDOW tokens may give a false alarm
@@ -44,7 +45,8 @@ log = logging.getLogger("paceline.audit")
 CHUNK = 256  # most tokens of a forward: a request that comes meanwhile waits for one
 LOGITS = 1 << 24  # most logits of a forward
 PLACES = 16  # places that are judged in one go
-CALIBRATED = 32  # places at which rounding is measured at first
+NEAR = 32  # tokens before a place that are read in other widths to measure rounding; all others in pieces of so many
+CALIBRATED = 32  # places of an answer at which rounding is measured beforehand
 WINDOW = 2000  # sampled tokens that are counted together
 LEVEL = 1e-3  # probability of a false alarm by counts, over all time
 RARE = (1e-3, 1e-5, 1e-7)  # tokens below these probabilities are counted
@@ -57,15 +59,17 @@ MOST_SLACK = 30.0  # largest logarithm of a factor
 TEXTS = ("stop", "bad_words", "logit_bias")  # parameters that hold some of the request's text
 
 
-def read(target: Target, text: IntArray, start: int, width: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Read `text` in a cache of its own, from token `start` on in forwards of `width`. Yields after each of them (i,
-    logits [k, V] of the tokens text[i : i + k]); k is 0 within the beginning."""
+def read(
+    target: Target, text: IntArray, start: int, width: int, before: int = CHUNK
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Read `text` in a cache of its own, in forwards of `width` from token `start` on, else of `before`. Yields
+    after each of them (i, logits [k, V] of the tokens text[i : i + k]); k is 0 within the beginning."""
     target = target.apart() if isinstance(target, CachedTarget) else target
     slot, at = target.add_row(len(text)), 0
     try:
         while at < len(text) - 1:
             inside = at >= start - 1
-            piece = text[at : min(at + width, len(text) - 1) if inside else min(at + CHUNK, start - 1)]
+            piece = text[at : min(at + width, len(text) - 1) if inside else min(at + before, start - 1)]
             segment = Segment.chunk(slot, piece, last=False, scored=len(piece) if inside else 0)
             logits = target.verify([segment]).logits
             target.commit(slot, range(len(piece)))
@@ -164,9 +168,9 @@ class Audit:
         self.bad_of = {kind: [0, 0] for kind in ("reused", "fresh", "drafted", "plain")}
         self.alarms: deque[dict[str, Any]] = deque(maxlen=SHOWN)
         self.num_alarms, self.seconds, self.p_value, self.window = 0, 0.0, 1.0, Counts(1)
-        self.noise = 0.0 if engine.target.exact else None
+        self.noise = 0.0
         self.backlog, self._waiting = 0, deque[Row]()
-        self._seeds: set[int] = set()
+        self._seeds, self._longest = set[int](), 0
         self._work: Generator[None, None, None] | None = None
 
     def keep(self, row: Row) -> None:
@@ -210,8 +214,9 @@ class Audit:
         params, text, start = row.params, row.tokens, row.prompt_length
         if (grammar := params.grammar) is not None and hasattr(grammar, "fresh"):
             params = replace(params, grammar=grammar.fresh())  # others may read the answer's own one meanwhile
-        if self.noise is None:
-            self.noise = yield from self._measure(text[: start + CALIBRATED], start, start)
+        if start > self._longest and not self.engine.target.exact:  # other kernels may run from some width on
+            self._longest, noise = start, (yield from self._measure(text[: start + CALIBRATED], start))
+            self.noise = max(self.noise, noise)
         found, counts = Counter[str](), self.window if self._counted(params) else None
         width = max(min(CHUNK, LOGITS // self.engine.target.vocab_size), PIECE)
         at_once = PLACES if params.grammar is None else 1  # a mask may take as long as a forward
@@ -221,7 +226,7 @@ class Audit:
                 for at, verdict in enumerate(judge(some, params, text, first + i, self.noise, counts), first + i):
                     noise = self.noise
                     if verdict in WRONG and not self.engine.target.exact:
-                        noise = yield from self._measure(text[: at + 1], start, at)
+                        noise = yield from self._measure(text[: at + 1], at)
                         [verdict] = judge(logits[at - first : at - first + 1], params, text, at, noise)
                     found[verdict] += 1
                     if verdict in WRONG:
@@ -244,12 +249,12 @@ class Audit:
         self._seeds.add(params.seed)
         return True
 
-    def _measure(self, text: IntArray, start: int, first: int) -> Generator[None, None, float]:
-        """By how much rounding moves a logit of the tokens from `first` on: they are read in other widths, too."""
-        readings = []
-        for width in (CHUNK, PIECE, 1):
+    def _measure(self, text: IntArray, first: int) -> Generator[None, None, float]:
+        """By how much rounding moves a logit of the tokens from `first` on, which are read in other widths, too."""
+        readings, start = [], max(first - NEAR, 1)
+        for width, before in ((CHUNK, CHUNK), (PIECE, NEAR), (1, NEAR)):
             kept = []
-            for at, logits in read(self.engine.target, text, start, width):
+            for at, logits in read(self.engine.target, text, start, width, before):
                 if at + len(logits) > first:
                     kept.append(logits[max(first - at, 0) :].float().cpu())
                 yield
