@@ -22,10 +22,10 @@ from paceline.target.shape import ATTENTION
 
 T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
-READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "dflash2": "dflash", "mtp": "mtp"}
+READ = {name: name for name in ("eagle", "eagle3", "dflash", "mtp")}
+READ |= {"peagle": "eagle3", "dspark": "dflash", "dflash2": "dflash"}
 """The drafter that reads each `speculators_model_type`."""
 OTHERS = {
-    "P-EAGLE": (r"mask_hidden", r"p_?eagle"),
     "EAGLE-4": (r"efficient_lm_head.*", r"eagle4"),
     "EAGLE with Medusa's heads": (r"parallel_draft_heads\..*", r"$^"),
     "a head whose layer has experts": (r".*\.mlp\.experts\..*", r"moe\w*eagle"),
