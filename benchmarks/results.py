@@ -310,7 +310,7 @@ def full(record: dict[str, Any]) -> Iterator[str]:
     yield "# Every run"
     yield ""
     yield "<!-- Written by `python benchmarks/results.py full`; do not edit by hand. -->"
-    yield "What the columns mean: [figures](../metrics.md). [The results in short](README.md)."
+    yield "What the columns mean: [figures](../glossary.md). [The results in short](README.md)."
     for name, one in record.items():
         yield ""
         yield f"## {name}"
@@ -350,7 +350,7 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         yield f"<!-- measured with {', '.join(weights)} -->"
     yield (
         "SmolLM2-135M-Instruct in bfloat16, and the drafters in `models/smollm2-*` that were "
-        "[trained](../training.md) for it. Trees have 16 nodes; `vocab` drafts the tokens over which they learnt, "
+        "[trained](../train.md) for it. Trees have 16 nodes; `vocab` drafts the tokens over which they learnt, "
         "`eagle3` has as many of its own. Tokens are those of a round, the target's own included; speed-ups are over "
         "plain decoding, prompts included. "
         "[The results in short](README.md); [every figure](runs.md)."

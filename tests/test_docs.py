@@ -148,6 +148,45 @@ def test_a_command_without_its_arguments_is_found():
 # All pages
 
 
+@cache
+def anchors(file):
+    """What a link to a heading of this page may name, as forges have it."""
+    found = Counter()
+    for heading in re.findall(r"^#{1,6} (.*)", prose(file.read_text("utf-8")), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        found[re.sub(r"[^\w\- ]", "", plain.lower()).strip().replace(" ", "-")] += 1
+    return {name if not i else f"{name}-{i}" for name, count in found.items() for i in range(count)}
+
+
+def leads_somewhere(file, link):
+    path, _, anchor = link.partition("#")
+    target = (file.parent / path).resolve() if path else file
+    return target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
+
+
+def test_a_dead_link_is_found():
+    index = REPOSITORY / "docs" / "README.md"
+    assert leads_somewhere(index, "serve.md#fields")
+    assert not leads_somewhere(index, "serve.md#field")
+    assert not leads_somewhere(index, "server.md")
+
+
+def test_the_number_of_drafters_is_right():
+    """Without `none`, which drafts nothing, and `auto`, which asks others."""
+    from paceline.draft.registry import names
+
+    (count,) = re.findall(r"(\d+) drafters in one engine", README)
+    assert int(count) == len(set(names()) - {"none", "auto"})
+
+
+def test_pages_are_short():
+    """The record of runs, of what was tried, and the lists of fields and formats apart."""
+    long = {"log", "methods", "runs", "architecture", "CHANGELOG"}
+    lines = {file: text.count("\n") for file, text in TEXTS.items() if file.suffix == ".md" and file.stem not in long}
+    assert lines[PAGES[0]] <= 90
+    assert {file.name: count for file, count in lines.items() if count > 200} == {}
+
+
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_what_a_page_shows_is_so(file):
     """Its commands run; its links and scripts lead somewhere, `COMMIT:benchmarks/NAME.py` apart; bodies that curl sends
@@ -156,8 +195,8 @@ def test_what_a_page_shows_is_so(file):
     assert {command: why for command, whole in shown(file) if (why := complaint(words_of(command), whole))} == {}
     if file in HELP:
         return
-    links = [one for one in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not one.startswith(("http:", "https:", "#"))]
-    assert [link for link in links if not (file.parent / link.split("#")[0]).exists()] == []
+    links = [one for one in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not one.startswith(("http:", "https:"))]
+    assert [link for link in links if not leads_somewhere(file, link)] == []
     scripts = re.findall(r"(?:\b([0-9a-f]{8}):)?\b(benchmarks/\w+\.py)", text)
     assert [one for commit, one in scripts if not commit and not (REPOSITORY / one).exists()] == []
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -200,7 +239,7 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_comparison_that_is_shown_drafts_something():
-    pages = [README, INDEX, TEXTS[REPOSITORY / "docs" / "tutorial.md"], *(TEXTS[file] for file in HELP)]
+    pages = [README, INDEX, TEXTS[REPOSITORY / "docs" / "quickstart.md"], *(TEXTS[file] for file in HELP)]
     prompts = {text for page in pages for text in re.findall(r'paceline generate \S+ "([^"]+)".*--compare', page)}
     assert prompts
     engine = Engine(MODELS / "demo", draft="sam")

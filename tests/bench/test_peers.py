@@ -31,7 +31,7 @@ def test_options_reach_the_peer():
 
 
 def test_the_page_lists_every_peer_and_option():
-    page = (REPOSITORY / "docs" / "measuring.md").read_text("utf-8")
+    page = (REPOSITORY / "docs" / "peers.md").read_text("utf-8")
     for name, entry in PEERS.items():
         assert f"| `{name}` | {entry.help} | {entry.needs or 'nothing more'} |\n" in page
         for option in describe(name):

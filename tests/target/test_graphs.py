@@ -1,5 +1,5 @@
 """Rounds in forms, as a CUDA device records them: on a CPU every form is run as it is; `PACELINE_TEST_DEVICE=cuda`
-records them (docs/measurements.md)."""
+records them (docs/log.md)."""
 
 from __future__ import annotations
 

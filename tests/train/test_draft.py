@@ -76,7 +76,7 @@ def test_padding_is_not_learnt_and_who_agrees_wholly_overlaps_wholly():
 
 
 def launched(target, answers, out, processes, rows=8):
-    """`paceline train model` under accelerate's launcher, as docs/training.md has it, without a GPU."""
+    """`paceline train model` under accelerate's launcher, as docs/train.md has it, without a GPU."""
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
     shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]

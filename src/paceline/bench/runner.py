@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 WARM_UP_TOKENS = 32  # most of an answer in a warm-up
 WAKE = 0.2
 """Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
-answered or a file was written, takes a tenth of a second until it is as fast as before (docs/measurements.md). Whoever
+answered or a file was written, takes a tenth of a second until it is as fast as before (docs/log.md). Whoever
 answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
 too."""
 

@@ -52,7 +52,7 @@ class Engine:
     """A target, a drafter, and the rows being answered.
 
     model   a folder, a hub id, or a loaded Target.
-    draft   "name[:checkpoint][,key=value...]", several joined by + or >; or a Drafter. `paceline methods` lists them.
+    draft   `name[:checkpoint][,key=value...]`, several joined by + or >; or a Drafter. `paceline methods` lists them.
     fields  fields of an `EngineConfig`, such as `max_batch=16`."""
 
     def __init__(self, model: str | Path | Target, draft: str | Drafter = "none", **fields: Any):

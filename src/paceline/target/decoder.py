@@ -346,7 +346,7 @@ class Decoder(CachedTarget):
         """The number of nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
 
         oneDNN takes one or two milliseconds to compile a kernel for each number of rows of a product, and so does torch
-        for each number of queries and keys in attention (docs/measurements.md). Rows without drafts need no padding."""
+        for each number of queries and keys in attention (docs/log.md). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
         by_library = self.head.packed and not self.exact and not self.same_on_any_threads and nodes > self._few

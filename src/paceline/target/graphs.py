@@ -1,6 +1,6 @@
 """CUDA graphs: on a CUDA device a round of decoding is launched as one graph.
 
-A forward is hundreds of kernels, and launching them one by one takes longer than running them (docs/measurements.md).
+A forward is hundreds of kernels, and launching them one by one takes longer than running them (docs/log.md).
 A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round is padded to one of a
 few forms: all rows have the same number of nodes, and attention reads a multiple of `KEYS` keys. A form runs without a
 graph the first time, is recorded the second time, and is replayed from then on. Rounds that fit no form run without

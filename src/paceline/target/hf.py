@@ -173,7 +173,7 @@ class HFTarget(CachedTarget):
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers, clock)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """The number of nodes to add to a lone draft on a CPU: 3 rows take the time of 4 (docs/measurements.md)."""
+        """The number of nodes to add to a lone draft on a CPU: 3 rows take the time of 4 (docs/log.md)."""
         count = segments[0].num_run
         if len(segments) > 1 or segments[0].is_prompt or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0

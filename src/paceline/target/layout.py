@@ -25,7 +25,7 @@ MIN_QUERIES = 4  # minimum for a key head: torch has another attention kernel fo
 KEY_GRANULE = 64
 """The number of keys that attention reads is a multiple of this (the last are masked), for at least `MIN_QUERIES`
 queries. torch's CPU kernel then adds in the same order for any number of nodes, so that a token's attention is the same
-alone and in a draft, also in bfloat16. 16 would do; with 64 torch compiles fewer kernels (docs/measurements.md)."""
+alone and in a draft, also in bfloat16. 16 would do; with 64 torch compiles fewer kernels (docs/log.md)."""
 
 
 def padded_size(count: int) -> int:

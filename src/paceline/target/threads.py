@@ -1,7 +1,7 @@
 """Threads: choose the number of processor threads of a round by measured time, while other processes may run.
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. That is fastest on a
-quiet machine, and slowest where another process wants a core (docs/measurements.md, "A busy neighbour"). So when our
+quiet machine, and slowest where another process wants a core (docs/log.md, "A busy neighbour"). So when our
 threads get less of the processor than they could use, a trial runs a few rounds on half the number, which is kept if
 rounds are faster. Later another trial doubles the number.
 

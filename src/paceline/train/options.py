@@ -171,7 +171,7 @@ def keep_freed_memory() -> bool:
 
     A training step on a CPU allocates and frees the same hundreds of megabytes again and again. glibc returns large
     blocks to the kernel, which then fills each page with zeros again. Keeping them made large matrix products up to
-    twelve times and whole steps a quarter faster (docs/training.md)."""
+    twelve times and whole steps a quarter faster (docs/train.md)."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -44,18 +44,19 @@ class Pending:
         self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
         self.run_head = run_head
         self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
-        self._states: dict[int, torch.Tensor] = {}
+        self._states: dict[int, list[torch.Tensor]] = {}  # as they came: joined where they are read, not each round
         self._first: dict[int, int] = {}  # by row, the token of the first state here
+        self._end: dict[int, int] = {}  # by row, the token after the last state here
         self._slots: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
         """Add a row, of which nothing waits and nothing has been read."""
         self._slots[row.id] = self.cache.add_row(row.expected_length)
-        self._states[row.id], self._first[row.id] = self._nothing, 0
+        self._states[row.id], self._first[row.id], self._end[row.id] = [self._nothing], 0, 0
 
     def drop(self, row: Request) -> None:
-        self._states.pop(row.id, None)
-        self._first.pop(row.id, None)
+        for of_row in (self._states, self._first, self._end):
+            of_row.pop(row.id, None)
         if row.id in self._slots:
             self.cache.drop_row(self._slots.pop(row.id))
 
@@ -68,21 +69,25 @@ class Pending:
 
     def count(self, row: Request) -> int:
         """The number of states that wait."""
-        return len(self.of(row))
+        return max(self._end[row.id] - self.cached(row), 0)
 
     def of(self, row: Request) -> torch.Tensor:
         """The states that wait, [count, L * H]."""
-        return self._states[row.id][self.cached(row) - self._first[row.id] :]
+        parts = self._states[row.id]
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts)]
+        return parts[0][self.cached(row) - self._first[row.id] :]
 
     def feed(self, round: Round) -> None:
         """Take the states of the tokens that the round committed, whichever drafter made them. Most states of a long
         prompt are read at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
-            held = torch.cat([self._states[row.id], states])
-            begin = min(self.cached(row) - self._first[row.id], len(held))
-            self._states[row.id] = held[begin:]
-            self._first[row.id] += begin
+            self._states[row.id].append(states)
+            self._end[row.id] += len(states)
+            if self.cached(row) > self._first[row.id]:
+                self._states[row.id] = [self.of(row)]
+                self._first[row.id] = min(self.cached(row), self._end[row.id])
             goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])

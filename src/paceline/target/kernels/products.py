@@ -2,7 +2,7 @@
 
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
 CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
-compute while it reads for two to sixteen rows, as in verifying a draft (docs/measurements.md, "Products"). Here up to
+compute while it reads for two to sixteen rows, as in verifying a draft (docs/log.md, "Products"). Here up to
 12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel."""
 
 import torch

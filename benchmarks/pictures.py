@@ -1,0 +1,222 @@
+"""The pictures of README and docs, drawn from docs/results/*.json: each is one SVG for light and dark, legible on a phone.
+
+    python benchmarks/pictures.py                 # all of them, into docs/pictures
+    python benchmarks/pictures.py batches FOLDER  # figures of `paceline bench -b N --out FOLDER/bN` into batches.json first
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+RUNS, BATCHES, OUT = DOCS / "results" / "runs.json", DOCS / "results" / "batches.json", DOCS / "pictures"
+PUBLISHED = Path(__file__).with_name("published.toml")
+WIDTH = 420  # units of a picture; a phone shows nearly one pixel for each
+STYLE = """text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: 13px }
+.small { font-size: 10.5px; fill: #59636e } .bar { fill: #8c959f } .ours { fill: #0969da } .best { fill: #1a7f37 }
+.line { stroke: #59636e; fill: none } .grid { stroke: #d1d9e0; stroke-width: .7 } .on { fill: #fff }
+.s0 { stroke: #59636e; fill: #59636e } .s1 { stroke: #0969da; fill: #0969da } .s2 { stroke: #1a7f37; fill: #1a7f37 }
+.s3 { stroke: #9a6700; fill: #9a6700 } polyline { fill: none !important; stroke-width: 2 }
+@media (prefers-color-scheme: dark) { text { fill: #f0f6fc } .small { fill: #9198a1 } .bar { fill: #656c76 }
+.ours { fill: #1f6feb } .best { fill: #2ea043 } .line { stroke: #9198a1 } .grid { stroke: #3d444d }
+.s0 { stroke: #9198a1; fill: #9198a1 } .s1 { stroke: #4493f8; fill: #4493f8 } .s2 { stroke: #3fb950; fill: #3fb950 }
+.s3 { stroke: #d29922; fill: #d29922 } }"""
+
+Shapes = Iterable[str]
+
+
+def svg(height: float, title: str, shapes: Shapes) -> str:
+    """A whole picture; `title` is its first line and what is read aloud."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="640" role="img"'
+    inside = "\n".join([text(8, 18, title, "title"), *shapes])
+    return f'{head} aria-label="{escape(title)}">\n<style>{STYLE}</style>\n{inside}\n</svg>\n'
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str = "", fill: str = "") -> str:
+    paint = f'style="fill:{fill}"' if fill else f'class="{kind}"'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" rx="2" {paint}/>'
+
+
+def path(points: Sequence[tuple[float, float]], kind: str) -> str:
+    return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>'
+
+
+def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
+    """A picture with a caption below, which is broken into lines."""
+    lines = textwrap.wrap(words, 74)
+    below = [text(8, height + 14 * i, line, "small") for i, line in enumerate(lines)]
+    return svg(height + 14 * len(lines), title, [*shapes, *below])
+
+
+# The pictures
+
+
+def hero(runs: dict[str, Any]) -> str:
+    """Tokens a second on code edits, plain and drafted, here and in llama.cpp, with intervals of 95 %."""
+    run = runs["qwen-q4-code-edits"]
+    methods = run["methods"]
+    names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix",
+             "peer:llama-cpp": "llama.cpp, plain", "peer:llama-cpp-lookup": "llama.cpp, its lookup"}  # fmt: skip
+    plain = methods["none"]["tokens_per_second"]
+    most = max(plain * methods[name]["speedup_high"] for name in names)
+    shapes, y = [], 34.0
+    for name, label in names.items():
+        one = methods[name]
+        left, scale = 160.0, (WIDTH - 205) / most
+        low, high = (left + plain * one[bound] * scale for bound in ("speedup_low", "speedup_high"))
+        kind = "best" if name == "suffix" else "bar" if name.startswith("peer") else "ours"
+        shapes += [text(8, y + 13, label), rect(left, y, one["tokens_per_second"] * scale, 18, kind),
+                   f'<path d="M{low:.1f} {y + 9}H{high:.1f}" class="line"/>',
+                   text(high + 6, y + 13, f"{one['tokens_per_second']:.1f}")]  # fmt: skip
+        y += 25
+    words = (
+        "20 code edits, Qwen2.5-Coder-1.5B in Q4_K_M, two cores of a Xeon with AMX (llama.cpp without "
+        "AMX), greedy, prompts included; lines are 95 % intervals. All answers are plain decoding's."
+    )
+    return drawn(y + 12, "Tokens a second on code edits", shapes, words)
+
+
+def shade(speedup: float) -> str:
+    """Blue above 1, red below, white at 1."""
+    strength = min(abs(speedup - 1) / (1.2 if speedup > 1 else 0.6), 1)
+    end = (9, 105, 218) if speedup > 1 else (207, 34, 46)
+    return "#" + "".join(f"{round(245 + (part - 245) * strength):02x}" for part in end)
+
+
+def heat(runs: dict[str, Any]) -> str:
+    """Speed-ups of methods by task."""
+    spec = runs["qwen-q4-spec-bench"]
+    others = {"HumanEval": "qwen-q4-humaneval", "edits": "qwen-q4-code-edits"}
+    columns = [*spec["tasks"], *others]
+    names = [name for name in spec["methods"] if name != "none" and "by_task" in spec["methods"][name]]
+    left, wide, shapes = 142.0, (WIDTH - 150) / len(columns), []
+    short = {"mt-bench": "chat", "translation": "trans", "summarization": "summ", "math_reasoning": "math", "HumanEval": "code"}
+    for i, column in enumerate(columns):
+        shapes.append(text(left + (i + 0.5) * wide, 40, short.get(column, column), "small", "middle"))
+    for row, name in enumerate(names):
+        y = 46 + row * 22
+        shapes.append(text(8, y + 15, name.removeprefix("peer:").replace(",spec=", " ").replace(",tree=16", ""), "small" if name.startswith("peer") else ""))
+        for i, column in enumerate(columns):
+            if column in others:
+                value = runs[others[column]]["methods"].get(name, {}).get("speedup")
+            else:
+                value = spec["methods"][name]["by_task"].get(column)
+            if value is None:
+                continue
+            x = left + i * wide
+            shapes.append(rect(x, y, wide - 2, 20, fill=shade(value)))
+            colour = "#fff" if abs(value - 1) > (0.8 if value > 1 else 0.4) else "#1f2328"
+            shapes.append(f'<text x="{x + wide / 2 - 1:.1f}" y="{y + 14:.1f}" text-anchor="middle" '
+                          f'style="fill:{colour};font-size:10.5px">{value:.2f}</text>')  # fmt: skip
+    end = 46 + len(names) * 22
+    words = (
+        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, and the llama-cpp "
+        "rows are other engines. Blue gains, red loses."
+    )
+    return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
+
+
+def axes(x_most: float, y_least: float, y_most: float, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Any:
+    """A frame of 340 x 190 units; two functions that place a value, and the shapes of the axes."""
+
+    def across(value: float) -> float:
+        return 48 + (value - x_ticks[0]) / (x_most - x_ticks[0]) * 340
+
+    def down(value: float) -> float:
+        return 230 - (value - y_least) / (y_most - y_least) * 190
+
+    shapes = [f'<path d="M48 {down(tick):.1f}H388" class="grid"/>' for tick in y_ticks]
+    shapes += [text(42, down(tick) + 4, f"{tick:g}", "small", "end") for tick in y_ticks]
+    shapes += [text(across(tick), 246, f"{tick:g}", "small", "middle") for tick in x_ticks]
+    return across, down, shapes
+
+
+def tokens(runs: dict[str, Any]) -> str:
+    """Tokens a round against speed: a dot for each method and run of our own."""
+    x, y, shapes = axes(6.5, 0, 3.5, (1, 2, 3, 4, 5, 6), (0, 0.5, 1, 1.5, 2, 2.5, 3))
+    for name, run in runs.items():
+        if not name.startswith(("qwen-q4", "smollm2-spec", "smollm2-code", "smollm2-human")) or run["temperature"]:
+            continue
+        kind = "s1" if name.startswith("qwen") else "s3"
+        for method, one in run["methods"].items():
+            if not method.startswith("peer") and one.get("speedup") and method != "none":
+                at = x(one["mean_accepted_tokens"]), y(one["speedup"])
+                shapes.append(f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="3.4" class="{kind}" fill-opacity=".6"/>')
+    shapes += [path([(x(1), y(1)), (x(3.5), y(3.5))], "grid"), text(x(3.55), y(3.42), "as many tokens, as fast", "small")]
+    shapes += [text(390, 262, "mean accepted tokens a round", "small", "end"), text(8, 34, "speed over plain", "small")]
+    words = (
+        "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in bfloat16; a dot for each method and suite. "
+        "What lies below the line pays for its drafts in time."
+    )
+    return drawn(280, "Tokens are not speed", shapes, words)
+
+
+def batches(record: dict[str, Any]) -> str:
+    """Speed-up against the number of requests at once."""
+    sizes = sorted(int(size) for size in record["sizes"])
+    speeds = [record["sizes"][str(size)].get(name) for size in sizes for name in record["drawn"]]
+    most = max(1.4, *(one for one in speeds if one))
+    x, y, shapes = axes(len(sizes) - 1, 0.6, most + 0.1, range(len(sizes)), (0.6, 0.8, 1, 1.2, 1.4))
+    shapes = [one for one in shapes if 'y="246.0"' not in one]
+    shapes += [text(x(i), 246, str(size), "small", "middle") for i, size in enumerate(sizes)]
+    for row, name in enumerate(record["drawn"]):
+        points = [(x(i), y(v)) for i, s in enumerate(sizes) if (v := record["sizes"][str(s)].get(name))]
+        shapes += [path(points, f"s{row}"), text(300, 48 + 15 * row, name), path([(280, 44 + 15 * row), (294, 44 + 15 * row)], f"s{row}")]
+    shapes += [text(390, 262, "requests at once", "small", "end"), text(8, 34, "speed over plain", "small")]
+    return drawn(280, "What is left of it in a batch", shapes, record["caption"])
+
+
+def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
+    """Published speed-ups beside ours, one row a paper."""
+    left, scale, shapes, y = 128.0, (WIDTH - 150) / 4, [], 46.0
+    shapes += [text(left + t * scale, 38, f"{t}", "small", "middle") for t in range(5)]
+    for row in rows:
+        run, method = row["ours"]
+        here, there = (left + s * scale for s in (runs[run]["methods"][method]["speedup"], row["reported"]))
+        shapes += [text(8, y + 4, row["name"]), f'<path d="M{here:.1f} {y}H{there:.1f}" class="grid"/>',
+                   f'<circle cx="{there:.1f}" cy="{y}" r="4.5" class="bar"/>',
+                   f'<circle cx="{here:.1f}" cy="{y}" r="4.5" class="ours"/>']  # fmt: skip
+        y += 21
+    shapes.append(f'<path d="M{left + scale:.1f} 42V{y - 8:.0f}" class="line" stroke-dasharray="3 3"/>')
+    words = (
+        "Speed over plain decoding: grey as published (GPUs, 7B to 14B), blue here (two CPU cores, "
+        "heads SmolLM2-135M, copies Qwen2.5-Coder-1.5B). docs/papers.md says why they differ."
+    )
+    return drawn(y + 8, "Published and measured", shapes, words)
+
+
+def collect(folder: Path) -> None:
+    """Write the figures of runs `folder`/b1, b4, ... into batches.json."""
+    record = json.loads(BATCHES.read_text("utf-8")) if BATCHES.exists() else {}
+    for run in sorted(folder.glob("b*/summary.json")):
+        summary = json.loads(run.read_text("utf-8"))
+        speeds = {one["method"]: one["speedup"] for one in summary["results"] if one["category"] == "overall"}
+        record.setdefault("sizes", {})[run.parent.name[1:]] = speeds
+    BATCHES.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments[:1] == ["batches"]:
+        collect(Path(arguments[1]))
+    runs = json.loads(RUNS.read_text("utf-8"))
+    OUT.mkdir(exist_ok=True)
+    for draw in (hero, heat, tokens):
+        (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
+    (OUT / "papers.svg").write_text(papers(tomllib.loads(PUBLISHED.read_text("utf-8"))["picture"], runs), "utf-8")
+    if BATCHES.exists():
+        (OUT / "batches.svg").write_text(batches(json.loads(BATCHES.read_text("utf-8"))), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
