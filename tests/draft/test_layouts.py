@@ -123,6 +123,9 @@ def eagle3_logits(
     token; two pairs of it and of mask_hidden come after the given ones (P-EAGLE)."""
     fc = t.get("fc.weight", torch.eye(H))
     states, tokens = given(fc.shape[1])
+    if "fc_norm.0.weight" in t:
+        states = torch.cat([norm(s, t[f"fc_norm.{n}.weight"]) for n, s in enumerate(states.split(H, -1))], -1)
+    states = norm(states, t["input_norm.weight"]) if "input_norm.weight" in t else states
     if mask is not None:
         states, tokens = torch.cat([states, t["mask_hidden"][0].expand(2, -1)]), torch.cat([tokens, mask.expand(2)])
     features, first = states @ fc.T, inside(t, "layers.0.")
@@ -169,7 +172,12 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 YARN = {"rope_type": "yarn", "factor": 4.0}
 BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(48 if name == "q" else 24) for name in "qkv"}
 SECOND = {"layers.1.input_layernorm.weight": torch.rand(H) + 0.5}
+NORMS = {f"layers.0.self_attn.{name}_norm.weight": torch.rand(DIM) + 0.5 for name in "qk"}
+OF_STATES = {f"fc_norm.{n}.weight": torch.rand(H) + 0.5 for n in range(3)}
+OVER_STATES = {"input_norm.weight": torch.rand(3 * H) + 0.5}
 WHOLE = {"d2t": None, "t2d": None, HEAD: None}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
 
 EAGLE3: dict[str, Case] = {
     "authors": Case(),
@@ -177,6 +185,12 @@ EAGLE3: dict[str, Case] = {
     "speculators, normed residual": Case(
         {"norm_before_residual": None}, base="speculators", by=By(normed_residual=True)),
     "SpecForge": Case({"eagle_config": {IDS: [1, 3, 4]}}),
+    "EAGLE-3.1": Case(
+        {"eagle_config": {IDS: [1, 3, 4], "fc_norm": True, "norm_output": True}}, OF_STATES, alike=OF_STATES),
+    "EAGLE-3.1 in speculators": Case(
+        {"fc_norm": True, "norm_output": True}, OF_STATES, alike=OF_STATES, base="speculators"),
+    "one norm over states": Case(
+        {"norm_before_fc": True}, OVER_STATES, alike=OVER_STATES, base="speculators"),
     "ids of outputs": Case({"eagle_config": {IDS: [0, 3, 5]}}, taps=(1, 4, 6)),
     "ids that begin with the paper's": Case({"eagle_config": {IDS: [2, 4, 6]}}, taps=(2, 4, 6)),
     "ids of inputs at the top": Case({IDS: [1, 3, 4]}, taps=(1, 3, 4)),
@@ -204,6 +218,8 @@ EAGLE3: dict[str, Case] = {
     "yarn of the head's own length": Case(
         {"rope_scaling": YARN, "max_position_embeddings": 32},
         by=rope(**{"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 32})),
+    "llama3's rotations": Case({"rope_scaling": LLAMA3}, by=rope(**{"kind": "llama3", **LLAMA3})),
+    "qwen3": Case({"model_type": "qwen3"}, NORMS, alike=NORMS),
     "activation": Case({"hidden_activation": "gelu_pytorch_tanh"}, by=By(act=lambda x: F.gelu(x, approximate="tanh"))),
     "qwen2": Case({"model_type": "qwen2"}, BIASES, alike=BIASES),
     "qwen2 without biases": Case({"model_type": "qwen2"}),
@@ -255,6 +271,7 @@ def test_an_eagle3_head_computes_what_its_file_says(
     wanted = eagle3_logits(computing, table, computing[HEAD] if head is None else head, case.by)
     torch.testing.assert_close(said(drafter), wanted, atol=1e-4, rtol=1e-4)
     assert drafter.model.pending.layers == case.taps
+    assert drafter.model.network.flags.norm_output == name.startswith("EAGLE-3.1")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("options", ["tree=0", "tree=8,width=3", "dtype=int8"])
@@ -299,7 +316,7 @@ def test_a_p_eagle_head_computes_what_its_file_says(
     for number in range(2):
         row = Row(number, [5, *tokens.tolist()], SamplingParams(max_tokens=9), max_context=64)
         drafter.start(row)
-        drafter.model.pending._states[row.id] = states
+        drafter.model.pending._states[row.id] = [states]
         drafts.append(drafter.model.begin(row, frozenset()))
         drafts[-1].most = 3
     drafter.model.fill(drafts)
@@ -385,6 +402,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "parallel steps": ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, {}, "parallel_draft_step is 4"),
     "an unknown flag": (
         "eagle3", {"eagle_config": {"use_magic": True}}, {}, "use_magic is True, which nothing here applies"),
+    "an unknown flag at the top": ("eagle3", {"use_magic": True}, {}, "use_magic is True, which nothing here applies"),
+    "an unknown flag of layers": ("eagle", {"transformer_layer_config": {"use_magic": True}}, {}, "use_magic is True"),
+    "an unknown flag of blocks": ("dflash", {"use_magic": True}, {}, "use_magic is True"),
+    "norms of HASS": ("eagle", {}, {"embed_layernorm.weight": torch.ones(H)}, "has embed_layernorm.weight, which"),
+    "norms of vLLM's form": ("eagle", {"add_para_norm": True}, {}, "add_para_norm is True"),
     "a scale of logits": ("eagle3", {"logit_scale": 0.5}, {}, "logit_scale is 0.5"),
     "long context": ("eagle3", {"rope_method": "llama"}, {}, "rope_method is 'llama'"),
     "half rotations": ("eagle3", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor is 0.5"),

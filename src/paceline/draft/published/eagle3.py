@@ -37,7 +37,7 @@ LAYOUT = Layout(
     },
     known=(
         "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_last_layernorm",
-        "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head", "tie_word_embeddings",
+        "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head",
     ),
 )  # fmt: skip
 """Files with several layers have several names for the norm before the attention of a later one."""
