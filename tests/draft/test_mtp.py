@@ -282,6 +282,12 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
     assert "mtp runs a layer of the target's kind, and a model runs in transformers" in says(good, HFTarget(model))
     assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
     assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
+    for entries, what in (
+        ({"model_type": "mlp_speculator"}, "is an MLP or LSTM speculator (model_type is mlp_speculator)"),
+        ({"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "is an MLP or LSTM speculator (architectures"),
+        ({"speculators_model_type": "eagle3"}, "is a drafter of type eagle3: write eagle3:"),
+    ):
+        assert what in refusal(write(tmp_path / "other", entries, {"emb.0.weight": torch.zeros(2, 2)}), target)
     one = {"model.mtp_layers.0.input_proj.weight": torch.tensor(1.0)}
     assert "its fc.weight is [] where [64, 128]" in says(mtps.in_layout(good, "mimo", 3) | one)
     small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)

@@ -21,12 +21,13 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import open_drafter, recorded_target
+from paceline.draft.models.checkpoint import open_drafter, read_config, recorded_target
 from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.options import option
 from paceline.draft.published.gguf import head_in as in_file
+from paceline.draft.published.layout import refuse_others
 from paceline.draft.published.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.errors import MethodError
 from paceline.target.attention import Layer, begin
@@ -97,5 +98,6 @@ class Mtp(ModelDrafter):
             stored = None if recorded_target(path) is None else open_drafter(path, self.name, target)[1]
             tensors = head_in(path) if stored is None else head_of(stored, stored.__getitem__)
         if not tensors:
+            refuse_others(str(path), self.name, {} if is_gguf(named) else read_config(path, self.name), ())
             raise MethodError(f"{path} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
         return FeatureModel(MtpNetwork(str(path), tensors, target, self.config.dtype), self.config, target)
