@@ -260,6 +260,7 @@ def test_what_is_written_is_read_back_and_drafts_alike(
         ("eagle3", "llama", {}, "is of architecture llama; GGUF drafts are read of eagle3 and dflash"),
         ("dflash", "dspark", {}, "convert it anew"),
         ("dflash", "dflash", {"hyper_connection_count": 4}, "has dflash.hyper_connection_count"),
+        ("eagle3", "eagle3", {"use_magic": True}, "has eagle3.use_magic, which nothing here applies"),
         ("dflash", "dflash", {"selector_top_k": 16}, "selector_rank is None"),
         ("dflash", "dflash", {"attention.sliding_window": 6}, "and no list of the layers that have it"),
         ("dflash", "dflash", {"rope.dimension_count": 12, "attention.key_length": 24}, "partial_rotary_factor is 0.5"),
@@ -271,7 +272,7 @@ def test_other_gguf_files_are_refused(
 ):
     writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), arch)
     for key, value in facts.items():
-        writer.add_uint32(f"{arch}.{key}", value)
+        (writer.add_bool if value is True else writer.add_uint32)(f"{arch}.{key}", value)
     writer.add_tensor("fc.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -53,6 +53,8 @@ ENTRIES = {
 }  # fmt: skip
 """llama.cpp's keys of the entries of a config.json."""
 REFUSED = ("hyper_connection_count", "expert_count", "embedding_scale", "rope.scaling.attn_factor")
+FLAGS = {*ENTRIES.values(), "has_confidence_head", "rope.scaling.finetuned"}
+"""Keys that may be true: the second is told by tensors, the third changes nothing."""
 
 
 def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -65,7 +67,7 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise MethodError(f"{file} holds a drafter of kind {family}: write {family}:{quoted(str(file))}")
         old = ": convert it anew" if family in ("dspark", "dflash-draft") else ""
         raise MethodError(f"{file} is of architecture {family}; GGUF drafts are read of eagle3 and dflash{old}")
-    if odd := [key for key in REFUSED if facts.get(key)]:
+    if odd := [key for key, value in facts.items() if value is True and key not in FLAGS or value and key in REFUSED]:
         raise MethodError(f"{file} has {start}{odd[0]}, which nothing here applies: it would draft badly")
     config = {ours: facts[key] for ours, key in ENTRIES.items() if key in facts}
     size, turned = config.get("head_dim"), facts.get("rope.dimension_count")
