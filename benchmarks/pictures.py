@@ -1,7 +1,7 @@
-"""The pictures of README and docs, drawn from docs/results/*.json: each is one SVG for light and dark, legible on a phone.
+"""The pictures of README and docs, drawn from docs/results/*.json: one SVG each, light and dark, legible on a phone.
 
     python benchmarks/pictures.py                 # all of them, into docs/pictures
-    python benchmarks/pictures.py batches FOLDER  # figures of `paceline bench -b N --out FOLDER/bN` into batches.json first
+    python benchmarks/pictures.py batches FOLDER  # first: `paceline bench -b N --out FOLDER/bN` into batches.json
 """
 
 from __future__ import annotations
@@ -101,12 +101,19 @@ def heat(runs: dict[str, Any]) -> str:
     columns = [*spec["tasks"], *others]
     names = [name for name in spec["methods"] if name != "none" and "by_task" in spec["methods"][name]]
     left, wide, shapes = 142.0, (WIDTH - 150) / len(columns), []
-    short = {"mt-bench": "chat", "translation": "trans", "summarization": "summ", "math_reasoning": "math", "HumanEval": "code"}
+    short = {
+        "mt-bench": "chat",
+        "translation": "trans",
+        "summarization": "summ",
+        "math_reasoning": "math",
+        "HumanEval": "code",
+    }
     for i, column in enumerate(columns):
         shapes.append(text(left + (i + 0.5) * wide, 40, short.get(column, column), "small", "middle"))
     for row, name in enumerate(names):
         y = 46 + row * 22
-        shapes.append(text(8, y + 15, name.removeprefix("peer:").replace(",spec=", " ").replace(",tree=16", ""), "small" if name.startswith("peer") else ""))
+        label = name.removeprefix("peer:").replace(",spec=", " ").replace(",tree=16", "")
+        shapes.append(text(8, y + 15, label, "small" if name.startswith("peer") else ""))
         for i, column in enumerate(columns):
             if column in others:
                 value = runs[others[column]]["methods"].get(name, {}).get("speedup")
@@ -121,7 +128,8 @@ def heat(runs: dict[str, Any]) -> str:
                           f'style="fill:{colour};font-size:10.5px">{value:.2f}</text>')  # fmt: skip
     end = 46 + len(names) * 22
     words = (
-        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, and the llama-cpp "
+        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, and the "
+        "llama-cpp "
         "rows are other engines. Blue gains, red loses."
     )
     return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
@@ -153,7 +161,8 @@ def tokens(runs: dict[str, Any]) -> str:
             if not method.startswith("peer") and one.get("speedup") and method != "none":
                 at = x(one["mean_accepted_tokens"]), y(one["speedup"])
                 shapes.append(f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="3.4" class="{kind}" fill-opacity=".6"/>')
-    shapes += [path([(x(1), y(1)), (x(3.5), y(3.5))], "grid"), text(x(3.55), y(3.42), "as many tokens, as fast", "small")]
+    shapes.append(path([(x(1), y(1)), (x(3.5), y(3.5))], "grid"))
+    shapes.append(text(x(3.55), y(3.42), "as many tokens, as fast", "small"))
     shapes += [text(390, 262, "mean accepted tokens a round", "small", "end"), text(8, 34, "speed over plain", "small")]
     words = (
         "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in bfloat16; a dot for each method and suite. "
@@ -172,7 +181,8 @@ def batches(record: dict[str, Any]) -> str:
     shapes += [text(x(i), 246, str(size), "small", "middle") for i, size in enumerate(sizes)]
     for row, name in enumerate(record["drawn"]):
         points = [(x(i), y(v)) for i, s in enumerate(sizes) if (v := record["sizes"][str(s)].get(name))]
-        shapes += [path(points, f"s{row}"), text(300, 48 + 15 * row, name), path([(280, 44 + 15 * row), (294, 44 + 15 * row)], f"s{row}")]
+        key = path([(280, 44 + 15 * row), (294, 44 + 15 * row)], f"s{row}")
+        shapes += [path(points, f"s{row}"), text(300, 48 + 15 * row, name), key]
     shapes += [text(390, 262, "requests at once", "small", "end"), text(8, 34, "speed over plain", "small")]
     return drawn(280, "What is left of it in a batch", shapes, record["caption"])
 

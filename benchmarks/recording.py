@@ -1,4 +1,4 @@
-"""Record one answer, plain and drafted, and draw both as they grew: docs/pictures/demo.svg, an animation without a script.
+"""Record one answer, plain and drafted, and draw both as they grew: docs/pictures/demo.svg, animated without a script.
 
     python benchmarks/recording.py Qwen2.5-Coder-1.5B-Q4_K_M.gguf --draft suffix
 
@@ -29,7 +29,8 @@ def repeat_words(words, n, separator=" "):
     return separator.join(result)
 """
 COLUMNS, ROW, STEP, WIDTH = 76, 12.0, 5.3, 420
-STYLE = """text { font: 8.8px ui-monospace, monospace; fill: #1f2328; white-space: pre } .drafted { fill: #1a7f37; font-weight: 600 }
+STYLE = """text { font: 8.8px ui-monospace, monospace; fill: #1f2328; white-space: pre }
+.drafted { fill: #1a7f37; font-weight: 600 }
 .head { font: 600 11px system-ui, sans-serif } .small { font: 10px system-ui, sans-serif; fill: #59636e }
 .pane { fill: #f6f8fa; stroke: #d1d9e0 }
 @media (prefers-color-scheme: dark) { text { fill: #f0f6fc } .drafted { fill: #3fb950 } .small { fill: #9198a1 }
@@ -74,12 +75,15 @@ def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], 
             shown = f'<animate attributeName="opacity" dur="{length:.2f}s" repeatCount="indefinite" ' \
                     f'calcMode="discrete" keyTimes="0;{at:.4f}" values="0;1"/>'  # fmt: skip
             kind = ' class="drafted"' if drafted else ""
-            shapes.append(f'<text x="{8 + column * STEP:.1f}" y="{y + 33 + row * ROW:.0f}" textLength="{len(text) * STEP:.1f}" opacity="1"{kind}>{escape(text)}{shown}</text>')
+            place = f'x="{8 + column * STEP:.1f}" y="{y + 33 + row * ROW:.0f}" textLength="{len(text) * STEP:.1f}"'
+            shapes.append(f'<text {place} opacity="1"{kind}>{escape(text)}{shown}</text>')
     return "\n".join(shapes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--draft", default="suffix")
     parser.add_argument("--tokens", type=int, default=140)
@@ -94,9 +98,11 @@ def main() -> None:
     rows = 1 + max(piece[0] for piece in plain)
     length, height = slow * options.slower + 2, 24 + rows * ROW + 8
     body = []
-    for i, (heading, placed) in enumerate(((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))):
+    panes = ((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))
+    for i, (heading, placed) in enumerate(panes):
         y = i * (height + 6)
-        body.append(f'<rect x="2" y="{y + 19:.0f}" width="{WIDTH - 4}" height="{height - 20:.0f}" class="pane" rx="4"/>')
+        size = f'width="{WIDTH - 4}" height="{height - 20:.0f}"'
+        body.append(f'<rect x="2" y="{y + 19:.0f}" {size} class="pane" rx="4"/>')
         body.append(pane(y, heading, placed, options.slower, length))
     words = f"{Path(options.model).stem}, two CPU cores; green: drafted, accepted"
     body.append(f'<text x="4" y="{2 * height + 18:.0f}" class="small">{escape(words)}</text>')

@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links that leave docs/ go to the forge's view of the checkout; without one, to the name alone."""
     depth = page.file.src_uri.count("/") + 1
-    outside = re.compile(r"\]\((?:\.\./){%d}([^)\s]+)\)" % depth)
+    up = rf"\]\((?:\.\./){{{depth}}}"
     if config["repo_url"]:
-        return outside.sub(lambda found: f"]({config['repo_url']}/blob/main/{found[1]})", markdown)
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./){%d}[^)\s]+\)" % depth, r"\1", markdown)
+        return re.sub(up + r"([^)\s]+)\)", lambda found: f"]({config['repo_url']}/blob/main/{found[1]})", markdown)
+    return re.sub(r"\[([^\]]+)" + up + r"[^)\s]+\)", r"\1", markdown)

@@ -2,7 +2,8 @@
 
 The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with prompts.json, specifications.json and
 scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
-safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts (docs/research/eval-align.md)."""
+safety_spec_1.. and behavioral_spec_1.. Your own scenario is a file with rules and prompts: docs/research/eval-
+align.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest

