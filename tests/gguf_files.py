@@ -175,11 +175,14 @@ def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> dict[str,
         writer.add_rope_scaling_attn_factors(ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[1])
         names = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
         return {name: np.array(rope[factor], np.float32) for name, factor in names.items()}
-    if kind != "llama3":
-        return {}
+    return {"rope_freqs.weight": factors(config, rope["rope_theta"], head_dim)} if kind == "llama3" else {}
+
+
+def factors(config: Any, theta: float, head_dim: int) -> Any:
+    """Llama 3's factors of the usual frequencies, float32 [head_dim / 2]."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2).double() / head_dim)
-    return {"rope_freqs.weight": (plain / scaled.double()).float().numpy()}
+    plain = theta ** -(torch.arange(0, head_dim, 2).double() / head_dim)
+    return (plain / scaled.double()).float().numpy()
 
 
 def _vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int, pre: str) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from paceline.cli import main
 from paceline.core.sampling import SamplingParams
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.plugins import to_gguf
@@ -251,6 +253,28 @@ def test_what_is_written_is_read_back_and_drafts_alike(
     if dtype == "f32":
         assert counts[0] == counts[1]
         assert drafts[0] == drafts[1]
+
+
+def test_llama3s_rotations_are_factors_in_a_file(model, target, tmp_path, monkeypatch):
+    llama3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama3 |= {"original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    plain = write(tmp_path / "plain", speculators(model), eagle3(model))
+    layers = described(model, rope_parameters=llama3)
+    folder = write(tmp_path / "head", speculators(model, transformer_layer_config=layers), eagle3(model))
+    factors = gguf_files.factors(LlamaConfig(head_dim=24, rope_parameters=llama3), 10000.0, 24)
+    finish = to_gguf._finish
+    monkeypatch.setattr(
+        to_gguf, "_finish", lambda writer, *rest: (
+            writer.add_context_length(64), writer.add_tensor("rope_freqs.weight", factors), finish(writer, *rest)))
+    write_head(f"eagle3:{plain}", target, tmp_path / "head.gguf", "f32")
+    loaded, tables = load(target, dtype="float32", device="cpu"), []
+    for path in (folder, tmp_path / "head.gguf"):
+        drafter = create(f"eagle3:{path}")
+        drafter.bind(loaded)
+        tables.append(drafter.model.network.layers.ops)
+    for name in ("cos", "sin"):
+        torch.testing.assert_close(getattr(tables[0], name), getattr(tables[1], name))
+    assert not torch.equal(tables[0].cos, loaded.ops.cos)
 
 
 @pytest.mark.parametrize(

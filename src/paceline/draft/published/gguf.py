@@ -17,7 +17,7 @@ from paceline.draft.published.mtp import head_shape
 from paceline.draft.published.vocab import OFFSETS
 from paceline.errors import MethodError
 from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.gguf import GGUF, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.target.quantised.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
 from paceline.target.shape import ATTENTION, ROUTER, Shape, layer_shapes
 
 OUTER = {
@@ -67,15 +67,20 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise MethodError(f"{file} holds a drafter of kind {family}: write {family}:{quoted(str(file))}")
         old = ": convert it anew" if family in ("dspark", "dflash-draft") else ""
         raise MethodError(f"{file} is of architecture {family}; GGUF drafts are read of eagle3 and dflash{old}")
-    if odd := [key for key, value in facts.items() if value is True and key not in FLAGS or value and key in REFUSED]:
+    if odd := [key for key, value in facts.items() if value and (key in REFUSED or (value is True and key not in FLAGS))]:
         raise MethodError(f"{file} has {start}{odd[0]}, which nothing here applies: it would draft badly")
     config = {ours: facts[key] for ours, key in ENTRIES.items() if key in facts}
     size, turned = config.get("head_dim"), facts.get("rope.dimension_count")
     slides = facts.get("attention.sliding_window_pattern")
     if facts.get("attention.sliding_window") and not isinstance(slides, list):
         raise MethodError(f"{file} has a sliding window, and no list of the layers that have it: convert it anew")
+    rope = rope_of(opened, facts, float(facts.get("rope.freq_base", 10000.0)), 1.0)
+    if FREQUENCIES in opened.places:  # Llama 3's factors, the same for texts of any length
+        factors = _dense(opened.tensor(FREQUENCIES)).flatten().tolist()
+        rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
+        rope |= {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": 2**31}
     config |= {
-        "rope_parameters": rope_of(opened, facts, float(facts.get("rope.freq_base", 10000.0)), 1.0),
+        "rope_parameters": rope,
         "partial_rotary_factor": turned / size if turned and size else None,
         "aux_hidden_state_layer_ids": facts.get("target_layers", facts.get("extract_layers")),
         "mask_token_id": opened.metadata.get("tokenizer.ggml.mask_token_id"),
@@ -117,6 +122,8 @@ def _tensors(file: GGUF, family: str, config: dict[str, Any], *, is_second: bool
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if family == "eagle3" else {}
     tensors = {}
     for theirs, place in file.places.items():
+        if theirs == FREQUENCIES:
+            continue
         name = ours.get(theirs, theirs)
         if theirs == OFFSETS:  # token ids themselves, of a type that no weight has
             ids = place.data[place.begin : place.begin + 8 * place.shape[0]].clone().view(torch.int64)

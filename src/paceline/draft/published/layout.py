@@ -78,7 +78,7 @@ class Layout:
 
     method  its name. groups: entries of config.json that hold entries, a later group's before an earlier one's.
     names   our names, as `renamed` takes them. flags: as FLAGS, of these files.
-    known   entries that are read here, or change nothing here, if they are true; another one that is true is refused."""
+    known   entries that are read, or change nothing here, if they are true; another one that is true is refused."""
 
     method: str
     groups: tuple[str, ...] = ()

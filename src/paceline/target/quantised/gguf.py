@@ -216,7 +216,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": _EXPERTS,
 }
 """Entries of a configuration by architecture: the file's key, and the default; None: the key must be there."""
-_FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES = "rope_freqs.weight"
 _FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
     "factor": "factor",
@@ -429,11 +429,11 @@ def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies: the usual frequencies divided by factors; None if the file has no factors."""
-    if _FREQUENCIES not in file.places:
+    if FREQUENCIES not in file.places:
         return None
-    factors, size = file.tensor(_FREQUENCIES), config.head_dim
+    factors, size = file.tensor(FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
-        raise ModelError(f"{file.path}: {_FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
+        raise ModelError(f"{file.path}: {FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
     base = dict(config.rope_parameters)["rope_theta"]
     inverse: torch.Tensor = base ** -(torch.arange(0, size, 2).float() / size) / factors.flatten()
     return inverse
@@ -446,7 +446,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """Map the tensors that the native decoder reads, by their names in a checkpoint."""
     s = Shape.of(config)
     weights, used = tensors_in(file, s, weight_shapes(config))
-    known = {*used, _FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
+    known = {*used, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = int(file.metadata.get(f"{file.family}.nextn_predict_layers") or 0)
     starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # of multi-token prediction
     if others := sorted(name for name in file.places.keys() - known if not name.startswith(starts)):
