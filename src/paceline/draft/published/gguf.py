@@ -67,7 +67,8 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise MethodError(f"{file} holds a drafter of kind {family}: write {family}:{quoted(str(file))}")
         old = ": convert it anew" if family in ("dspark", "dflash-draft") else ""
         raise MethodError(f"{file} is of architecture {family}; GGUF drafts are read of eagle3 and dflash{old}")
-    if odd := [key for key, value in facts.items() if value and (key in REFUSED or (value is True and key not in FLAGS))]:
+    unknown = [key for key, value in facts.items() if value is True and key not in FLAGS]
+    if odd := [key for key in REFUSED if facts.get(key)] + unknown:
         raise MethodError(f"{file} has {start}{odd[0]}, which nothing here applies: it would draft badly")
     config = {ours: facts[key] for ours, key in ENTRIES.items() if key in facts}
     size, turned = config.get("head_dim"), facts.get("rope.dimension_count")
