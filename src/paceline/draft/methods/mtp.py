@@ -93,7 +93,7 @@ class Mtp(ModelDrafter):
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(path))
         if is_gguf(named):
-            tensors = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
+            tensors: Tensors = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
         else:
             stored = None if recorded_target(path) is None else open_drafter(path, self.name, target)[1]
             tensors = head_in(path) if stored is None else head_of(stored, stored.__getitem__)
