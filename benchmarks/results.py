@@ -160,7 +160,7 @@ def _files(spec: str) -> list[Path]:
     """The checkpoints of a drafter and the files that its options name."""
     parts = [parse(part) for piece in split(spec) for part in piece]
     named = [text for part in parts for text in (part.checkpoint or "", *part.options.values())]
-    return [Path(text) for text in named if "/" in text]
+    return [Path(text) for text in named if "/" in text and "|" not in text]
 
 
 # The record ------------------------------------------------------------------------------------------------------
