@@ -66,7 +66,8 @@ HEADS = (
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
     EAGLE3, f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix", f"{EAGLE3}>sam",
-    f"sam+{EAGLE3}", f"sam+{EAGLE3}>sam", f"{DRAFT},{VOCAB}>suffix", f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
+    f"sam+{EAGLE3}", f"sam+{EAGLE3}>sam", f"{DRAFT},{VOCAB}>suffix",
+    f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
 """As they run by default: with a budget."""
 TARGETS = {
