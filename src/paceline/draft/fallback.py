@@ -107,7 +107,7 @@ class Extended(Fallback):
             raise MethodError(f"{self.name}: {why}. Those that can are sam, suffix, rest and model.")
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        first, second = self.parts
+        second = self.parts[1]
         trees, views = super().propose(rows), dict[int, View]()
         for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
             drafted = tree.trunk()
