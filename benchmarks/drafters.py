@@ -89,6 +89,7 @@ def accept(asked: argparse.Namespace) -> None:
 
 
 def accept_after(asked: argparse.Namespace, target: Any, tokenizer: Tokenizer, prompts: list[list[int]]) -> None:
+    """Print a table: what each drafter of `asked.specs` brings on these prompts, token ids, and what it costs."""
     params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=0)
     columns = "parameters", "mean accepted", "not looping", "nodes a round", "positions a token", "accepted"
     print(f"| | {' | '.join(columns)} | ms a draft | ms a forward |")
