@@ -66,7 +66,8 @@ HEADS = (
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
     EAGLE3, f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix", f"{EAGLE3}>sam",
-    f"sam+{EAGLE3}", f"{DRAFT},{VOCAB}>suffix", f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
+    f"sam+{EAGLE3}", f"sam+{EAGLE3}>sam", f"{DRAFT},{VOCAB}>suffix",
+    f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
 """As they run by default: with a budget."""
 TARGETS = {
@@ -160,7 +161,7 @@ def _files(spec: str) -> list[Path]:
     """The checkpoints of a drafter and the files that its options name."""
     parts = [parse(part) for piece in split(spec) for part in piece]
     named = [text for part in parts for text in (part.checkpoint or "", *part.options.values())]
-    return [Path(text) for text in named if "/" in text]
+    return [Path(text) for text in named if "/" in text and "|" not in text]
 
 
 # The record ------------------------------------------------------------------------------------------------------
