@@ -339,7 +339,7 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
-    """The routes of a server, over a worker that runs the engine. log: where answered requests are kept, as token ids."""
+    """The routes of a server, over a worker that runs the engine. log: keeps answered requests, as token ids."""
     server = Server(worker, settings, log)
 
     @asynccontextmanager
