@@ -166,8 +166,8 @@ def leads_somewhere(file, link):
 
 def test_a_dead_link_is_found():
     index = REPOSITORY / "docs" / "README.md"
-    assert leads_somewhere(index, "serve.md#fields")
-    assert not leads_somewhere(index, "serve.md#field")
+    assert leads_somewhere(index, "api.md#fields")
+    assert not leads_somewhere(index, "api.md#field")
     assert not leads_somewhere(index, "server.md")
 
 
