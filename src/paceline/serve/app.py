@@ -363,7 +363,7 @@ def audited(worker: Worker, settings: Settings, metrics: Metrics) -> "Audit":
 
 
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
-    """The routes of a server, over a worker that runs the engine. log: where answers are kept, as token ids."""
+    """The routes of a server, over a worker that runs the engine. log: keeps answered requests, as token ids."""
     server = Server(worker, settings, log)
 
     @asynccontextmanager
