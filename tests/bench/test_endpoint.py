@@ -1,10 +1,15 @@
 """Running servers under load: two in turn, arrival times, failures, stopping and going on, figures and page."""
 
+import asyncio
 import json
 from dataclasses import replace
+from http.client import HTTPConnection
+from statistics import median
+from time import perf_counter, sleep
 
 import pytest
 from tests.served import Served
+from tests.web import Handler, serving
 
 from paceline.bench.endpoint import bench_endpoints, windows, workload
 from paceline.bench.metrics import accepted_by_position, goodput, summarize, token_seconds
@@ -17,6 +22,7 @@ from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Reply
 from paceline.workbench.conversations import Reading
+from paceline.workbench.servers import Request, Server, send
 
 QUICK = Options(max_tokens=8, warm_up=0)
 
@@ -56,6 +62,59 @@ def test_two_servers_in_turn(log, tmp_path):
     assert "Under load" in text
     assert "plain decoding" not in text.partition("<main>")[0]
     assert "tokens/s" in markdown(run)
+
+
+def test_two_processes_send_the_same_requests(log, tmp_path):
+    asked, texts = [], []
+    for processes in (1, 2):
+        with Served(seconds=lambda n: 0.01, words=[f"{n} " for n in range(8)]) as fake:
+            load = Load(fake.url, concurrency=3, processes=processes)
+            benchmark = Benchmark(suite=str(log), limit=20, load=load, options=QUICK, out=tmp_path / str(processes))
+            [overall, *_] = bench_endpoints(benchmark).results
+            asked.append(sorted(json.dumps(body, sort_keys=True) for body in fake.asked))
+            texts.append([overall[name] for name in ("answers", "new_tokens", "errors")])
+            assert fake.most_running == 3
+    assert asked[0] == asked[1]
+    assert texts[0] == texts[1] == [20, 160, 0]
+
+
+FIRST, GAP = 0.15, 0.02
+
+
+class Timed(Handler):
+    """A first token after FIRST seconds, and one each GAP."""
+
+    wbufsize = 0
+
+    def do_POST(self):
+        self.body()
+        self.begin(Content_Type="text/event-stream", Connection="close")
+        self.close_connection = True
+        for n in range(5):
+            sleep(GAP if n else FIRST)
+            said = {"index": 0, "delta": {"content": "a "}, "finish_reason": "length" if n == 4 else None}
+            self.wfile.write(f"data: {json.dumps({'choices': [said]})}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_first_tokens_come_when_a_minimal_client_sees_them():
+    """A few lines over a socket, on the same server in turn; thrice, for whoever else has the processor."""
+    def seen(host):
+        began, connection = perf_counter(), HTTPConnection(host)
+        connection.request("POST", "/v1/chat/completions", b"{}")
+        connection.getresponse().readline()
+        return perf_counter() - began
+
+    with serving(Timed) as url:
+        server, apart = Server(url, "timed"), 1.0
+        body = server.body(Request("0", [{"role": "user", "content": "go"}]), 5)
+        for _ in range(3):
+            pairs = [(asyncio.run(send(server, [body]))[0].times[0], seen(server.name)) for _ in range(5)]
+            ours, theirs = (median(times) for times in zip(*pairs, strict=True))
+            if (apart := min(apart, abs(ours / theirs - 1))) < 0.1:
+                break
+        assert theirs >= FIRST
+        assert apart < 0.1
 
 
 def test_requests_keep_the_logs_times(log, tmp_path):

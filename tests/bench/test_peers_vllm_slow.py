@@ -45,7 +45,7 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
         ask = Ask(max_tokens=NEW, ends=ends)
         turns = [peer.answer([prompt], ask)[0] for prompt in prompts]
         if "ngram" in spec:  # a new drafter does as well; suffix decoding gets one between repetitions
-            assert peer.worker.ask({"forget": True}) == {"done": True}
+            peer.forget()
         again = peer.answer(prompts[:2], ask)
         if peer.settings["device"] == "cpu" and spec != PLAIN and not peer.settings["triton"]:
             with pytest.raises(PacelineError, match="cannot sample here"):
@@ -56,9 +56,9 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
     for turn in turns + again:
         assert (sum(turn.lengths), turn.times) == (len(turn.tokens), sorted(turn.times))
         assert turn.times[-1] <= turn.seconds
-        assert all(length <= nodes + 1 for length, nodes in zip(turn.lengths, turn.nodes, strict=True))
-        assert (turn.peak_bytes or 0) > 100e6
-    drafted = sum(sum(turn.nodes or []) for turn in turns)
-    assert (drafted > 0) == (spec != PLAIN)
+        assert (turn.nodes, turn.peak_bytes) == (None, None)  # a server tells neither
+    for turn in turns:  # its counters tell the drafts of all rounds
+        assert bool(turn.batch) == (spec != PLAIN)
+        assert turn.batch.get("accepted", 0) >= len(turn.tokens) - len(turn.lengths)
     if "draft" in spec:  # the model is its own draft model
-        assert (turns[0].lengths, turns[0].calls) == ([1, 4, 4, 4, 3], 12)
+        assert turns[0].lengths == [1, 4, 4, 4, 3]

@@ -114,7 +114,7 @@ Draft = tuple[list[int], list[Probs]]
 class TableServer:
     """A lossless one. drafts: False for plain decoding."""
 
-    url, name, model = "http://127.0.0.1:9000/v1", "tables", "tables"
+    url, name, model, owner = "http://127.0.0.1:9000/v1", "tables", "tables", "tables"
     slots, length, most_context = 8, 4, 6000
 
     def __init__(self, seed=0, drafts=True):
@@ -170,7 +170,8 @@ class TableServer:
             text = ""
         logprobs = row.logprobs if row.body.get("logprobs") else []
         ids = tokens if row.body.get("return_token_ids") else []
-        return Completion(text, thought, row.reason, logprobs=logprobs, tokens=ids, **shown)
+        streamed = bool(row.body.get("stream"))
+        return Completion(text, thought, row.reason, logprobs=logprobs, tokens=ids, streamed=streamed, **shown)
 
     # Rounds -------------------------------------------------------------------------------------------------------
 
@@ -350,6 +351,14 @@ class TemperatureOnOneSide(TableServer):
         return p
 
 
+class FiltersFirst(TemperatureOnOneSide):
+    """Drafts stand by the target's filters before the temperature."""
+
+    def target(self, row, tokens):
+        p = super().target(row, tokens) ** (1 / (row.temperature or 1.0))
+        return p / p.sum()
+
+
 class TopPOnOneSide(TableServer):
     """Drafts stand by the target's probabilities before top-p."""
 
@@ -393,6 +402,20 @@ class NotRenormalised(TableServer):
         rest = np.maximum(p - q, 0.0)
         rest[rest.argmax()] += 1 - rest.sum()
         return rest
+
+
+class ResidualUnused(TableServer):
+    """What is drawn after a rejection is drawn by the target."""
+
+    def residual(self, row, p, q):
+        return p
+
+
+class PenaltiesLate(TableServer):
+    """Penalties do not count the drafted token just before."""
+
+    def counted(self, row, tokens):
+        return [*row.said, *tokens[:-1]]
 
 
 class PenaltiesSeeRejected(TableServer):
@@ -537,7 +560,8 @@ SAMPLED = "sampled"
 BUGS = {
     SharedNoise: SAMPLED, TemperatureOnOneSide: SAMPLED, TopPOnOneSide: SAMPLED, BlockOffByOne: SAMPLED,
     NotRenormalised: SAMPLED, TopKAcceptance: SAMPLED, CopiesAccepted: SAMPLED, BonusDropped: "one request at a time",
-    BonusDoubled: "one request at a time", PenaltiesSeeRejected: "penalties and biases",
+    BonusDoubled: "one request at a time", PenaltiesSeeRejected: "penalties and biases", FiltersFirst: SAMPLED,
+    ResidualUnused: SAMPLED, PenaltiesLate: "penalties and biases",
     GrammarAfterReasoning: "JSON schema after reasoning", GrammarOfBonus: "JSON schema",
     StaleState: "one request at a time", WrongAfterHits: "prompts that are in the prefix cache",
     WrongAboveFour: "8 requests at once", WrongBeyond64: "steps with and without a draft in turn",

@@ -5,11 +5,12 @@ from time import perf_counter
 import pytest
 
 from paceline.certify.asking import Control
-from paceline.certify.counts import counted, other_than_before
+from paceline.certify.counts import alike, counted
 from paceline.certify.endpoint import certify_endpoint
 from paceline.certify.options import Scope
-from paceline.certify.page import verdict
+from paceline.certify.page import detectable, verdict
 from paceline.certify.scenarios import SCENARIOS, Play, user
+from paceline.certify.verdict import _verdict
 from paceline.workbench.client import Completion
 from tests.certify.test_slow_servers import Slow
 
@@ -35,18 +36,17 @@ def said(count, reason="length", usage=None, text="", **more):
     (said(8, logprobs=[{"token": "a", "logprob": 0.0}] * 8), {}, "log-probability 0"),
 ])
 def test_what_an_answer_says_of_itself(answer, fields, says):
-    why = counted({"max_tokens": 8, **fields})(answer)
+    why = counted(answer, {"max_tokens": 8, **fields})
     assert why.startswith(says) if says == "" else says in why
     assert bool(why) == bool(says)
 
 
 def test_sampled_answers_without_a_seed_are_not_alike():
-    alike, form = said(8, text="one two three four"), other_than_before()
-    assert [form(alike), form(alike)] == ["", ""]
-    assert "3 requests without a seed" in form(alike)
-    assert "its 3 sampled answers are all the same" in other_than_before()(
-        said(8, text="one two three four", others=[alike, alike])
-    )
+    one, hot = said(8, text="one two three four"), {"temperature": 1.0}
+    assert [alike(one, hot, [one] * before) for before in (0, 1)] == ["", ""]
+    assert "3 requests without a seed" in alike(one, hot, [one, one])
+    assert alike(one, hot | {"seed": 1}, [one, one]) == ""
+    assert "its 3 sampled answers are all the same" in alike(said(8, text=one.text, others=[one, one]), hot)
 
 
 class Off(Slow):
@@ -85,6 +85,18 @@ def test_a_stop_string_that_both_ignore_is_no_fault_of_drafts(control, verdict):
     play = Play(IgnoresStop(1e6), Control(control(1e6)), [user("Go on.")], 16, perf_counter() + 60)
     play.run([one for one in SCENARIOS if one.name.startswith("stop strings")])
     assert play.rows[0]["verdict"] == verdict
+
+
+@pytest.mark.parametrize("most", [0.997, 1.0])
+def test_too_few_samples_are_not_called_a_shift_of_everything(most):
+    scope = Scope(requests=20)
+    facts = {"sampled": {"lossless": True, "requests": 20}, "greedy": {"lossless": True, "why": ""}}
+    assert _verdict(facts, {"detectable": 0.3, "hidden": 0.0}, scope, "sam", "")[1].startswith("shifts of sampled")
+    why = _verdict(facts, {"detectable": most, "hidden": 0.0}, scope, "sam", "")[1]
+    assert why.startswith("too few answers were sampled to find any shift")
+    power = dict.fromkeys(("greedy_rate", "shift", "power", "level"), 0.1) | {"detectable": most, "hidden": 0}
+    lines = detectable({"sampled": {"cases": [1]}, "power": power, "not_tested": []})
+    assert "Sampling: so few requests find no shift." in lines
 
 
 class Another(Slow):

@@ -113,8 +113,10 @@ def test_an_honest_server_is_not_accused(reference):
     assert found["greedy"]["tokens"] > 90 * PLAN.max_tokens
     assert found["sampled"]["requests"] == (PLAN.requests if reference else 0)
     assert found["sampled"]["long"]["tokens"] > 100
-    assert found["features"] == ["frequency_penalty", "log-probabilities", "presence_penalty", "streams"]
-    assert "several answers to a request: the endpoint shows no n" in found["not_tested"]
+    assert found["features"] == ["frequency_penalty", "log-probabilities", "presence_penalty"]
+    whose = "control" if reference else "endpoint"
+    assert f"several answers to a request: the {whose} shows no n" in found["not_tested"]
+    assert "streams: the endpoint shows no streams" in found["not_tested"]  # it takes `stream`, and answers at once
     assert {row["verdict"] for row in found["scenarios"]} == {"passed", "not tested"}
     page({"environment": {}, "target": "words", **found})
 

@@ -19,7 +19,10 @@ from tests.certify.tables import (
     BUGS,
     SAMPLED,
     BlockServer,
+    FiltersFirst,
+    GrammarOfBonus,
     SixteenBits,
+    StopInsideDraft,
     TableServer,
     TemperatureOnOneSide,
     TopPOnOneSide,
@@ -60,8 +63,52 @@ def test_a_lossless_server_passes_every_scenario_and_all_are_played():
 
 @pytest.mark.parametrize("bug", GREEDY)
 def test_a_bug_is_found_in_its_scenario(bug):
-    (row,) = played(bug(), control_of(bug()), GREEDY[bug]).rows
+    server, control = bug(), control_of(bug())
+    play = played(server, control, GREEDY[bug])
+    (row,) = play.rows
     assert row["verdict"] == "wrong"
+    (report,) = greedy_reports(play)
+    asked = bodies_of(report)
+    replies = server.ask(asked)
+    texts = [one.text or one.tool_calls or [one.text, *(other.text for other in one.others)] for one in replies]
+    right = json.loads(report["expected"].removeprefix("as tables: "))
+    assert right != report["observed"]  # what the very requests that are printed answer, and should
+    if isinstance(right, str):
+        assert right == control.source.ask(asked[-1:])[0].text
+        assert len(right) <= asked[-1]["max_tokens"]
+        assert report["observed"] in texts
+    assert ("stop" in asked[-1]) == (bug is StopInsideDraft)
+
+
+def bodies_of(report):
+    lines = [line.removesuffix(" &") for line in report["curl"] if line.startswith("curl")]
+    return [json.loads(line.split(" -d ")[1].strip("'")) for line in lines]
+
+
+def test_a_request_is_not_shrunk_to_one_that_asks_for_something_else():
+    """An answer that is no JSON is a fault while the request asks for JSON."""
+    play = played(GrammarOfBonus(), control_of(GrammarOfBonus()), "JSON schema")
+    asked = bodies_of(greedy_reports(play)[0])
+    assert "response_format" in asked[-1]
+
+
+class OnceWrong(TableServer):
+    """Its answers are wrong until it has stopped."""
+
+    spoils = True
+
+    def completion(self, row):
+        done = super().completion(row)
+        if self.spoils and done.logprobs and row.body["max_tokens"] == 40:
+            done.text, done.logprobs = "x" + done.text[1:], [{**done.logprobs[0], "token": "x"}, *done.logprobs[1:]]
+        return done
+
+
+def test_what_does_not_show_again_is_said_to_be_no_small_request():
+    play = played(OnceWrong(), control_of(TableServer()), "one request at a time")
+    play.server.spoils = False
+    (report,) = greedy_reports(play)
+    assert report["sure"].startswith("the same requests show it 0 times of 3; so it could not be shrunk")
 
 
 @pytest.mark.parametrize("bug", [bug for bug, name in GREEDY.items() if name in ALONE])
@@ -79,9 +126,8 @@ def test_a_bug_is_shown_by_few_and_short_requests(name, requests, tokens):
     bug = next(bug for bug, where in BUGS.items() if where == name)
     play = played(bug(), control_of(bug()), name)
     (report,) = greedy_reports(play)
-    asked = [line for line in report["curl"] if line.startswith("curl")]
-    assert len(asked) <= requests
-    bodies = [json.loads(line.removesuffix(" &").split(" -d ")[1].strip("'")) for line in asked]
+    bodies = bodies_of(report)
+    assert len(bodies) <= requests
     assert bodies[-1]["max_tokens"] <= tokens
     assert len(bodies[-1]["messages"][-1]["content"]) < 100  # of up to 400
     assert report["sure"].startswith("the same requests show it 3 times of 3")
@@ -117,8 +163,8 @@ def test_a_request_that_ends_the_server_is_named():
 
 
 def test_the_rest_is_tested_where_a_feature_is_left_out():
-    found = certified(DiesOfTopK(), 0, "20s", requests=80, leave_out="top_k")
-    assert found["sampled"]["requests"] == 80
+    found = certified(DiesOfTopK(), 0, "20s", requests=96, leave_out="top_k")
+    assert found["sampled"]["requests"] == 96
     assert "top_k" not in found["features"]
     assert found["not_tested"][0] == "top_k: left out as asked"
     with pytest.raises(PacelineError, match="no feature 'topk'"):
@@ -232,10 +278,25 @@ def test_no_time_is_no_certificate():
 
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found_by_the_log_probabilities_reported(bug):
-    server, plan = bug(), Scope(budget="10m", requests=1280, max_tokens=16, leave_out=REST)
+    server, plan = bug(), Scope(budget="10m", requests=320, max_tokens=16, leave_out=REST)
     found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
+
+
+@pytest.mark.parametrize(("owner", "other", "requests"), [
+    ("vllm", "vllm", 480), ("vllm", "sglang", 16), ("llamacpp", "llamacpp", 16),
+])
+def test_filters_at_a_temperature_are_asked_where_both_order_them_alike(owner, other, requests, monkeypatch):
+    server, control, asked, alike = FiltersFirst(), control_of(None), [], (owner, other) == ("vllm", "vllm")
+    monkeypatch.setattr(server, "owner", owner)
+    monkeypatch.setattr(control.source, "owner", other)
+    ask = TableServer.ask
+    monkeypatch.setattr(TableServer, "ask", lambda self, bodies, slots=None: asked.extend(bodies) or ask(self, bodies))
+    plan = Scope(budget="10m", requests=requests, max_tokens=24, leave_out=REST)
+    found = certify_endpoint(server, control, PROMPTS, plan)
+    assert any(body["temperature"] == 0.7 and body.get("top_p") == 0.9 for body in asked) == alike
+    assert found["sampled"]["lossless"] != alike
 
 
 def test_a_shift_that_is_asked_for_can_be_found_whatever_time_that_takes():

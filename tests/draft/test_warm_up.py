@@ -12,8 +12,8 @@ METHODS = ["prompt-lookup", "sam", "rest", "suffix", "hierarchy"]
 
 PROGRAM = """
 import os, sys, traceback
-from paceline.draft.methods import prompt_lookup
-from paceline.draft.text import automaton, suffix_array
+from paceline.draft.methods import hierarchy, prompt_lookup
+from paceline.draft.text import automaton, ngrams, suffix_array
 from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.registry import create
 from tests.draft.rows import row, target
@@ -26,7 +26,7 @@ KERNELS = {
     ],
     f"rest:{STORE},hits=1": [suffix_array._longest, suffix_array.likeliest],
     f"suffix,corpus={STORE},past=50": [suffix_nodes.append, suffix_nodes.speculate, suffix_array._speculate],
-    f"hierarchy,past=50,corpus={STORE}": [suffix_array._find],
+    f"hierarchy,past=50,corpus={STORE}": [suffix_array._find, ngrams._learn, ngrams._after, hierarchy._tree],
 }
 
 def check(spec, kernels):

@@ -21,6 +21,7 @@ from paceline.target.load import load, quantise_folder
 from tests import gguf_files, models
 from tests.draft import blocks
 from tests.draft.eagles import d2t_of, described, eagle3, speculators, write
+from tests.paths import REPOSITORY
 
 HIDDEN = 64
 INNER = {
@@ -340,11 +341,11 @@ def test_what_llama_cpp_cannot_run_is_refused(model, target, tmp_path):
     norms = {f"fc_norm.{n}.weight": torch.ones(HIDDEN) for n in range(3)}
     slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
     cases = {
-        "fc_norm": ("eagle3", speculators(model, fc_norm=True), eagle3(model) | norms, "--no-fc-norm"),
-        "output": ("eagle3", speculators(model, norm_output=True), eagle3(model), "--no-norm-output"),
+        "fc_norm": ("eagle3", speculators(model, fc_norm=True), eagle3(model) | norms, "has fc_norm: .*--no-fc-norm"),
+        "output": ("eagle3", speculators(model, norm_output=True), eagle3(model), "has norm_output: .*no-norm-output"),
         "taps": (
             "eagle3", speculators(model, eagle_aux_hidden_state_layer_ids=[1, 5]),
-            eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)}, "here 1 over 2",
+            eagle3(model) | {"fc.weight": torch.rand(HIDDEN, 2 * HIDDEN)}, "has 1 layers over 2 states: ",
         ),
         "a window of eagle3": (
             "eagle3",
@@ -377,13 +378,16 @@ def test_the_command(model, target, tmp_path, capsys):
     assert (status, said) == (0, f"--spec-type draft-eagle3\nwrote {tmp_path / 'head.gguf'}\n")
     assert run(target, tmp_path / "model.gguf", "--dtype", "q8_0")[0] == 0
     assert read(tmp_path / "model.gguf")[0]["general.file_type"] == 7
+    demo = REPOSITORY / "models" / "demo"
     for words, says in (
+        ([f"eagle3:{demo}-eagle3", tmp_path / "x.gguf", "--target", demo], "demo-eagle3 has fc_norm and norm_output: "),
         (["eagle3:nowhere", tmp_path / "x.gguf", "--target", target], "there is no folder"),
         ([f"eagle3:{head}", tmp_path / "x.gguf"], "--target MODEL is for draft heads"),
         ([f"corpus:{tmp_path / 'none'}", tmp_path / "cache"], "there is no store"),
     ):
         status, _, error = run(*words)
-        assert (status, says in error) == (2, True)
+        assert (status, says in error, error.count("\n")) == (2, True, 1)
+    assert not (tmp_path / "x.gguf").exists()
 
 
 def test_what_cannot_be_written_is_one_line(target, tmp_path):

@@ -5,17 +5,21 @@ vLLM, then
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Library
 from paceline.certify.options import Scope
 from paceline.certify.page import findings
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.train.export import export_medusa
 from paceline.workbench.contestant import Ask
+from paceline.workbench.endpoint import Remote, Started
 from paceline.workbench.peers import create_peer
 from paceline.workbench.reference import Reference
 
@@ -91,12 +95,42 @@ def test_sampling_with_drafts_on_a_cpu(repaired, demo, engine):
         assert found["sampled"]["tv"] > 5 * found["sampled"]["tv_by_chance"]
 
 
+DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
+STARTS = re.compile(r"^(?:ENV/bin/)?python -m vllm\.(?:.*\\\n)*.*", re.M)
+SERVED = [one.replace("\\\n", " ") for one in STARTS.findall(DOCS.read_text())]
+
+
+def test_each_documented_server_is_started_by_what_pip_installs():
+    assert (len(SERVED), "vllm serve" in DOCS.read_text()) == (4, False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", [one for one in SERVED if "worker-cls" not in one])
+def test_a_documented_command_starts_and_answers(command, demo, tmp_path):
+    python = os.environ.get("PACELINE_VLLM_PYTHON")
+    if not python:
+        pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")
+    export_medusa(demo.with_name("demo-medusa"), demo, tmp_path / "medusa")
+    for theirs, ours in (
+        ("build/medusa-vllm", tmp_path / "medusa"), ("build/eagle3", demo.with_name("demo-eagle3")), ("MODEL", demo),
+        ("ENV/bin/python", "python"), ("python -m", f"{python} -m"),
+    ):  # fmt: skip
+        command = command.replace(theirs, str(ours))
+    env = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1]), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    quick = " --enforce-eager --max-model-len 256"
+    with Started(command + quick, env=env) as server, Remote(server.url) as asked:
+        (one,) = asked.ask([{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4, "temperature": 0}])
+        assert one.usage["completion_tokens"] <= 4
+
+
 @pytest.fixture(scope="module")
 def interpreted(engine, tmp_path_factory):
-    """An interpreter whose vLLM has its second model runner, slowly."""
+    """An interpreter whose vLLM has its second model runner, slowly, in all processes that it starts."""
     path = tmp_path_factory.mktemp("bin") / "python"
-    script = Path(__file__).with_name("interpreted_triton.py")
-    path.write_text(f'#!/bin/sh\nexec "{os.environ["PACELINE_VLLM_PYTHON"]}" "{script}" "$@"\n')
+    hooks = Path(__file__).with_name("interpreted_triton")
+    python = os.environ["PACELINE_VLLM_PYTHON"]
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{hooks}:$PYTHONPATH" exec "{python}" "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -131,7 +165,7 @@ def test_the_second_runner_says_what_the_first_says_without_drafts(draft, demo, 
         under.close()
     assert ([reply.tokens for reply in alone], [reply.tokens for reply in pair]) == (expected, expected)
     assert [reply.tokens for reply in again] == expected[:1]
-    assert sum(sum(reply.nodes) for reply in (*alone, *pair)) > 0, "drafts were verified"
+    assert sum(reply.batch.get("drafted", 0) for reply in (*alone, *pair)) > 0, "drafts were verified"
     if draft != "auto":  # what it verifies depends on the clock, and a draft costs much here
         assert max(length for reply in (*alone, *pair) for length in reply.lengths) > 2, "and accepted"
     if draft == "suffix;past=9999":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.replay.advice import DRAWS, Costs, Drafts, Goals, choose, configuration, methods, ranges
+from paceline.replay.advice import DRAWS, Costs, Drafts, Goals, choose, configuration, methods, not_chosen, ranges
 from paceline.replay.server import DRAFTS, PLAIN, ServerTuning, bins_of, costs_of
 from tests import models
 from tests.served import Served
@@ -60,11 +60,19 @@ def test_where_every_token_costs_a_round_it_says_off():
     assert (set(choice.schedule.values()), choice.fixed) == ({0}, 0)
     assert (written["speculative_config"], written["method"]) == (None, "off")
     assert (written["flags"], choice.expected[0].gain) == ("no --speculative-config", 1)
+    lines = not_chosen(choice)
+    best_drafts = "the best drafts, ngram, 1 to 3 tokens looked up, 1 drafted, would have"
+    assert lines[0].startswith(f"Off at 1 at once: {best_drafts}")
+    assert lines[-1] == "At no load that was measured would drafts gain."
 
 
 def test_a_schedule_by_load_where_the_server_has_it():
     choice, written = best(lambda load: 0.01 if load < 16 else 0.08)
     assert choice.schedule == {1: 1, 4: 0, 16: 0}
+    at_4, at_16, ends = not_chosen(choice)
+    assert (at_4[:16], at_16[:17]) == ("Off at 4 at once", "Off at 16 at once")
+    assert ends.startswith("Their gain ends at about ")
+    assert 1 <= int(ends.split()[-3]) <= 4
     config = written["speculative_config"]
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 2, 1], [3, 16, 0]]
     assert config["num_speculative_tokens"] == 1
@@ -194,6 +202,7 @@ def test_the_command_says_off(tiny, log, tmp_path, capsys):
         code, facts = tuned(tiny, [plain], tmp_path / "out", "--log", log)
     assert (code, facts["configurations"][0]["method"]) == (0, "off")
     assert set(facts["configurations"][0]["tokens_by_load"].values()) == {0}
+    assert any(note.startswith("Off at ") for note in facts["notes"])
 
 
 @pytest.mark.usefixtures("_in_one_turn")

@@ -52,6 +52,12 @@ def ask(url, tries=1, key=None):
     return asyncio.run(one())
 
 
+def test_what_https_takes_is_made_once():
+    """It takes tens of milliseconds, also for a client that asks by http alone."""
+    first, other = (Client([url])._http._transport._pool._ssl_context for url in ("http://a/v1", "https://b/v1"))
+    assert first is other
+
+
 def test_pauses_grow_and_are_no_shorter_than_the_server_asks(monkeypatch):
     pauses = []
 

@@ -6,10 +6,9 @@ The workload, a log or a suite's first turns, is cut into windows. Every server 
 begins, in an order that is drawn anew, so that whatever changes meanwhile changes for both. Within a window requests
 are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 from paceline.bench.benchmark import Result, answer_all
@@ -25,7 +24,7 @@ from paceline.workbench.contestant import Ask, Contestant, Reply
 from paceline.workbench.conversations import Reading
 from paceline.workbench.environment import environment
 from paceline.workbench.runs import Run
-from paceline.workbench.servers import Drafting, Request, Server, fingerprint, read_requests, send
+from paceline.workbench.servers import Drafting, Request, Senders, Server, fingerprint, read_requests
 
 WINDOW = 8  # requests of a window for each that is under way at once
 FEWEST, MOST = 16, 256  # requests of a window
@@ -35,11 +34,11 @@ BUSY = 0.7  # share of a core above which the client may be slower than the serv
 class Endpoint(Contestant):
     """A running server. Its prompts are requests."""
 
-    def __init__(self, name: str, server: Server, load: Load, watch: Watch):
+    def __init__(self, name: str, server: Server, load: Load, watch: Watch, senders: Senders):
         settings = {name: getattr(server, name) for name in ("url", "model", "engine", "version")}
         super().__init__(name, settings=settings | {"goals": load.goals}, in_process=False)
-        self.server, self.load, self.watch = server, load, watch
-        self.busiest = 0.0  # share of a core that this process used while it asked, in the window where it was largest
+        self.server, self.load, self.watch, self.senders = server, load, watch, senders
+        self.busiest = 0.0  # share of a core that a process used while it asked, in the window where it was largest
 
     def wake(self, seconds: float) -> None:
         """Nothing: the server runs anyway."""
@@ -51,10 +50,10 @@ class Endpoint(Contestant):
             bodies.append(self.server.body(one, min(ask.max_tokens, one.length or ask.max_tokens), **sampled))
         if self.load.arrivals is not None:
             due = [(one.at - prompts[0].at) / self.load.arrivals for one in prompts]
-        before, used, began = self.server.drafting(), process_time(), perf_counter()
-        answers = asyncio.run(send(self.server, bodies, self.load.most, due, self.watch.stopped))
-        seconds, used = perf_counter() - began, process_time() - used
-        self.busiest, after = max(self.busiest, used / seconds), self.server.drafting()
+        before, began = self.server.drafting(), perf_counter()
+        answers, busy = self.senders.send(self.server, bodies, self.load.most, due, self.watch.stopped)
+        seconds, after = perf_counter() - began, self.server.drafting()
+        self.busiest = max(self.busiest, busy)
         if None in answers:
             raise Stopped
         if not any(isinstance(one, Completion) for one in answers):
@@ -102,14 +101,23 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         "suite": {"name": benchmark.suite, "fingerprint": digest, "questions": len(requests)},
         "options": {**asdict(options), **asdict(load), "batch": load.most, "methods": list(named)},
     }
-    contestants = [Endpoint(name, server, load, watch) for name, server in named.items()]
+    seen = environment(dtype="of the servers", device="of the servers")
+    with Senders(load.processes) as senders:
+        contestants = [Endpoint(name, server, load, watch, senders) for name, server in named.items()]
+        return _run(benchmark, watch, contestants, requests, reading, identity, seen)
+
+
+def _run(
+    benchmark: Benchmark, watch: Watch, contestants: Sequence[Endpoint], requests: Mapping[str, Request],
+    reading: Reading, identity: dict[str, Any], seen: dict[str, Any],
+) -> Result:  # fmt: skip
+    load, options = benchmark.load, benchmark.options
     methods = [
         {"method": one.name, "settings": one.settings, "baseline": one is contestants[0], "unavailable": None}
         for one in contestants
     ]
-    seen = environment(dtype="of the servers", device="of the servers")
     with Run.open(benchmark.out, KIND, identity, environment=seen, methods=methods) as run:
-        watch.total(len(servers) * len(requests) * options.repeats)
+        watch.total(len(contestants) * len(requests) * options.repeats)
         complete, answers = answer_all(
             run,
             watch,
@@ -161,8 +169,8 @@ def _client(shares: Mapping[str, float]) -> list[str]:
     worst = max(shares.values(), default=0.0)
     if worst <= BUSY:
         return []
-    what = f"This process used {worst:.0%} of a core while it asked, so figures may be its own and not the server's"
-    return [f"{what}: ask from another machine, or with less --concurrency."]
+    what = f"A process used {worst:.0%} of a core while it asked, so figures may be its own and not the server's"
+    return [f"{what}: ask with more --processes, from another machine, or with less --concurrency."]
 
 
 def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:

@@ -39,6 +39,7 @@ class Load:
     concurrency: int | None = option(
         None, "With --server: requests under way at once; with --arrivals the most. [default: 1; 64]", least=1
     )
+    processes: int = option(1, "With --server: processes that send the requests, each its share.", least=1)
     arrivals: float | None = option(
         None, "With --server: send requests when the log says that they came, so many times as fast.", least=1e-3
     )

@@ -8,7 +8,7 @@ verification itself gets wrong is then seen; a cache or a mask that spoils all o
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -28,7 +28,6 @@ SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
 """By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
 dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
-Cut = Callable[[Completion], str | int]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
@@ -140,14 +139,28 @@ def _same(one: str, other: str, exact: bool) -> bool:
     return all(unspelled) or (unspelled[0] and named[1]) or (unspelled[1] and named[0])
 
 
-def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cut: Cut | None = None) -> Fields | None:
-    """The fields of a Divergence where the reply is not `right`, its beginning of max_tokens, or what `cut` makes of
-    it; None where it is. After a tie the texts are two, and nothing more is compared."""
+ENDING = frozenset({"stop", "stop_token_ids"})
+"""Fields that end an answer before the control's, which is asked without them."""
+
+
+def ended(right: Completion, body: Fields) -> str | int | None:
+    """The text that the control's answer has by the request's stop string, or the number of tokens before its stop
+    token; None for a request with neither, or where that is unknown."""
+    if stop := body.get("stop"):
+        return right.text.partition(stop[0])[0]
+    ids = body.get("stop_token_ids")
+    return [*right.tokens, ids[0]].index(ids[0]) if ids and right.tokens else None
+
+
+def compare(reply: Completion, right: Completion, body: Fields, noise: Noise) -> Fields | None:
+    """The fields of a Divergence where the reply is not what the request asks for of `right`, by max_tokens and what
+    ends it; None where it is. After a tie the texts are two, and nothing more is compared."""
     mine, others = places(reply), places(right)
     same = list(_alike(mine, others))
     at = len(same)
     facts: Fields = {"at": at, "noise": float(noise), "before": "".join(a.token for a, _ in same[-CONTEXT:])}
-    agree = cut is None and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
+    wanted, is_cut = ended(right, body), bool(body.keys() & ENDING)
+    agree = not is_cut and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
     if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
         gap = _gap(others, at, said.token, body, _has_spaces(mine) and _has_spaces(others))
@@ -157,11 +170,11 @@ def compare(reply: Completion, right: Completion, body: Fields, noise: Noise, cu
         if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
             why = f"the log-probability of {a.token!r} is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
-    if cut is not None and isinstance(wanted := cut(right), int):  # servers list the token that ends it, or do not
+    if isinstance(wanted, int):  # servers list the token that ends it, or do not
         right_end = at in (wanted, wanted + 1) or at == len(others)
         return None if right_end else facts | {"why": f"it has {at} tokens, and must end after {wanted}"}
-    if cut is not None:
-        right_end = reply.text.strip() == str(wanted).strip()
+    if is_cut:
+        right_end = wanted is None or reply.text.strip() == wanted.strip()
         return None if right_end else facts | {"why": f"it ends in {reply.text[-40:]!r}, not in {str(wanted)[-40:]!r}"}
     joined = "".join(b.token for b in others).strip()  # tokens that are spelled as the text is
     if mine and len(mine) == len(others) and reply.text.strip() != right.text.strip() == joined:

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.certify import stats, verdict
 from paceline.certify.asking import Control, Fields, Messages, places
-from paceline.certify.certificate import INTERRUPTED, REQUESTS_EACH, acceptance
+from paceline.certify.certificate import INTERRUPTED, acceptance
 from paceline.certify.conditional import Conditional, Words, is_raw, read_places
 from paceline.certify.options import REQUESTS, Scope, Watch
 from paceline.certify.sampled import LOOKS, level_of
@@ -32,6 +32,7 @@ WAYS: dict[str, Fields] = REQUESTS["server_sampling"]
 """How sampled answers are sampled, in turn."""
 NO_FILTERS: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # llama.cpp's server has others where none are asked for
 LONG_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
+SHORT_EACH = 4  # short sampled answers for each long one, where their number was asked for
 FOR_SAMPLES, FOR_REPORTS = 0.5, 0.15
 """Shares of the budget that scenarios leave for the sampling test, and both for making findings small."""
 
@@ -52,10 +53,13 @@ def certify_endpoint(
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
     apart = play.two_models()
     # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
-    known = {"temperature", "top_p", *play.features} - ({"min_p", "top_k"} if control.is_self else set())
+    ignored = {"min_p", "top_k", "frequency_penalty"} if control.is_self else set()
+    known = {"temperature", "top_p", *play.features} - ignored
     neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *play.features}}
     samples = scope.requests != 0 and not apart
-    ways = {name: neutral | way for name, way in WAYS.items() if way.keys() <= known} if samples else {}
+    alike = samples and not control.is_self and _alike(server, control.source)
+    asked = {name: way for name, way in WAYS.items() if alike or len(way) == 1 or way["temperature"] == 1}
+    ways = {name: neutral | way for name, way in asked.items() if way.keys() <= known} if samples else {}
     until = began + scope.seconds * (1 - FOR_REPORTS)
     counts, found = _long(play, ways, scope, until)
     if not play.answers:
@@ -90,6 +94,15 @@ def certify_endpoint(
     return made | ({"verdict": verdict.TWO_MODELS, "why": apart} if apart else {})
 
 
+def _alike(server: Endpoint, control: Endpoint) -> bool:
+    """Whether both are servers of one kind, which has filters after the temperature: llama.cpp's has them before it."""
+    try:
+        kinds = {getattr(one, "owner", "") for one in (server, control)}
+    except CompletionError:  # no list of models
+        return False
+    return len(kinds) == 1 and kinds.isdisjoint({"", "llamacpp"})
+
+
 def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) -> tuple[Conditional, list[Finding]]:
     """Long sampled answers, and what comes in them too often or too rarely, also by the control's own.
 
@@ -101,7 +114,7 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
     most = play.features["log-probabilities"].get("top_logprobs")
     number = LONG_TOKENS // scope.max_tokens
     if scope.requests is not None:
-        number = min(number, -(-scope.requests // REQUESTS_EACH))
+        number = min(number, -(-scope.requests // SHORT_EACH))
     pairs = ((name, prompt) for prompt in cycle([*play.prompts, *MIXED]) for name in ways)
     asked = list(islice(pairs, number))
 

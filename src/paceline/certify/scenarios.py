@@ -15,8 +15,8 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import HELLO, Control, Cut, Fields, Messages, Noise, compare, own_best
-from paceline.certify.counts import Form, counted, other_than_before
+from paceline.certify.asking import ENDING, HELLO, Control, Fields, Messages, Noise, compare, own_best
+from paceline.certify.counts import Form, alike, counted
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
@@ -53,7 +53,7 @@ def of_schema(text: str) -> str:
     return ""
 
 
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, Callable[[Completion], str]] = {
     "JSON schema": lambda one: of_schema(one.text),
     "regular expression": lambda one: "" if re.fullmatch(PATTERN, one.text.strip()) else f"no match of {PATTERN}",
     "tool calls": lambda one: of_schema(one.tool_calls[0]["arguments"]) if one.tool_calls else "there is no tool call",
@@ -69,6 +69,7 @@ FEATURES: Mapping[str, Sequence[Fields]] = REQUESTS["features"] | {
 """What an endpoint may take: fields that ask for it, of which the first that it takes count."""
 SIGNS: Mapping[str, Sign] = {
     "log-probabilities": lambda one: bool(one.logprobs),
+    "streams": lambda one: one.streamed,
     "n": lambda one: len(one.others) == 2,
     "token ids": lambda one: bool(one.tokens),
     "reasoning": lambda one: bool(one.reasoning),
@@ -121,14 +122,13 @@ def _check_life(endpoint: Endpoint, fields: Fields, error: CompletionError) -> N
 class Case:
     """A request, and what its answer must be.
 
-    plain  the control's request for the answer that this one must equal, as far as max_tokens go; None: any will do.
-    cut    the text that the answer must have, given the control's, or the number of its tokens before the last one.
+    plain  the control's request for the answer that this one must equal, as far as the request's max_tokens and stop
+           strings go; None: any will do.
     form   says why an answer is wrong by itself.
     needs_control  what it says speaks against drafts only where a control without them does it right."""
 
     body: Fields
     plain: Fields | None = None
-    cut: Cut | None = None
     form: Form | None = None
     needs_control: bool = False
 
@@ -172,7 +172,8 @@ class Play:
     until     when the budget is spent (perf_counter). left_out: features that are not asked for.
     noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
     broken    what was asked when an endpoint broke off, and how; "" where none did.
-    ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts."""
+    ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts.
+    lacking   features that the control has not, where that is another server."""
 
     server: Endpoint
     control: Control
@@ -188,6 +189,7 @@ class Play:
     answers: int = 0
     tokens: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
+    lacking: set[str] = field(default_factory=set)
     divergences: list[Divergence] = field(default_factory=list)
     rows: list[Fields] = field(default_factory=list)
     bugs: list[Wrong] = field(default_factory=list)
@@ -219,12 +221,16 @@ class Play:
                 (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
                 count = one.usage.get("completion_tokens") or len(one.logprobs) or TIMED
                 self.rate = count / (perf_counter() - began)
-                probe(self.control.source, wanted, there=there)
+                # An engine has its text whole.
+                taken = {name: sign for name, sign in SIGNS.items() if name != "streams"}
+                probe(self.control.source, wanted, taken if both else SIGNS, there)
         finally:
             self.features = {} if both else there
         if both:
             with suppress(OutOfTime):
-                probe(self.server, {name: [fields] for name, fields in there.items()}, {}, self.features)
+                self.lacking = wanted.keys() - there.keys()
+                signs = {"streams": SIGNS["streams"]}
+                probe(self.server, {name: [fields] for name, fields in there.items()}, signs, self.features)
         affordable = self.rate * (self.until - perf_counter()) / ANSWERS
         if self.rate:
             self.max_tokens = min(self.max_tokens, max(SHORTEST, int(min(affordable, self.max_tokens))))
@@ -269,7 +275,8 @@ class Play:
         if self.watch.over(self.until):
             why = SPENT
         elif missing:
-            why = f"the endpoint shows no {', no '.join(missing)}"
+            whose = "the control" if self.lacking >= set(missing) else "the endpoint"
+            why = f"{whose} shows no {', no '.join(missing)}"
         else:
             why = self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
@@ -310,38 +317,48 @@ class Play:
             replies = self.server.ask([self.asked(case.body) for case in step.cases], step.slots)
             rights = [None if case.plain is None else self.expected(case) for case in step.cases]
             self.noise.add(list(zip(replies, rights, strict=True)))
-            for case, reply, right in zip(step.cases, replies, rights, strict=True):
+            for at, (case, reply, right) in enumerate(zip(step.cases, replies, rights, strict=True)):
                 self.answers += 1
                 self.tokens += len(reply.logprobs)
                 others = [one for one in step.cases if one is not case]
-                if self._control_too(case, reply, right, scenario):
+                before = replies[:at]
+                if self._control_too(case, reply, right, before, scenario):
                     continue
-                for wrong in self._wrong(case, reply, right):
+                for wrong in self.wrong(case, reply, right, before):
                     one = Divergence(self.answers - 1, company=scenario, **wrong)
                     shown = [*group[:number], Step([*others, case], step.slots)]
                     found.append(Wrong(scenario, shown, case, reply, right, one))
         return found
 
-    def _wrong(self, case: Case, reply: Completion, right: Completion | None) -> Iterator[Fields]:
-        """Fields of divergences: what is wrong with the answer by itself, and the first difference from the control."""
-        if case.form is not None and (why := case.form(reply)):
+    def wrong(
+        self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion] = ()
+    ) -> Iterator[Fields]:
+        """Fields of divergences: what is wrong with the answer by itself, and the first difference from the control.
+
+        before  answers to the requests before it in its step."""
+        if case.form is not None and (why := case.form(reply, case.body, before)):
             yield {"at": len(reply.logprobs), "why": why, "before": reply.text[-80:]}
         elif right is not None:
-            every = (compare(one, right, case.body, self.noise, case.cut) for one in (reply, *reply.others))
+            every = (compare(one, right, case.body, self.noise) for one in (reply, *reply.others))
             yield from [one for one in every if one is not None][:1]
         if self.control.is_self:
             yield from own_best(reply, case.body, self.noise)
 
-    def _control_too(self, case: Case, reply: Completion, right: Completion | None, scenario: str) -> bool:
+    def _control_too(
+        self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion], scenario: str
+    ) -> bool:
         """Whether an answer is wrong, and the control's to the very same request in the same way."""
-        if (self.control.is_self and not case.needs_control) or (case.form is None and case.cut is None):
+        is_cut = bool(case.body.keys() & ENDING)
+        if (self.control.is_self and not case.needs_control) or (case.form is None and not is_cut):
             return False
-        if (found := next(self._wrong(case, reply, right), None)) is None:
+        if (found := next(self.wrong(case, reply, right, before), None)) is None:
             return False
         what, why = found.get("why") or "another text", "with drafts; without them it is unknown"
         if not self.control.is_self:
             (own,) = self.control.source.ask([self.asked(case.body)], 1)
-            if not (case.form(own) if case.form is not None and case.form(reply) else own.text == reply.text):
+            form = case.form or (lambda *_: "")
+            theirs = form(own, case.body, before) if form(reply, case.body, before) else own.text == reply.text
+            if not theirs:
                 return False
             why = "with drafts and without"
         self.ignored.setdefault(scenario, f"{what}, {why}")
@@ -420,11 +437,7 @@ def _stops(play: Play) -> Iterator[Group]:
         text = play.expected(case).text
         cuts = [text[len(text) * share // 8 :][:2] for share in range(1, 8)]
         strings = [one for one in dict.fromkeys(cuts) if one.strip() and BROKEN not in one]
-        yield [Step([Case(case.body | {"stop": [one]}, case.plain, _until(one)) for one in strings], 4)]
-
-
-def _until(stop: str) -> Cut:
-    return lambda right: right.text.partition(stop)[0]
+        yield [Step([Case(case.body | {"stop": [one]}, case.plain) for one in strings], 4)]
 
 
 def _stop_tokens(play: Play) -> Iterator[Group]:
@@ -432,11 +445,7 @@ def _stop_tokens(play: Play) -> Iterator[Group]:
         case = play.case(prompt, **play.features["token ids"])
         tokens = play.expected(case).tokens
         ids = [tokens[len(tokens) * share // 8] for share in (2, 4, 5, 6)] if tokens else []
-        yield [Step([Case(case.body | {"stop_token_ids": [one]}, case.plain, _until_token(one)) for one in ids], 4)]
-
-
-def _until_token(stop: int) -> Cut:
-    return lambda right: [*right.tokens, stop].index(stop)
+        yield [Step([Case(case.body | {"stop_token_ids": [one]}, case.plain) for one in ids], 4)]
 
 
 def _fields(play: Play) -> Iterator[Group]:
@@ -459,22 +468,26 @@ def _streams(play: Play) -> Iterator[Group]:
 
 
 def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
-    """Greedy and sampled answers of a form, alone and together. What max_tokens cut off has no form."""
-
-    def form(answer: Completion) -> str:
-        unfinished = answer.finish_reason == "length" or (answer.reasoning and not answer.text)
-        return "" if unfinished else FORMS[feature](answer)
+    """Greedy and sampled answers of a form, alone and together."""
 
     def groups(play: Play) -> Iterator[Group]:
         fields = {key: value for name in (feature, *more) for key, value in play.features[name].items()}
         greedy = [play.case(user(f"{ASKED} {line}"), **fields, max_tokens=200) for line in LINES[:4]]
         hot = [case.body | {"temperature": 1.0, "seed": seed} for seed, case in enumerate(greedy * 4)]
-        sampled = [Case(body, form=form) for body in hot]
-        yield [Step([Case(case.body, case.plain, form=form) for case in greedy])]
+        sampled = [Case(body, form=_in_form) for body in hot]
+        yield [Step([Case(case.body, case.plain, _in_form) for case in greedy])]
         yield [Step(sampled[:4])]
         yield [Step(sampled, 8)]
 
     return groups
+
+
+def _in_form(one: Completion, body: Fields, before: Sequence[Completion] = ()) -> str:
+    """Why an answer has not the form that its request asks for. What max_tokens cut off has no form."""
+    if one.finish_reason == "length" or (one.reasoning and not one.text):
+        return ""
+    asked = (name for name in FORMS if any(fields.items() <= body.items() for fields in FEATURES[name]))
+    return next((why for name in asked if (why := FORMS[name](one))), "")
 
 
 def _counts(play: Play) -> Iterator[Group]:
@@ -486,12 +499,11 @@ def _counts(play: Play) -> Iterator[Group]:
         if name in play.features:
             fields.append({"max_tokens": most, **play.features[name], **more})
     bodies = [_body(play.prompts[0], 1) | one for one in fields]
-    yield [Step([Case(body, form=counted(body), needs_control=True) for body in bodies])]
+    yield [Step([Case(body, form=counted, needs_control=True) for body in bodies])]
     hot = _body(user("Write a few random words."), min(most, 24)) | {"temperature": 1.5}
-    form = other_than_before()
-    yield [Step([Case(hot, form=form, needs_control=True)] * 3)]
+    yield [Step([Case(hot, form=alike, needs_control=True)] * 3)]
     if "n" in play.features:
-        yield [Step([Case(hot | play.features["n"], form=other_than_before(), needs_control=True)])]
+        yield [Step([Case(hot | play.features["n"], form=alike, needs_control=True)])]
     turns = play.prompts[0]
     for question in ("Say that again.", "And once more."):
         said = {"role": "assistant", "content": play.expected(play.case(turns)).text}

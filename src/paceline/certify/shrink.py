@@ -3,11 +3,14 @@
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from paceline.certify.asking import Fields
+from paceline.certify.asking import Fields, ended
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
+from paceline.workbench.client import Completion
 from paceline.workbench.endpoint import Endpoint
 
 SHRUNK = 3  # findings that are made small, each of another scenario
@@ -18,7 +21,7 @@ Seen = tuple[str, float, float]
 def greedy_reports(play: Play) -> list[Fields]:
     """A report of the first bug of each scenario."""
     first = {one.scenario: one for one in reversed(play.bugs)}
-    return [_report(play, Shrinking(play, one).run()) for one in list(first.values())[::-1][:SHRUNK]]
+    return [_report(play, one) for one in list(first.values())[::-1][:SHRUNK]]
 
 
 class Shrinking:
@@ -32,7 +35,7 @@ class Shrinking:
         self._length()
         self._words()
         self._length()
-        for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature"}):
+        for name in sorted(self.best.case.body.keys() - {"messages", "max_tokens", "temperature", "seed"}):
             self._change({}, without=name)
         return self.best
 
@@ -88,28 +91,67 @@ class Shrinking:
         def changed(case: Case) -> Case:
             if case.body["messages"] != messages:
                 return case
-            return Case(asked(case.body), None if case.plain is None else asked(case.plain), case.cut, case.form)
+            return replace(case, body=asked(case.body), plain=None if case.plain is None else asked(case.plain))
 
         return self.shows([Step(list(map(changed, step.cases)), step.slots) for step in self.best.group])
 
 
 def _report(play: Play, found: Wrong) -> Fields:
-    again = Shrinking(play, found)
-    shown = sum(again.shows(found.group, always=True) for _ in range(REPEATS))
-    one, right = found.divergence, found.right
+    """Of the smallest requests that show it, as they are printed; of those that it was found by where they do not."""
+    shown, small = 0, Shrinking(play, found).run()
+    for one in (small, found):
+        again = Shrinking(play, replace(one, group=_printed(one.group)))
+        if shown := sum(again.shows(_printed(again.best.group), always=True) for _ in range(REPEATS)):
+            break
+    one = again.best
     sure = [f"the same requests show it {shown} times of {REPEATS}"]
-    if one.gap is not None:
-        sure.append(f"the two tokens are {one.gap:.3g} nats apart, and rounding moves them by {one.noise:.2g}")
-    why = one.why or f"token {one.at} is {one.said!r}, and must be {one.best!r}"
-    calls = found.answer.tool_calls
+    if not shown:
+        sure.append("so it could not be shrunk: what came before, or beside it, may have a part in it")
+    of, told = one.divergence, _told(one.answer, one.divergence.at)
+    if of.gap is not None:
+        sure.append(f"the two tokens are {of.gap:.3g} nats apart, and rounding moves them by {of.noise:.2g}")
+    expected, observed = f"token {of.at} is {of.best!r}" if of.best else "an answer of which that is not so", told[0]
+    right = _right(play, one)
+    for mine, theirs in zip(told, told if right is None else _told(right, of.at), strict=True):
+        if mine != theirs:
+            expected, observed = f"as {play.control.name}: {json.dumps(theirs, ensure_ascii=False)}", mine
+            break
     return {
-        "scenario": found.scenario,
-        "why": why,
-        "curl": curl(play, found.group),
-        "expected": why if right is None else f"as {play.control.name}: {right.text!r}",
-        "observed": json.dumps(calls) if calls and not found.answer.text else found.answer.text,
+        "scenario": one.scenario,
+        "why": of.why or f"token {of.at} is {of.said!r}, and must be {of.best!r}",
+        "curl": curl(play, one.group),
+        "expected": expected,
+        "observed": observed,
         "sure": "; ".join(sure),
     }
+
+
+def _printed(group: Group) -> Group:
+    """The requests as `curl` prints them: what does not follow each other is all under way at once."""
+    return [Step(step.cases, len(step.cases) if step.slots > 1 else 1) for step in group]
+
+
+def _right(play: Play, one: Wrong) -> Completion | None:
+    """The control's answer to the very request that is printed; None where there is none that is right."""
+    body, control = one.case.body, play.control
+    try:
+        if not control.is_self:
+            (right,) = control.expected([play.asked(body)])
+            return None if any(play.wrong(one.case, right, one.right)) else right
+        if one.right is None or one.case.plain is None:
+            return None
+        (right,) = control.expected([one.case.plain | {"max_tokens": body["max_tokens"]}])
+    except PacelineError:
+        return None
+    return replace(right, text=until) if isinstance(until := ended(right, body), str) else right
+
+
+def _told(one: Completion, at: int) -> list[Any]:
+    """An answer as a report may show it: its text or its texts, why it ended, and its token number `at`."""
+    texts = [answer.text or json.dumps(answer.tool_calls) for answer in (one, *one.others)]
+    reason = {"finish_reason": one.finish_reason, "completion_tokens": one.usage.get("completion_tokens")}
+    token = one.logprobs[at] if at < len(one.logprobs) else {}
+    return [texts if one.others else texts[0], reason, {key: token.get(key) for key in ("token", "logprob")}]
 
 
 def sampled_report(server: Endpoint, body: Fields, number: int, found: Finding, seen: Sequence[Seen] = ()) -> Fields:

@@ -237,6 +237,8 @@ def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: 
     sampled = parts["sampled"]
     if scope.requests != 0 and (tested := power if sampled["requests"] else sampled.get("long")):
         if tested["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
+            if tested["detectable"] >= 0.99:
+                return CANNOT_SAY, "too few answers were sampled to find any shift; a longer --budget asks more"
             hidden = f", of which rounding hides {100 * tested['hidden']:.2g} %" if tested["hidden"] > 0.001 else ""
             return CANNOT_SAY, (
                 f"shifts of sampled distributions below {100 * tested['detectable']:.3g} % would be missed{hidden}; "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
 LEAST_DRAFTS = 50  # drafts below which nothing is advised
-VARYING = 0.9  # mean length of drafts, over the positions that have counts, below which they vary
+EVEN = 0.9  # mean tokens of a draft and positions that have counts: ratio below which they are no chains of one length
 ANSWER = 128  # most tokens of an answer to --ask
 WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
@@ -129,9 +129,14 @@ def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None
     """What a reading says. new: the counts since the one before; costs: see `_costs`; seconds: between the two."""
     cost = costs[max((load for load in costs if load <= new.running), default=min(costs))]
     drafted = new.drafted / new.drafts if new.drafts else 0.0
-    tokens = accumulate(new.survival, initial=1.0)
-    gains = [of_round / (1 + cost * min(k, drafted)) for k, of_round in enumerate(tokens)]
-    varies = drafted < VARYING * len(new.survival)
+    tokens, positions = accumulate(new.survival, initial=1.0), len(new.survival)
+    # All that was drafted was verified, also what no position shows.
+    gains = [of_round / (1 + cost * (k if k < positions else drafted)) for k, of_round in enumerate(tokens)]
+    uneven = ""
+    if drafted < EVEN * positions:
+        uneven = f"they vary in length ({drafted:.1f} tokens)"
+    elif positions < EVEN * drafted:
+        uneven = f"they have {drafted:.1f} tokens, none accepted behind position {positions} (trees, or useless ends)"
     return {
         "engine": new.engine,
         "running": new.running,
@@ -144,25 +149,25 @@ def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None
         "tokens_a_round": new.round_tokens,
         "token_cost": cost,
         "gain": round(gains[-1], 4) if new.survival else None,
-        "advice": _advice(new, gains, cost, drafted if varies else None),
+        "advice": _advice(new, gains, cost, uneven),
     }
 
 
-def _advice(new: Drafting, gains: Sequence[float], cost: float, varying: float | None) -> str:
-    """gains: over plain decoding, by the most tokens of a draft. varying: the mean length of drafts, if they vary: then
+def _advice(new: Drafting, gains: Sequence[float], cost: float, uneven: str) -> str:
+    """gains: over plain decoding, by the most tokens of a draft. uneven: why drafts are no chains of one length: then
     a position that was not drafted counts as one that was rejected, and none can be judged."""
     from paceline.replay.advice import ENGINES
 
     best, known = max(range(len(gains)), key=gains.__getitem__), ENGINES.get(new.engine, {})
     if new.round_tokens is None:
         return "there were no drafts"
-    if not new.survival:
+    if not new.drafts or (new.accepted and not new.survival):
         return f"{new.round_tokens:.2f} tokens a round; the server does not tell them by position"
     if new.drafts < LEAST_DRAFTS:
         return f"{new.drafts:.0f} drafts are too few to say"
-    if varying is not None:
+    if uneven:
         pay = "pay" if gains[-1] > 1 else "do not pay"
-        return f"drafts {pay} as a whole; they vary in length ({varying:.1f} tokens), so no position can be judged"
+        return f"drafts {pay} as a whole; {uneven}, so no position can be judged"
     if best == 0:
         return f"drafts do not pay now: {known.get('off', 'turn them off')}"
     if gains[best] > WORTH_IT * gains[-1]:

@@ -139,7 +139,8 @@ class Drafter:
 
     def end_tokens(self, row: Request) -> frozenset[int]:
         """Tokens that end this row's answer, so that nothing after them can be accepted."""
-        return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
+        own, ends = row.params.stop_token_ids, frozenset(() if row.params.ignore_eos else self.eos_token_ids)
+        return ends.union(own) if own else ends
 
     def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
         """Make a chain of `tokens` int64 [n]."""

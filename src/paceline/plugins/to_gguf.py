@@ -146,10 +146,11 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
     norms = {"norm.weight", "layers.0.input_layernorm.weight"} - network.weights.keys()
     if norms or network.layers.shape.window or min(network.taps) < 0:
         raise MethodError(f"{folder}: llama.cpp's eagle3 has all norms, no window, and reads inputs of layers alone")
-    if flags.fc_norm or flags.norm_output or layers != 1 or taps != 3:
+    other = [] if (layers, taps) == (1, 3) else [f"{layers} layers over {taps} states"]
+    if other := other + [name for name in ("fc_norm", "norm_output") if getattr(flags, name)]:
         raise MethodError(
-            f"{folder}: llama.cpp's eagle3 has one layer over three states (here {layers} over {taps}), no fc_norm, "
-            "and no norm_output: `paceline train eagle3 --no-fc-norm --no-norm-output` makes such heads"
+            f"{folder} has {' and '.join(other)}: llama.cpp's eagle3 has one layer over three states and neither norm; "
+            "`paceline train eagle3 --no-fc-norm --no-norm-output` makes heads that can be written"
         )
     norms = {key: getattr(flags, key) for key in ("norm_before_residual", "norm_before_fc")}
     return {"target_hidden_size": tensors["fc.weight"].shape[1] // taps, **norms}

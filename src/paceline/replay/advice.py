@@ -17,7 +17,8 @@ import json
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,13 +133,15 @@ class Expected(NamedTuple):
 @dataclass(frozen=True)
 class Choice:
     """A method at its best. schedule: for each load its number of tokens, 0 where off is best. fixed: the best number
-    for all loads together. expected: of `schedule`, by load and context; plain_goodput: of plain decoding, by load."""
+    for all loads together. expected: of `schedule`, by load and context; plain_goodput: of plain decoding, by load.
+    most: by load, the drafts of any method of the engine that gain most, shown to or not, and their method."""
 
     method: Method
     schedule: dict[int, int]
     fixed: int
     expected: list[Expected]
     plain_goodput: dict[int, float]
+    most: list[tuple[str, Expected]] = field(default_factory=list)
 
 
 def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> list[Choice]:
@@ -146,11 +149,14 @@ def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> li
     drafts are shown to gain, that is, where their intervals hold 1, off is chosen."""
     loads, lengths = range(len(costs.loads)), range(len(costs.contexts))
     plain = [_expected(costs, load, None, goals) for load in loads]
-    rated = []
+    rated, most = [], dict[str, list[tuple[str, Expected]]]()
     for method in dict.fromkeys(one.method for one in drafts):
         every = [None, *(one for one in drafts if one.method == method)]
         table = [[_expected(costs, load, one, goals) for one in every] for load in loads]
         best = [_best(row) for row in table]
+        here = [(method.name, max(row[1:], key=lambda one: one.gain)) for row in table]
+        pairs = zip(here, most.get(method.engine, here), strict=True)
+        most[method.engine] = [max(pair, key=lambda of: of[1].gain) for pair in pairs]
         fixed = max(range(len(every)), key=lambda n: _worth([row[n] for row in table])) if any(best) else 0
         contexts = (None, *lengths) if len(lengths) > 1 else (None,)
         expected = [_expected(costs, load, every[best[load]], goals, at) for load in loads for at in contexts]
@@ -158,7 +164,28 @@ def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> li
         choice = Choice(method, schedule, table[0][fixed].k, expected, {one.load: one.goodput for one in plain})
         kept = best if method.engine == "vllm" else [fixed] * len(best)
         rated.append((_worth([row[n] for row, n in zip(table, kept, strict=True)]), choice))
-    return [choice for _, choice in sorted(rated, key=lambda pair: pair[0], reverse=True)]
+    ranked = sorted(rated, key=lambda pair: pair[0], reverse=True)
+    return [replace(choice, most=most[choice.method.engine]) for _, choice in ranked]
+
+
+def not_chosen(choice: Choice) -> list[str]:
+    """What drafts would have brought where off was chosen, and at which load that changes, in sentences."""
+    off = [(name, one) for name, one in choice.most if not choice.schedule[one.load]]
+    lines = [
+        f"Off at {one.load} at once: the best drafts, {name}, {one.k} drafted, would have {one.gain:.2f} times the "
+        f"tokens a second ({one.low:.2f} to {one.high:.2f})."
+        for name, one in off
+    ]
+    known = [one for _, one in choice.most]
+    for one, after in pairwise(known):
+        if (one.gain > 1) != (after.gain > 1):
+            load = one.load + (after.load - one.load) * (one.gain - 1) / (one.gain - after.gain)
+            lines += [f"Their gain {'ends' if one.gain > 1 else 'begins'} at about {load:.0f} at once."] * bool(off)
+    if off and all(one.gain <= 1 for one in known):
+        lines.append("At no load that was measured would drafts gain.")
+    if any(one.low <= 1 < one.gain for _, one in off):
+        lines.append("Where an interval has 1 inside it, more --minutes or a longer log may show a gain.")
+    return lines
 
 
 def _best(row: Sequence[Expected]) -> int:

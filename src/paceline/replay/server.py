@@ -189,7 +189,7 @@ class ServerTuning:
             "expected": [{"method": c.method.name, **one._asdict()} for c in choices for one in c.expected],
             "plain_ms": dict(zip(costs.loads, np.round(1e3 * plain, 4).tolist(), strict=True)),
             "token_cost": dict(zip(costs.loads, np.round(longer / plain - 1, 4).tolist(), strict=True)),
-            "notes": notes,
+            "notes": [*notes, *(line for choice in choices for line in advice.not_chosen(choice))],
             "check": [
                 f"paceline bench --server {self.servers.get(PLAIN, server).url},URL_OF_THE_NEW_ONE --suite {log} "
                 f"--concurrency {load} --max-tokens {self.max_tokens} --out {folder / f'check-{load}'}"

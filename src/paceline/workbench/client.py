@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
@@ -135,6 +136,7 @@ class Completion:
     speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`TOLD`), and our by_drafter
                    as (drafted, accepted) of each; empty otherwise.
     others         the answers after the first, where `n` asked for several.
+    streamed       it came as events.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
     counts         token ids that each of these events brought; 0 from servers that return none.
     tries          attempts that it took."""
@@ -148,6 +150,7 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     speculation: dict[str, Any] = field(default_factory=dict)
     others: list[Completion] = field(default_factory=list)
+    streamed: bool = False
     times: list[float] = field(default_factory=list, compare=False)
     counts: list[int] = field(default_factory=list, compare=False)
     tries: int = 1
@@ -346,7 +349,7 @@ def get(url: str, path: str, key: str | None = None) -> bytes | None:
     address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS) as response:
+        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS, verify=_tls()) as response:
             for piece in response.iter_bytes(1 << 16):
                 page += piece
                 if len(page) > PAGE_BYTES or perf_counter() - began > PAGE_SECONDS:
@@ -410,6 +413,9 @@ def _is_private(url: str) -> bool:
     return parts.scheme == "https" or host == "localhost"
 
 
+_tls = cache(httpx2.create_ssl_context)  # takes tens of milliseconds, and is the same for all
+
+
 def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient:
     """What requests go through: it sends `key` or none, and reads no more of an answer than MOST_BYTES."""
 
@@ -426,6 +432,7 @@ def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient
 
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity"},  # a few bytes may expand to any number
+        verify=_tls(),
         timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
         limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
         follow_redirects=False,  # they would take the key along
@@ -466,6 +473,7 @@ async def _read(response: Any, began: float) -> Completion:
     completion = Completion(began=began)
     try:
         if "text/event-stream" in response.headers.get("content-type", ""):
+            completion.streamed = True
             async for event in await response.parse():
                 completion.take(event.to_dict(warnings=False))
         else:

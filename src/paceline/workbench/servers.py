@@ -11,7 +11,10 @@ fails is not tried again: a load generator counts it."""
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,8 +22,8 @@ from hashlib import sha256
 from itertools import chain, islice, zip_longest
 from math import isfinite
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
@@ -53,6 +56,8 @@ LOOK_SECONDS = 0.1  # seconds between two checks whether sending was stopped
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
 MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
+Answer = Completion | CompletionError | None
+"""An answer; the error in place of one that failed; None where sending was stopped."""
 LATEST = 1e15  # numbers from here on, and NaN, are no times
 
 
@@ -272,22 +277,93 @@ def _arrival(record: Mapping[str, Any]) -> float | None:
     return None
 
 
+class Senders:
+    """`send` from several processes, so that no client is slower than the server; 1: from this one.
+
+        with Senders(2) as senders:
+            answers, busy = senders.send(server, bodies, concurrency=64)
+
+    Each process sends every so manieth request, and has its share of those under way."""
+
+    def __init__(self, processes: int = 1):
+        context = multiprocessing.get_context("spawn")  # a progress bar's thread must not be copied
+        self._stop = context.Event()
+        many = processes if processes > 1 else 0
+        self._pools = [ProcessPoolExecutor(1, context, _begin, (self._stop,)) for _ in range(many)]
+        for ready in [pool.submit(perf_counter) for pool in self._pools]:
+            ready.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+
+    def send(
+        self, server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1,
+        due: Sequence[float] | None = None, stopped: Callable[[], bool] = lambda: False,
+    ) -> tuple[list[Answer], float]:  # fmt: skip
+        """The answers in the order of their requests, and the share of a core that the busiest process used."""
+        pools = self._pools[:concurrency]
+        if len(pools) < 2:
+            return _sent(server, bodies, concurrency, due, stopped, None)
+        self._stop.clear()
+        size, began = len(pools), perf_counter()
+        parts = [
+            pool.submit(
+                _sent, server, bodies[i::size], len(range(i, concurrency, size)), due and due[i::size], None, began
+            )
+            for i, pool in enumerate(pools)
+        ]  # fmt: skip
+        while wait(parts, LOOK_SECONDS)[1]:
+            if stopped():
+                self._stop.set()
+        answers: list[Answer] = [None] * len(bodies)
+        for i, part in enumerate(parts):
+            answers[i::size] = part.result()[0]
+        return answers, max(part.result()[1] for part in parts)
+
+
+_stop: Any
+"""In a process of `Senders`: an event that ends its sending."""
+
+
+def _begin(stop: Any) -> None:
+    global _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    _stop = stop
+
+
+def _sent(
+    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int, due: Sequence[float] | None,
+    stopped: Callable[[], bool] | None, began: float | None,
+) -> tuple[list[Answer], float]:  # fmt: skip
+    """The answers, and the share of a core that this process used meanwhile. stopped None: the event says it."""
+    used, since = process_time(), perf_counter()
+    answers = asyncio.run(send(server, bodies, concurrency, due, stopped or _stop.is_set, began))
+    return answers, (process_time() - used) / (perf_counter() - since)
+
+
 async def send(
     server: Server,
     bodies: Sequence[dict[str, Any]],
     concurrency: int = 1,
     due: Sequence[float] | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> list[Completion | CompletionError | None]:
+    began: float | None = None,
+) -> list[Answer]:
     """The answer to each body; an error in place of one that failed, None where sending was stopped.
 
     concurrency  requests under way at once: the next one is sent when another has its answer.
-    due          seconds at which each is sent, ascending; concurrency is then the most at once, and the times of an
-                 answer count from when its request was due, so that waiting for a free place shows in them.
+    due          seconds after `began` (perf_counter; None: now) at which each is sent, ascending; concurrency is then
+                 the most at once, and the times of an answer count from when its request was due, so that waiting for a
+                 free place shows in them.
 
     When it is stopped, connections are closed at once, at which a server stops working on the answers."""
-    answers: list[Completion | CompletionError | None] = [None] * len(bodies)
-    left, began = iter(range(len(bodies))), perf_counter()
+    answers: list[Answer] = [None] * len(bodies)
+    left, began = iter(range(len(bodies))), perf_counter() if began is None else began
 
     async def one_at_a_time() -> None:
         for i in left:

@@ -21,7 +21,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, Unlimited
 from paceline.draft.registry import create, names
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError, PacelineError
@@ -151,6 +151,19 @@ def tokens_only(target: Facts) -> list[str]:
     return through
 
 
+PARAMS = SamplingParams(max_tokens=1 << 30, seed=0)
+
+
+class _Recorded(Row):
+    """A row whose tokens are there from the beginning, and are told round by round."""
+
+    def record(self, text: IntArray) -> None:
+        self._tokens = text
+
+    def tell(self, length: int) -> None:
+        self._length = length
+
+
 class Walk:
     """A row whose answer is recorded: a greedy target's verdict on drafts, without the target.
 
@@ -158,30 +171,34 @@ class Walk:
 
     def __init__(self, id: int, recorded: RecordedAnswer):
         self.text = np.concatenate([recorded.prompt, recorded.answer])
-        params = SamplingParams(max_tokens=len(recorded.answer) + SLACK, seed=0)
-        self.row = Row(id, recorded.prompt, params, max_context=len(self.text) + 2 * SLACK)
+        self.row = _Recorded(id, recorded.prompt, PARAMS, max_context=len(self.text) + SLACK)
+        self.row.record(self.text)
 
     @property
     def is_over(self) -> bool:
         """Whether the row has the whole answer."""
         return len(self.row) >= len(self.text)
 
-    def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
-        """Extend the row by what the recording confirms of `tree` and one token more; ValueError for another root."""
-        at = len(self.row)
+    def advance(self, tree: DraftTree, tally: Tally) -> int:
+        """Extend the row by what the recording confirms of `tree` and one token more. Returns the last node of `tree`
+        that was confirmed; ValueError for another root."""
+        at, size = len(self.row), len(tree.tokens)
         probe = _NO_PROBES if tree.probe is None else tree.probe
         count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)
         if count < 0:
             raise ValueError(f"{tree.source} proposed a tree whose root is not the row's last token")
         tally.rounds += 1
-        tally.drafted += len(tree) - 1
-        tally.draft_rounds += len(tree) > 1
-        path = [node]
+        tally.drafted += size - 1
+        tally.draft_rounds += size > 1
+        self.row.tell(min(at + count + 1, len(self.text)))
+        return int(node)
+
+    def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
+        """`advance`, and what was accepted, for those who learn from it."""
+        at, path = len(self.row), [self.advance(tree, tally)]
         while path[-1] > 0:
             path.append(int(tree.parent[path[-1]]))
-        accepted = Accepted(path[::-1], self.text[at : at + count + 1].tolist())
-        self.row.extend(accepted.tokens)
-        return accepted
+        return Accepted(path[::-1], self.text[at : at + len(path)].tolist())
 
 
 def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) -> None:
@@ -201,15 +218,20 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
 
 def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
     """A round of one or more rows; returns the trees, cut to what the rows may draft."""
-    rows = [walk.row for walk in walks]
+    rows, budget = [walk.row for walk in walks], drafter.budget
+    learns = type(drafter).observe is not Drafter.observe
     began = perf_counter()
-    drafter.budget.begin(rows)
-    trees = drafter.budget.cut(rows, drafter.budget.ask(drafter, rows))
+    budget.begin(rows)
+    trees = budget.cut(rows, budget.ask(drafter, rows))
     tally.seconds += perf_counter() - began
     trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
+    if not learns and type(budget) is Unlimited:
+        for walk, tree in zip(walks, trees, strict=True):
+            walk.advance(tree, tally)
+        return trees
     accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
-    drafter.budget.observe(rows, trees, accepted, 0.0)
-    if type(drafter).observe is not Drafter.observe:
+    budget.observe(rows, trees, accepted, 0.0)
+    if learns:
         # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
         round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
         began = perf_counter()

@@ -11,14 +11,15 @@ Where we differ from the published method and why: docs/methods/hierarchy.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
-from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams
+from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams, warm_up
 from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -65,6 +66,8 @@ class Hierarchy(Drafter):
 
         Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
         super().bind(target)
+        warm_up()
+        _tree(0, np.zeros((1, 1), np.int64), 1, 1, np.zeros(1, np.int64))
         model, corpus = self.config.model or self.config.corpus, self.config.corpus
         if model is not None and "S" in self.config.order:
             self._frequent = FrequentNgrams.of(open_for(target, model))
@@ -116,15 +119,38 @@ class Hierarchy(Drafter):
                 yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
 
     def draft(self, row: Request) -> DraftTree:
-        ends, sequences = self.end_tokens(row), self.collect(row)
-        depths = range(1, min(self.config.n - 1, row.max_draft) + 1)
-        # Level by level, so that a budget of nodes goes to the likelier ones near the root.
-        whole = (gram[:depth] for depth in depths for gram in sequences if len(gram) >= depth)
-        paths = dict.fromkeys(path for path in whole if ends.isdisjoint(path[:-1]))
-        nodes = list(islice(paths, self.config.nodes))
-        number = {path: node for node, path in enumerate([(), *nodes])}
-        parents = np.array([number[path[:-1]] for path in nodes], np.int64)
-        return self.tree_after(row, np.array([path[-1] for path in nodes], np.int64), parents)
+        long, most = self.config.n - 1, self.config.nodes or self.config.k * self.config.n
+        sequences = [gram if len(gram) == long else gram + (-1,) * (long - len(gram)) for gram in self.collect(row)]
+        grams, ends = np.array(sequences, np.int64).reshape(-1, long), np.array([*self.end_tokens(row)], np.int64)
+        tokens, parent = _tree(row.last_token, grams, min(long, row.max_draft), most, ends)
+        return DraftTree(tokens, parent, source=self.name if len(tokens) > 1 else "")
+
+
+@njit(cache=True)
+def _tree(root, grams, deepest, most, ends):  # type: ignore[no-untyped-def]
+    """Tokens and parents of the tree of `grams` [m, n - 1], padded with -1, of at most so many levels and nodes.
+
+    Level by level, so that a budget of nodes goes to the likelier ones near the root."""
+    tokens, parents = np.empty(grams.size + 1, np.int64), np.empty(grams.size + 1, np.int64)
+    tokens[0], parents[0], size = root, -1, 1
+    nodes = np.zeros(len(grams), np.int64)  # where each sequence is; -1: it has ended
+    for depth in range(deepest):
+        above = nodes.copy()
+        for i in range(len(grams)):
+            token, j = grams[i, depth], 0
+            if above[i] < 0 or token < 0 or (above[i] > 0 and (ends == tokens[above[i]]).any()):
+                nodes[i] = -1
+                continue
+            while nodes[j] < 0 or above[j] != above[i] or grams[j, depth] != token:
+                j += 1
+            if j < i:
+                nodes[i] = nodes[j]
+                continue
+            if size > most:
+                return tokens[:size], parents[:size]
+            tokens[size], parents[size], nodes[i] = token, above[i], size
+            size += 1
+    return tokens[:size], parents[:size]
 
 
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:

@@ -29,10 +29,10 @@ import torch
 from paceline.core.logits import best_token
 from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
-from paceline.draft.base import Drafter, DraftTree, Request, Round
+from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round
 from paceline.draft.options import Options, option
 from paceline.draft.text.copying import up_to_end
-from paceline.draft.text.ngrams import Gram, RecentNgrams
+from paceline.draft.text.ngrams import Gram, RecentNgrams, warm_up
 from paceline.draft.text.past import TwoHalves
 
 
@@ -105,6 +105,10 @@ class NgramPool(Drafter):
         self._past = TwoHalves(config.past, lambda tokens: RecentNgrams(config.level, config.guesses))
         self._pools: dict[int, RecentNgrams] = {}
         self._windows: dict[int, Window] = {}
+
+    def bind(self, target: Facts) -> None:
+        super().bind(target)
+        warm_up()
 
     def start(self, row: Request) -> None:
         read = 0 if self.config.prompt else row.prompt_length

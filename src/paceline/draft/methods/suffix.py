@@ -84,7 +84,9 @@ class Suffix(Drafter):
         config, context = self.config, row.tokens[1 - self.config.depth :]
         most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
-        best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
+        best = tree.speculate(context, *sizes)
+        for text in self._shared:
+            best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)
         if ahead(row) and best.match < ahead(row) + REACH:
             return DraftTree.root(row.last_token)
         return self.tree_after(row, best.tokens, best.parent)

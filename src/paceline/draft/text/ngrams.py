@@ -4,14 +4,16 @@ The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609
 (Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
+from paceline.draft.text.automaton import enlarged, hashed
 from paceline.draft.text.store import Progress, Store, silent
 
 Gram = tuple[int, ...]
@@ -29,13 +31,16 @@ class RecentNgrams:
     """D_c: the tokens that followed each token, newest first.
 
     n     number of tokens of an n-gram, the key included.
-    ways  number of n-grams of a key. Of more, the one that was not seen for longest is forgotten.
-    read  number of tokens of the text given to `update` that are left out, from its beginning."""
+    ways  number of n-grams of a key that are told: the different ones that were seen last.
+    read  number of tokens of the text given to `update` that are left out, from its beginning.
+
+    All n-grams are kept, in the order in which they came, each with the one before it that has the same key."""
 
     def __init__(self, n: int, ways: int, read: int = 0):
         self.n, self.ways = n, ways
-        self._read, self._tokens = read, 0
-        self._by_key: dict[int, OrderedDict[Gram, None]] = {}
+        self._read, self._tokens, self._count = read, 0, 0
+        self._grams, self._before = np.empty((0, n), np.int32), np.empty(0, np.int32)
+        self._table = np.empty(0, np.int32)
 
     def __len__(self) -> int:
         """Number of tokens of the texts that were learnt."""
@@ -48,20 +53,80 @@ class RecentNgrams:
 
     def learn(self, text: IntArray) -> None:
         self._tokens += len(text)
-        for gram in grams(text, self.n):
-            self.add(gram)
+        if (most := self._count + len(text)) > len(self._before):
+            capacity = max(2 * most, 64)
+            self._grams, self._before = enlarged(self._grams, capacity), enlarged(self._before, capacity)
+            self._table = np.full(1 << (2 * capacity - 1).bit_length(), -1, np.int32)
+            _index(self._grams, self._before, self._table, 0, self._count)
+        # Always a fresh int32 array, so that one version is compiled.
+        self._count = _learn(self._grams, self._before, self._table, self._count, np.array(text, np.int32))
 
     def add(self, gram: Gram) -> None:
         """Add an n-gram, or make it the newest."""
-        same_key = self._by_key.setdefault(gram[0], OrderedDict())
-        same_key[gram] = None
-        same_key.move_to_end(gram)
-        if len(same_key) > self.ways:
-            same_key.popitem(last=False)
+        self.learn(np.array(gram))
 
     def after(self, token: int) -> list[Gram]:
         """The tokens that followed `token`, n - 1 in each tuple, newest first."""
-        return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
+        return list(map(tuple, _after(self._grams, self._before, self._table, token, self.ways).tolist()))
+
+
+@njit(cache=True)
+def _slot(grams, table, token):  # type: ignore[no-untyped-def]
+    """The place of `table` that has the newest n-gram after `token`, or -1 where there is none."""
+    slot = hashed(table, 0, token)
+    while table[slot] >= 0 and grams[table[slot], 0] != token:
+        slot = (slot + 1) & (len(table) - 1)
+    return slot
+
+
+@njit(cache=True)
+def _index(grams, before, table, begin, end):  # type: ignore[no-untyped-def]
+    for i in range(begin, end):
+        slot = _slot(grams, table, grams[i, 0])
+        before[i] = table[slot]
+        table[slot] = i
+
+
+@njit(cache=True)
+def _alike(first, second):  # type: ignore[no-untyped-def]
+    same = 0
+    while same < len(first) and first[same] == second[same]:
+        same += 1
+    return same == len(first)
+
+
+@njit(cache=True)
+def _learn(grams, before, table, count, text):  # type: ignore[no-untyped-def]
+    n = grams.shape[1]
+    for at in range(len(text) - n + 1):
+        newest = table[_slot(grams, table, text[at])]
+        if newest >= 0 and _alike(grams[newest], text[at : at + n]):
+            continue  # a run of one token would make a long list otherwise
+        grams[count] = text[at : at + n]
+        _index(grams, before, table, count, count + 1)
+        count += 1
+    return count
+
+
+@njit(cache=True)
+def _after(grams, before, table, token, ways):  # type: ignore[no-untyped-def]
+    found, count = np.empty((ways, grams.shape[1] - 1), np.int32), 0
+    place = table[_slot(grams, table, token)] if len(table) else -1
+    while place >= 0 and count < ways:
+        found[count] = grams[place, 1:]
+        other = 0
+        while not _alike(found[other], found[count]):
+            other += 1
+        count += other == count
+        place = before[place]
+    return found[:count]
+
+
+def warm_up() -> None:
+    """Compile the store, or load it from the cache of earlier runs, so that no later call has to."""
+    store = RecentNgrams(2, 1)
+    store.add((0, 0))
+    store.after(0)
 
 
 class FrequentNgrams:
