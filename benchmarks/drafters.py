@@ -1,13 +1,15 @@
 """What drafters bring on a model, what a draft costs, and which shape of a tree pays.
 
     python benchmarks/drafters.py accept models/demo sam recycling medusa:models/demo-medusa --prompts FILE --every 12
+    python benchmarks/drafters.py accept smollm2 eagle3:E dflash:D dflash:D2 --prompts FILE --before 0 2000 8000
     python benchmarks/drafters.py time sam suffix rest:CORPUS prompt-lookup,variant=vllm
     python benchmarks/drafters.py shapes models/demo --prompts FILE      # of recycling's trees of 8, 16 and 32 nodes
 
 accept  greedy answers (or at --temperature), one at a time unless --batch says otherwise, each drafter from a cold
         start and with its method's own lengths, whatever they cost. Answers that run into a loop are the easiest to
         draft, so what the others alone give has a column of its own. A draft's time is all that the drafter does in a
-        round: reading new states, guessing, learning what became of it.
+        round: reading new states, guessing, learning what became of it. With --before N, every question comes after N
+        tokens of the texts that follow it in the file, or as many as the context has room for.
 time    microseconds of a draft behind a growing text, by the length of the text: Zipf-distributed tokens, half of them
         in copied runs, or with --nothing never a token that was there before. For drafters without a model.
 shapes  counts, for every path of ranks in recycling's largest tree, how often the target's own tokens took it.
@@ -48,13 +50,22 @@ ROUNDS, GAINED = 300, 3
 """Drafts that are timed, and tokens that are new in each."""
 
 
-def read_prompts(file: str, tokenizer: Tokenizer, every: int, characters: int) -> list[list[int]]:
-    """Token ids of each `every`th line of `file`, as chats."""
-    lines = [json.loads(line) for line in Path(file).read_text("utf-8").splitlines()][::every]
+def read_prompts(file: str, tokenizer: Tokenizer, every: int, characters: int, before: int = 0) -> list[list[int]]:
+    """Token ids of each `every`th line of `file`, as chats; about `before` tokens of the lines after it come first."""
+    lines = [json.loads(line) for line in Path(file).read_text("utf-8").splitlines()]
     texts = [line["turns"][0] if "turns" in line else line.get("prompt") for line in lines]
     asked = zip(lines, texts, strict=True)
     chats = [line.get("messages") or [{"role": "user", "content": text}] for line, text in asked]
-    return [tokenizer.encode_chat([{**m, "content": m["content"][:characters]} for m in chat]) for chat in chats]
+    chats = [[{**m, "content": m["content"][:characters]} for m in chat] for chat in chats]
+    prompts = []
+    for n in range(0, len(chats), every):
+        others, lead = "\n\n".join(chat[0]["content"] for chat in chats[n + 1 :] + chats[:n]), ""
+        if before:
+            repeated = others * (1 + 8 * before // len(others))
+            lead = tokenizer.decode(tokenizer.encode_text(repeated[: 8 * before])[:before]) + "\n\n"
+        first, *more = chats[n]
+        prompts.append(tokenizer.encode_chat([{**first, "content": lead + first["content"]}, *more]))
+    return prompts
 
 
 def text(n: int) -> np.ndarray:
@@ -68,9 +79,17 @@ def text(n: int) -> np.ndarray:
 
 
 def accept(asked: argparse.Namespace) -> None:
-    """One line a drafter, all over the same prompts."""
+    """One line a drafter, all over the same prompts; a table for each length of the text before them."""
     target, tokenizer = load(asked.model, dtype=asked.dtype), load_tokenizer(asked.model)
-    prompts = read_prompts(asked.prompts, tokenizer, asked.every, asked.characters)
+    alone = read_prompts(asked.prompts, tokenizer, asked.every, asked.characters)
+    room = target.max_context - asked.max_tokens - max(map(len, alone)) - 32  # a text cut in tokens may have a few more
+    for before in asked.before:
+        after = (tokenizer, asked.every, asked.characters, min(before, room))
+        accept_after(asked, target, tokenizer, read_prompts(asked.prompts, *after) if before else alone)
+
+
+def accept_after(asked: argparse.Namespace, target: Any, tokenizer: Tokenizer, prompts: list[list[int]]) -> None:
+    """Print a table: what each drafter of `asked.specs` brings on these prompts, token ids, and what it costs."""
     params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=0)
     columns = "parameters", "mean accepted", "not looping", "nodes a round", "positions a token", "accepted"
     print(f"| | {' | '.join(columns)} | ms a draft | ms a forward |")
@@ -92,7 +111,8 @@ def accept(asked: argparse.Namespace) -> None:
         cells += [f"{nodes / rounds:.1f}", f"{(nodes + rounds) / tokens:.1f}"]
         cells += [f"{right / max(nodes, 1):.2f}", f"{draft:.2f}", f"{forward:.2f}"]
         print(f"| {spec} | {' | '.join(cells)} |", flush=True)
-    print(f"{len(done)} answers, {tokens} tokens; {len(done) - len(calm)} answers loop")
+    mean = sum(map(len, prompts)) / len(prompts)
+    print(f"{len(done)} answers, {tokens} tokens, after {mean:,.0f}; {len(done) - len(calm)} answers loop", flush=True)
 
 
 def mean_accepted(done: Sequence[Completion]) -> float:
@@ -202,6 +222,7 @@ def main() -> None:
         one.add_argument("--dtype", default="auto")
     accepting.add_argument("specs", nargs="+")
     accepting.add_argument("--batch", type=int, default=1, help="answers at a time (default 1)")
+    accepting.add_argument("--before", type=int, nargs="+", default=[0], help="tokens of text before each question")
     accepting.add_argument("--temperature", type=float, default=0.0)
     asked = parser.parse_args()
     {"accept": accept, "time": time, "shapes": shapes}[asked.what](asked)

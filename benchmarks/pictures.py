@@ -1,13 +1,11 @@
-"""The pictures of README and docs, drawn from docs/results/*.json: one SVG each, light and dark, legible on a phone.
+"""The pictures of README and docs, drawn from docs/results/runs.json: one SVG each, light and dark, legible on a phone.
 
-    python benchmarks/pictures.py                 # all of them, into docs/pictures
-    python benchmarks/pictures.py batches FOLDER  # first: `paceline bench -b N --out FOLDER/bN` into batches.json
+    python benchmarks/pictures.py    # all of them, from docs/results/runs.json into docs/pictures
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
-RUNS, BATCHES, OUT = DOCS / "results" / "runs.json", DOCS / "results" / "batches.json", DOCS / "pictures"
+RUNS, OUT = DOCS / "results" / "runs.json", DOCS / "pictures"
 PUBLISHED = Path(__file__).with_name("published.toml")
 WIDTH = 420  # units of a picture; a phone shows nearly one pixel for each
 STYLE = """text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: 13px }
@@ -59,6 +57,17 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
     return svg(height + 14 * len(lines), title, [*shapes, *below])
 
 
+def newest(record: dict[str, Any]) -> dict[str, Any]:
+    """Of every run of the plan the newest, whatever processor it ran on."""
+    ordered = sorted(record.items(), key=lambda item: item[1]["date"])
+    return {name.split("/")[-1]: run for name, run in ordered}
+
+
+def on(run: dict[str, Any]) -> str:
+    """The processor of a run, and its day."""
+    return f"two cores of {run['machine'].split(',')[0]}, {run['date']}"
+
+
 # The pictures
 
 
@@ -66,8 +75,11 @@ def hero(runs: dict[str, Any]) -> str:
     """Tokens a second on code edits, plain and drafted, here and in llama.cpp, with intervals of 95 %."""
     run = runs["qwen-q4-code-edits"]
     methods = run["methods"]
-    names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix",
-             "peer:llama-cpp": "llama.cpp, plain", "peer:llama-cpp-lookup": "llama.cpp, its lookup"}  # fmt: skip
+    names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix"}
+    peers = [name for name in methods if name.startswith("peer:xllamacpp") and methods[name]["speedup"]]
+    names["peer:xllamacpp"] = "llama.cpp, plain"
+    drafted = max(peers[1:], key=lambda name: methods[name]["speedup"])
+    names[drafted] = f"llama.cpp, {drafted.split('=')[-1]}"
     plain = methods["none"]["tokens_per_second"]
     most = max(plain * methods[name]["speedup_high"] for name in names)
     shapes, y = [], 34.0
@@ -81,8 +93,8 @@ def hero(runs: dict[str, Any]) -> str:
                    text(high + 6, y + 13, f"{one['tokens_per_second']:.1f}")]  # fmt: skip
         y += 25
     words = (
-        "20 code edits, Qwen2.5-Coder-1.5B in Q4_K_M, two cores of a Xeon with AMX (llama.cpp without "
-        "AMX), greedy, prompts included; lines are 95 % intervals. All answers are plain decoding's."
+        f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
+        "llama.cpp's current server with its best drafts; lines are 95 % intervals."
     )
     return drawn(y + 12, "Tokens a second on code edits", shapes, words)
 
@@ -128,9 +140,8 @@ def heat(runs: dict[str, Any]) -> str:
                           f'style="fill:{colour};font-size:10.5px">{value:.2f}</text>')  # fmt: skip
     end = 46 + len(names) * 22
     words = (
-        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, and the "
-        "llama-cpp "
-        "rows are other engines. Blue gains, red loses."
+        "Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included; code is HumanEval, the grey "
+        f"rows are llama.cpp. Blue gains, red loses. {on(spec)}"
     )
     return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
 
@@ -154,7 +165,7 @@ def tokens(runs: dict[str, Any]) -> str:
     """Tokens a round against speed: a dot for each method and run of our own."""
     x, y, shapes = axes(6.5, 0, 3.5, (1, 2, 3, 4, 5, 6), (0, 0.5, 1, 1.5, 2, 2.5, 3))
     for name, run in runs.items():
-        if not name.startswith(("qwen-q4", "smollm2-spec", "smollm2-code", "smollm2-human")) or run["temperature"]:
+        if not name.startswith(("qwen-q4", "smollm2-q4")) or run["temperature"] or run["batch"] > 1:
             continue
         kind = "s1" if name.startswith("qwen") else "s3"
         for method, one in run["methods"].items():
@@ -165,26 +176,32 @@ def tokens(runs: dict[str, Any]) -> str:
     shapes.append(text(x(3.55), y(3.42), "as many tokens, as fast", "small"))
     shapes += [text(390, 262, "mean accepted tokens a round", "small", "end"), text(8, 34, "speed over plain", "small")]
     words = (
-        "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in bfloat16; a dot for each method and suite. "
+        "Blue: Qwen2.5-Coder in Q4_K_M, yellow: SmolLM2 in Q4_1; a dot for each method and suite. "
         "What lies below the line pays for its drafts in time."
     )
     return drawn(280, "Tokens are not speed", shapes, words)
 
 
-def batches(record: dict[str, Any]) -> str:
+def batches(runs: dict[str, Any]) -> str:
     """Speed-up against the number of requests at once."""
-    sizes = sorted(int(size) for size in record["sizes"])
-    speeds = [record["sizes"][str(size)].get(name) for size in sizes for name in record["drawn"]]
-    most = max(1.4, *(one for one in speeds if one))
+    chosen = (run for name, run in runs.items() if name.startswith("smollm2-q4-spec") and not run["temperature"])
+    of = {run["batch"]: run for run in chosen}
+    sizes, names = sorted(of), ("none", "sam", "suffix", "auto")
+    speeds = {name: [of[size]["methods"][name]["speedup"] for size in sizes] for name in names}
+    most = max(1.4, *(speed for row in speeds.values() for speed in row))
     x, y, shapes = axes(len(sizes) - 1, 0.6, most + 0.1, range(len(sizes)), (0.6, 0.8, 1, 1.2, 1.4))
     shapes = [one for one in shapes if 'y="246.0"' not in one]
     shapes += [text(x(i), 246, str(size), "small", "middle") for i, size in enumerate(sizes)]
-    for row, name in enumerate(record["drawn"]):
-        points = [(x(i), y(v)) for i, s in enumerate(sizes) if (v := record["sizes"][str(s)].get(name))]
+    for row, (name, values) in enumerate(speeds.items()):
         key = path([(280, 44 + 15 * row), (294, 44 + 15 * row)], f"s{row}")
+        points = [(x(i), y(value)) for i, value in enumerate(values)]
         shapes += [path(points, f"s{row}"), text(300, 48 + 15 * row, name), key]
     shapes += [text(390, 262, "requests at once", "small", "end"), text(8, 34, "speed over plain", "small")]
-    return drawn(280, "What is left of it in a batch", shapes, record["caption"])
+    words = (
+        "SmolLM2-135M in Q4_1, Spec-Bench, greedy, drafts as much as pays, "
+        f"{on(of[1])}; {of[1]['methods']['none']['answers']} to {of[sizes[-1]]['methods']['none']['answers']} answers."
+    )
+    return drawn(280, "What is left of it in a batch", shapes, words)
 
 
 def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
@@ -206,27 +223,13 @@ def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
     return drawn(y + 8, "Published and measured", shapes, words)
 
 
-def collect(folder: Path) -> None:
-    """Write the figures of runs `folder`/b1, b4, ... into batches.json."""
-    record = json.loads(BATCHES.read_text("utf-8")) if BATCHES.exists() else {}
-    for run in sorted(folder.glob("b*/summary.json")):
-        summary = json.loads(run.read_text("utf-8"))
-        speeds = {one["method"]: one["speedup"] for one in summary["results"] if one["category"] == "overall"}
-        record.setdefault("sizes", {})[run.parent.name[1:]] = speeds
-    BATCHES.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-
-
-def main(arguments: Sequence[str]) -> None:
-    if arguments[:1] == ["batches"]:
-        collect(Path(arguments[1]))
-    runs = json.loads(RUNS.read_text("utf-8"))
+def main() -> None:
+    runs = newest(json.loads(RUNS.read_text("utf-8")))
     OUT.mkdir(exist_ok=True)
-    for draw in (hero, heat, tokens):
+    for draw in (hero, heat, tokens, batches):
         (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
     (OUT / "papers.svg").write_text(papers(tomllib.loads(PUBLISHED.read_text("utf-8"))["picture"], runs), "utf-8")
-    if BATCHES.exists():
-        (OUT / "batches.svg").write_text(batches(json.loads(BATCHES.read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -81,6 +81,7 @@ def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], 
 
 
 def main() -> None:
+    """Answer the prompt twice, check that the two texts are one, and draw them."""
     parser = argparse.ArgumentParser(
         description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawTextHelpFormatter
     )

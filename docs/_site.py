@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import griffe
 import typer
 from mkdocs.structure.files import File, Files
 
@@ -34,6 +35,15 @@ def commands() -> str:
 
     walk(typer.main.get_command(app), ("paceline",))
     return "\n".join(lines)
+
+
+class Terms(griffe.Extension):
+    """Lines of docstrings such as `model   a folder` become a list, each with the lines indented below it."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            text = re.sub(r"^(\w[\w, ]*?) {2,}(?=\S)", r"- **\1** ", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(r"([^\n-][^\n]*\n)(- \*\*)", r"\1\n\2", text, count=1)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -30,6 +30,8 @@ INNER = {
     "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm", "shared_head.head": "nextn.shared_head_head",
 }  # fmt: skip
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -173,11 +175,14 @@ def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> dict[str,
         writer.add_rope_scaling_attn_factors(ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[1])
         names = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
         return {name: np.array(rope[factor], np.float32) for name, factor in names.items()}
-    if kind != "llama3":
-        return {}
+    return {"rope_freqs.weight": factors(config, rope["rope_theta"], head_dim)} if kind == "llama3" else {}
+
+
+def factors(config: Any, theta: float, head_dim: int) -> Any:
+    """Llama 3's factors of the usual frequencies, float32 [head_dim / 2]."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2).double() / head_dim)
-    return {"rope_freqs.weight": (plain / scaled.double()).float().numpy()}
+    plain = theta ** -(torch.arange(0, head_dim, 2).double() / head_dim)
+    return (plain / scaled.double()).float().numpy()
 
 
 def _vocabulary(writer: gguf.GGUFWriter, folder: Path, size: int, pre: str) -> None:

@@ -21,7 +21,8 @@ from tests.web import Handler, serving
 
 class Served:
     """seconds: of a round, by the requests that run; accepted: drafted tokens accepted in the rounds, over and over,
-    empty: it does not draft; fails: whether to answer a request, by its number, with status 500."""
+    empty: it does not draft; fails: whether to answer a request, by its number, with status 500; told: what whole
+    answers have beside their choices, and streams beside their usage; drafter: the counters name it, as ours do."""
 
     def __init__(
         self,
@@ -31,9 +32,11 @@ class Served:
         accepted=(),
         drafted=3,
         fails=lambda number: False,
+        told=None,
+        drafter="",
     ):
         self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
-        self.fails = fails
+        self.fails, self.told, self.drafter = fails, told or {}, drafter
         self.asked: list[dict[str, Any]] = []
         self.when: list[float] = []
         self.headers: list[dict[str, str]] = []
@@ -80,6 +83,9 @@ class Served:
         lines += [f"{name}{what}_total {self.counts[what]}.0" for what in ("drafts", "draft_tokens", "accepted_tokens")]
         places = [self.counts[f"at {place}"] for place in range(self.drafted if self.accepted else 0)]
         lines += [f'{name}accepted_tokens_per_pos_total{{position="{p}"}} {n}.0' for p, n in enumerate(places)]
+        for what in ("draft_tokens", "accepted_tokens") if self.drafter else ():
+            labelled = f'{self.engine}:spec_decode_drafter_{what}_total{{drafter="{self.drafter}"}}'
+            lines += [f"{labelled} {self.counts[what]}.0"]
         return "\n".join(lines) + "\n"
 
     def _answer(self, handler, body):
@@ -95,7 +101,7 @@ class Served:
             if not body.get("stream"):
                 text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
                 whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
-                return handler.reply(200, {"choices": [whole]})
+                return handler.reply(200, {"choices": [whole], **self.told})
             handler.begin(Content_Type="text/event-stream", Connection="close")
             handler.close_connection = True
             self._stream(handler, body)
@@ -121,7 +127,8 @@ class Served:
             _event(handler, event)
             done, rounds = done + len(ids), rounds + drafts
         _event(handler, {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "length"}]})
-        _event(handler, {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": done, "total_tokens": done}})
+        usage = {"prompt_tokens": 5, "completion_tokens": done, "total_tokens": done}
+        _event(handler, {"choices": [], "usage": usage, **self.told})
         handler.wfile.write(b"data: [DONE]\n\n")
 
 

@@ -436,14 +436,15 @@ class Row:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("tree", [False, True])
-def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: float) -> None:
+@pytest.mark.parametrize("combined", [Fallback, lambda parts: Extended(parts[0], create("sam"))])
+def test_tokens_are_plain_ones_however_prices_change(combined: Any, tree: bool, temperature: float) -> None:
     target = TableTarget(12, order=2, seed=3)
     prompts = [[i, 1, 2] for i in range(6)]
     params = [SamplingParams(temperature=temperature, max_tokens=60, seed=seed) for seed in range(6)]
     plain = [target.plain(prompt, of).new_tokens.tolist() for prompt, of in zip(prompts, params, strict=True)]
     answers = {tuple(p): [*p, *text] for p, text in zip(prompts, plain, strict=True)}
     oracle = drafters.Oracle(answers, error=0.3, branches=2 * tree)
-    engine = Engine(target, Fallback([drafters.Idle(answers, error=0.2), oracle]), max_batch=3)
+    engine = Engine(target, combined([drafters.Idle(answers, error=0.2), oracle]), max_batch=3)
     engine.budget = Budget(now=Restless())
     out = engine.generate(prompts, params)
     assert [done.tokens for done in out] == plain

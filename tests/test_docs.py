@@ -166,8 +166,8 @@ def leads_somewhere(file, link):
 
 def test_a_dead_link_is_found():
     index = REPOSITORY / "docs" / "README.md"
-    assert leads_somewhere(index, "serve.md#fields")
-    assert not leads_somewhere(index, "serve.md#field")
+    assert leads_somewhere(index, "api.md#fields")
+    assert not leads_somewhere(index, "api.md#field")
     assert not leads_somewhere(index, "server.md")
 
 
@@ -252,7 +252,7 @@ def test_the_comparison_that_is_shown_drafts_something():
 def test_the_demo_model_answers_what_is_shown_without_a_loop(dtype):
     """No three words in a row come again later in an answer."""
     prompts = sorted({one for text in TEXTS.values()
-                      for one in re.findall(r'paceline generate (?!smollm2|\S+\.gguf)\S+ "([^"]+)"', text)})  # fmt: skip
+                      for one in re.findall(r'paceline generate (?!smollm2|\S+gguf)\S+ "([^"]+)"', text)})  # fmt: skip
     assert len(prompts) >= 2
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     for answer in Engine(MODELS / "demo", dtype=dtype).generate(chats, SamplingParams(max_tokens=256)):

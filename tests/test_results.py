@@ -40,13 +40,15 @@ def test_the_pages_are_what_the_command_prints(printed: Any) -> None:
 def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     methods = {"none": 1.0, "sam": 1.25, "rest:/a/corpus-qwen": 0.9, "peer:llama-cpp:/models/q.gguf": 0.75}
-    for name in ("qwen-q4-spec-bench", "qwen-q4-spec-bench-more", "qwen-q4-code-edits", "smollm2-spec-bench-sampled"):
+    for name in ("qwen-q4-spec-bench", "qwen-q4-code-edits", "qwen-q4-spec-bench-sampled", "smollm2-q4-spec-bench-b4"):
         make_run(tmp_path / name, methods, not_installed={"peer:xllamacpp:/models/q.gguf,spec=ngram-mod": "not there"})
     (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
-    assert f"holds 4 of {len(results.PLANS)} runs" in printed("collect", str(tmp_path))
+    assert "holds 4 runs" in printed("collect", str(tmp_path))
     assert (tmp_path / "README.md").read_text() == f"before {results.BEGIN}{printed('table')}{results.END} after"
     assert (tmp_path / "runs.md").read_text() == printed("full")
     lines = printed("table").splitlines()
+    assert lines[:3:2] == ["### AMX: Some Xeon (amx)", "2026-11-27, commit 0123abcd."]
+    lines = lines[4:]
     assert lines[0] == "| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | Code edits |"
     assert lines[2] == "| `sam` | 1.25 (1.20 to 1.31), 1.50 a round | 1.25 (1.20 to 1.31), 1.50 a round |"
     assert [line.split("`")[1] for line in lines[2:6]] == ["sam", "none", "rest", "peer:llama-cpp"]
@@ -55,8 +57,16 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert "| `peer:xllamacpp,spec=ngram-mod` | not there |" in whole
     assert "| `sam` | 1.25 (1.20 to 1.31) | 1.38 | 1.50 | 600.0 |" in whole
     make_run(tmp_path / "other" / "qwen-q4-humaneval", methods)
-    assert f"holds 5 of {len(results.PLANS)} runs" in printed("collect", str(tmp_path / "other"))
-    assert printed("table").startswith("| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | HumanEval | Code edits |"), "kept"
+    assert "holds 5 runs" in printed("collect", str(tmp_path / "other"))
+    assert "\n| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | HumanEval | Code edits |" in printed("table"), "kept"
+    newer = {"level": "avx512", "started": "2026-11-28T10:00:00+00:00"}
+    for name in ("qwen-q4-code-edits", "qwen-q4-humaneval"):
+        make_run(tmp_path / "newer" / name, methods, change=lambda about, _: about["environment"].update(newer))
+    assert "holds 7 runs" in printed("collect", str(tmp_path / "newer"))
+    new, old = printed("table").split("### AMX")
+    assert new.startswith("### AVX-512: Some Xeon (avx512)")
+    assert "an older version" in old
+    assert "an older version" not in new
 
 
 def test_trained_drafters_stand_beside_their_papers(
@@ -78,10 +88,8 @@ def test_trained_drafters_stand_beside_their_papers(
         "none": 1.0, "sam": 1.3, f"eagle3:{eagle3}": 1.5, f"eagle:{eagle},{vocab}": 2.0, f"sam+eagle3:{eagle3}": 1.51,
         fixed: 1.0, svip: 1.4, f"model:{draft},stop=svip": 1.2,
     }  # fmt: skip
-    make_run(tmp_path / "smollm2-heads-spec-bench", methods)
-    make_run(tmp_path / "smollm2-heads-humaneval-sampled", {"none": 1.0, fixed: 1.2, svip: 1.0})
-    chains = {f"eagle3:{eagle3},tree=0,draft=3": 1.0, f"medusa:{draft},tree=benchmarks/chain-3.txt,{vocab}": 1.5}
-    make_run(tmp_path / "smollm2-heads-spec-bench-chains", {"none": 1.0, **chains})
+    make_run(tmp_path / "smollm2-heads-spec-bench-whole", methods)
+    make_run(tmp_path / "smollm2-heads-spec-bench-sampled", {"none": 1.0, fixed: 1.2, svip: 1.0})
     (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
     printed("collect", str(tmp_path))
     assert results.BEGIN + results.END in (tmp_path / "README.md").read_text(), "the page of methods without training"
@@ -91,7 +99,7 @@ def test_trained_drafters_stand_beside_their_papers(
     assert f"<!-- measured with models/smollm2-draft {weights}, models/smollm2-eagle {weights}, " in page
     assert "**They have not all read as many tokens.**" in page
     assert "| `models/smollm2-draft` | 5,000 | 6.0 | 0.625 |" in page
-    greedy, sampled = (part.split("\n## ")[0] for part in page.split("\n## smollm2-heads-")[1:])
+    greedy, sampled = (part.split("\n## ")[0] for part in page.split("\n## amx/smollm2-heads-")[1:])
     rows = {line.split("`")[1]: line.split(" | ")[1:] for line in greedy.splitlines() if line.startswith("| `")}
     assert list(rows)[:3] == ["eagle,vocab", "sam+eagle3", "eagle3"], "the most tokens first"
     figures = ["2.40", "1.88", "960.0", "2.00 (1.92 to 2.10)", "100%", "1", "3", "4.43"]
@@ -104,19 +112,18 @@ def test_trained_drafters_stand_beside_their_papers(
     held = page.split("## Does the published order hold?")[1].split("\n## ")[0]
     said = [line.split(" | ")[-5:] for line in held.splitlines() if "smollm2-heads" in line]
     assert said == [
-        ["smollm2-heads-spec-bench", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
-        ["smollm2-heads-spec-bench", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
-        ["smollm2-heads-humaneval-sampled", "1.20 to 1.44", "", "1.00 to 1.20", "**no** |"],
-        ["smollm2-heads-spec-bench", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
-        ["smollm2-heads-spec-bench", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
-        ["smollm2-heads-spec-bench", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
     ]
 
 
 def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Namespace(
-        runs=["qwen-q4-code-edits", "smollm2-humaneval", "smollm2-heads-demo-sampled"], out=tmp_path,
-        limit=2, max_tokens=9, corpus=[], qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
+        runs=["qwen-q4-code-edits", "smollm2-q4-spec-bench-b4", "smollm2-heads-spec-bench-whole"],
+        out=tmp_path, limit=2, max_tokens=9, qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
         code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x",
     )  # fmt: skip
     (tmp_path / "smollm2-eagle3").mkdir()
@@ -124,15 +131,16 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, m
     statuses = iter((0, 0, 0, 1, 130))
     monkeypatch.setattr(results.subprocess, "call", lambda words: commands.append(list(words)) or next(statuses))
     assert results.run(asked) == 0
-    qwen, smollm2, heads = (" ".join(words[3:]) for words in commands)
+    qwen, heads, smollm2 = (" ".join(words[3:]) for words in commands)
     assert qwen.startswith("bench q.gguf --dtype auto -n 9 --warm-up 1 --suite code-edits --out ")
-    assert " --limit 2 -t 0.0 -d suffix " in qwen
-    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-simple --peer-python x")
+    assert " --limit 2 -t 0.0 -b 1 -d suffix " in qwen
+    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-cache --peer-python x")
     assert " -d prediction " in qwen
-    assert "corpus" not in smollm2, "without a text for one"
-    assert "--dtype bfloat16" in smollm2
+    assert "--dtype auto" in smollm2
+    assert " -b 4 " in smollm2
     at = f"{tmp_path}/smollm2-eagle3"
-    assert heads.endswith(f" -t 0.7 -d eagle3:{at} -d sam+eagle3:{at} -d sam -d suffix --peer-python x"), "those here"
+    there = f" -b 1 --no-budget -d eagle3:{at} -d sam+eagle3:{at} -d sam -d suffix --peer-python x"
+    assert heads.endswith(there), "those whose files are there"
     assert results.run(asked) == 130
     assert len(commands) == 5
 
@@ -140,4 +148,3 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, m
 def test_the_plan_names_each_run_once(printed: Any) -> None:
     names = [line.split()[0] for line in printed("plan").splitlines()]
     assert len(set(names)) == len(names) == len(results.PLANS)
-    assert set(json.loads((RESULTS / "runs.json").read_text())) <= set(names)

@@ -28,8 +28,9 @@ def make_run(folder, methods=METHODS, *, failed=None, not_installed=None, tasks=
         "model_name": "demo",
         "left_out": [{"question": "demo-7", "why": "its prompt has 1,100 tokens"}],
         "environment": {
-            "python": "3.11.9", "torch": "2.13.0", "cpu": "Some Xeon", "threads": 2, "memory_bytes": 24_000_000_000,
-            "gpu": None, "dtype": "bfloat16", "command": "paceline bench models/demo -d sam -d recycling,tree=16",
+            "python": "3.11.9", "torch": "2.13.0", "cpu": "Some Xeon", "level": "amx", "threads": 2,
+            "memory_bytes": 24_000_000_000, "gpu": None, "dtype": "bfloat16", "git": "0123abcd",
+            "started": "2026-11-27T10:00:00+00:00", "command": "paceline bench models/demo -d sam -d recycling,tree=16",
         },
         "methods": [
             {"method": name, "settings": {"engine": "some 1.0", "draft": {"n": 3}}, "draft_bytes": 0,

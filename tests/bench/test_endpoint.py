@@ -153,6 +153,33 @@ def test_a_window_that_was_stopped_is_asked_again(log, tmp_path):
             bench_endpoints(replace(asked, load=Load(fake.url, concurrency=3)))
 
 
+TIMINGS = {"draft_n": 5, "draft_n_accepted": 3}
+SPECULATION = {"num_spec_steps": 2, "num_draft_tokens": 5, "num_accepted_draft_tokens": 3,
+               "acceptance_histogram": [0, 1, 1], "by_drafter": {"sam": {"drafted": 5, "accepted": 3}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "drafter", "rounds", "by"), [
+    ({}, "", 2, {}), ({}, "sam", 2, {"sam": (6, 4)}),  # by its counters: 3 and, at the end, 1
+    ({"timings": TIMINGS}, "", 4, {}), ({"metrics": {"speculative_decoding": SPECULATION}}, "", 2, {"sam": (5, 3)}),
+], ids=["counters", "counters by drafter", "llama.cpp", "ours"])
+def test_what_is_said_of_drafts_is_counted(log, tmp_path, capsys, told, drafter, rounds, by):
+    """By the answers themselves, else by the counters; in JSON, and in words."""
+    with Served(accepted=(3, 1), told=told, drafter=drafter) as fake:
+        asked = ["bench", "--server", fake.url, "--suite", str(log), "--limit", "4", "-n", "7", "--warm-up", "0"]
+        assert main([*asked, "--out", str(tmp_path / "run")]) == 0
+    name = fake.url.split("/")[2]
+    drafted, accepted = next(iter(by.values()), (5, 3) if told else (6, 4))
+    own = {who: {"drafted": 4 * of[0], "accepted": 4 * of[1]} for who, of in by.items()}
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    [overall] = [one for one in summary["results"] if one["category"] == "overall"]
+    assert overall["server_drafts"] == {
+        "rounds": 4 * rounds, "drafted": 4 * drafted, "accepted": 4 * accepted, "by_drafter": own
+    }
+    line = f"{name}: {4 * accepted} of {4 * drafted} drafted tokens accepted in {4 * rounds} drafts"
+    line += "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in own.items())
+    assert f"{line}." in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_command(log, tmp_path, capsys):
     with Served(accepted=(2,)) as fake:
         arguments = ["bench", "--server", fake.url, "--suite", str(log), "--limit", "6", "-n", "4"]

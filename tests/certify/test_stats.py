@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from paceline.certify import stats
+from paceline.workbench import chance
 
 
 def test_what_cannot_happen_proves_everything():
@@ -77,13 +78,13 @@ def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen():
             high.append(0.4 if last else 0.1)
             last = bool(noise < high[-1])
             hits += last
-        p.append(stats.outside(hits, np.array(high), np.array(high)))
+        p.append(chance.outside(hits, np.array(high), np.array(high)))
     assert np.mean(np.array(p) < 0.05) < 0.05
     assert min(p) < 0.1
-    assert stats.excess(1, np.zeros(9)) == 0.0
-    assert stats.excess(3, np.full(10, 0.3)) == 1.0
-    assert stats.excess(60, np.full(100, 0.3)) < 1e-7
-    assert stats.outside(10, np.full(100, 0.3), np.full(100, 0.35)) < 1e-3
+    assert chance.excess(1, np.zeros(9)) == 0.0
+    assert chance.excess(3, np.full(10, 0.3)) == 1.0
+    assert chance.excess(60, np.full(100, 0.3)) < 1e-7
+    assert chance.outside(10, np.full(100, 0.3), np.full(100, 0.35)) < 1e-3
 
 
 def test_ties_are_counted_against_those_of_the_reference():

@@ -17,6 +17,7 @@ from paceline.train.__main__ import recipe
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [
     ("bench", NOWHERE, "--out", OUT), ("certify", NOWHERE, "--out", OUT), ("quantize", NOWHERE, OUT),
+    ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--out", OUT),
     ("corpus", "build", OUT, "--text", "nowhere.txt", "--tokenizer", NOWHERE),
     ("eval", "align", "--model", NOWHERE, "--out", OUT), ("eval", "vision", "build", OUT),
     ("eval", "vision", "run", NOWHERE, "--model", "random", "--out", OUT), ("train", "model", HERE, "--out", OUT),
@@ -27,7 +28,7 @@ FOLDERS = [
 ]
 FILES = [
     ("certify", NOWHERE, "--report", OUT), ("certify", NOWHERE, "--junit", OUT),
-    ("generate", NOWHERE, "hi", "--output", OUT), ("replay", "nowhere.jsonl", "--tokenizer", NOWHERE, "--html", OUT),
+    ("generate", NOWHERE, "hi", "--output", OUT),
     ("report", NOWHERE, "--output", OUT), ("tune", NOWHERE, "--out", OUT), ("serve", NOWHERE, "--log", OUT),
     ("report", NOWHERE, "--output", OUT),
 ]
@@ -170,7 +171,7 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", [
-    "replay LOG --tokenizer . --html LOG", "replay LOG --tokenizer . --html OTHER", "tune . --log LOG -o LOG",
+    "replay LOG --tokenizer . --out LOG", "replay LOG --tokenizer . --out OTHER", "tune . --log LOG -o LOG",
     "tune . -o OTHER", "report RUN --output RUN/answers.jsonl", "report RUN --output RUN/report.html",
     "certify . --junit OTHER", "certify . --report OTHER", "serve . --log README", "generate . hi -o README",
     "generate . hi -o OTHER", "report RUN --output OTHER",

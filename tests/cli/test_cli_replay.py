@@ -116,25 +116,32 @@ def test_what_a_recording_cannot_judge_is_said(command, vocabulary, log):
 
 def test_figures_only(command, vocabulary, log, tmp_path):
     log.write_text('{"secret": 1}\n' + log.read_text())
-    page, asked = tmp_path / "page.html", ("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--json", "--html")
-    whole = command(*asked, page)
+    run, asked = tmp_path / "run", ("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--json", "--out")
+    whole = command(*asked, run)
     assert whole.err.startswith(f"1 of 13 lines skipped: first at {log}, line 1: unknown record with the keys secret;")
-    assert "unknown record with the keys secret" in page.read_text()
-    redacted = command(*asked, page, "--redact")
+    assert "unknown record with the keys secret" in page_of(command, run)
+    redacted = command(*asked, run, "--redact")
     assert redacted.err == "1 of 13 lines skipped\n"
     told, before = json.loads(redacted.out), json.loads(whole.out)
     assert (told["lines"], told["skipped"], told["notes"]) == (13, 1, ["1 of 13 lines skipped"])
     assert [one["category"] for one in told["results"]] == ["category 1", "category 2", "overall"]
     assert [one["rounds"] for one in told["results"]] == [one["rounds"] for one in before["results"]]
-    for written in (redacted.out, page.read_text()):
+    for written in (redacted.out, page_of(command, run)):
         assert not any(word in written for word in ("secret", "even", "odd", "little cat"))
 
 
+def page_of(command, run):
+    """The page that `paceline report` makes of a replay."""
+    (run / "report.html").unlink(missing_ok=True)
+    assert command("report", run).code == 0
+    return (run / "report.html").read_text("utf-8")
+
+
 def test_a_page(command, vocabulary, log, tmp_path):
-    page = tmp_path / "report.html"
-    result = command("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--sweep", "draft=4,8", "--html", page)
+    run = tmp_path / "run"
+    result = command("replay", log, "--tokenizer", vocabulary, "-d", "sam", "--sweep", "draft=4,8", "--out", run)
     assert result.code == 0
-    html = page.read_text("utf-8")
+    html = page_of(command, run)
     assert html.startswith("<!doctype html>")
     assert "sam,draft=4" in html
     assert "sam,draft=8" in html
@@ -142,17 +149,17 @@ def test_a_page(command, vocabulary, log, tmp_path):
 
 @pytest.mark.skipif(not CHILDREN.exists(), reason="cannot see when the workers are there")
 def test_ctrl_c_prints_what_is_done(command, vocabulary, tmp_path):
-    log, page = write(tmp_path / "log.jsonl", records(1500)), tmp_path / "page.html"
+    log, run = write(tmp_path / "log.jsonl", records(1500)), tmp_path / "run"
     presses = Thread(target=_press, args=(set(CHILDREN.read_text().split()),))
     presses.start()
     many = ("-d", "prompt-lookup", "-d", "sam", "--sweep", "draft=1,2,3,4", "--workers", 2, "--json")
-    result = command("replay", log, "--tokenizer", vocabulary, "--html", page, *many)
+    result = command("replay", log, "--tokenizer", vocabulary, "--out", run, *many)
     presses.join()
     assert result.code == 130, result.err
     told = json.loads(result.out)
     assert told["complete"] is False
     assert result.err.splitlines() == ["interrupted; the figures above are of what was replayed"]
-    assert "Interrupted" in page.read_text("utf-8")
+    assert "Interrupted" in page_of(command, run)
 
 
 def _press(others):

@@ -11,6 +11,12 @@ from paceline.cli.watch import reading
 from paceline.workbench.client import CompletionError
 from paceline.workbench.servers import Drafting
 
+OWN = {
+    "num_spec_steps": 60, "num_draft_tokens": 90, "num_accepted_draft_tokens": 54, "acceptance_histogram": [30, 6, 24],
+    "by_drafter": {"sam": {"drafted": 70, "accepted": 44}, "copy": {"drafted": 20, "accepted": 10}},
+}  # fmt: skip
+"""Of an answer, as our server tells it."""
+
 
 @pytest.mark.parametrize(("engine", "by_position", "cost", "says"), [
     ("vllm", (80, 60, 50), 0.05, "pay at every position; more tokens may pay too"),
@@ -44,11 +50,29 @@ def test_the_command(command):
         assert facts["accepted_by_position"] == [0.5, 0, 0]
         assert "after position 1" in facts["advice"]
         told = command("watch", fake.url.removesuffix("/v1"), "--once", "--token-cost", "0.9")
-        assert "accepted by position 50% 0% 0%" in told.out
+        assert "100 drafts, 50 of 300 accepted, accepted by position 50% 0% 0%" in told.out
         assert "do not pay now" in told.out
     for more in ("--once", "--json"):  # a server that could never be read
         told = command("watch", "http://127.0.0.1:9", more)
         assert (told.code, len(told.err.splitlines())) == (2, 1)
+
+
+def test_what_an_answer_says_of_its_own_drafts(command):
+    timings = {"predicted_n": 128, "draft_n": 90, "draft_n_accepted": 68}
+    with Served("llamacpp", told={"timings": timings, "usage": {"completion_tokens": 128}}) as fake:
+        facts = json.loads(command("watch", fake.url, "--once", "--json", "--ask", "hi").out)
+        assert (facts["engine"], facts["drafts"], facts["drafted"], facts["accepted"]) == ("llamacpp", 60, 90, 68)
+        assert fake.asked[0]["messages"] == [{"role": "user", "content": "hi"}]
+    with Served("paceline", told={"metrics": {"speculative_decoding": OWN}}) as fake:
+        facts = json.loads(command("watch", fake.url, "--once", "--json", "--ask", "hi").out)
+        assert (facts["drafts"], facts["by_drafter"]) == (60, OWN["by_drafter"])
+        assert facts["accepted_by_position"] == [0.5, 0.4]
+        told = command("watch", fake.url, "--once", "--ask", "hi")
+        assert "60 drafts, 54 of 90 accepted, sam 44 of 70 accepted, copy 10 of 20 accepted, accepted by" in told.out
+    with Served() as fake:
+        told = command("watch", fake.url, "--once", "--ask", "hi")
+        assert (told.code, len(told.err.splitlines())) == (2, 1)
+        assert "tells nothing of its drafts" in told.err
 
 
 def test_a_reading_that_fails_ends_nothing(command, monkeypatch):

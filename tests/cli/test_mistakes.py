@@ -81,7 +81,7 @@ MISTAKES = [
     (f"{REPLAY} --template vicunna", "Did you mean 'vicuna'"),
     (f"{REPLAY} --verify-cost falt", "falt", "flat, linear:X"),
     (f"{REPLAY} --forward-ms 20", "--forward-ms", "--verify-cost"),
-    (f"{REPLAY} --html no/page.html", "page.html cannot be written"),
+    (f"{REPLAY} --out log.jsonl", "log.jsonl"),
     (f"{REPLAY} --categories even,prime", "'prime'", "even, odd"),
     (f"{REPLAY} --workers 0", "--workers"),
     (f"{REPLAY} --limit 1 --ray", "--limit reads a recording from its beginning", "leave one out"),

@@ -1,4 +1,4 @@
-"""The options tables of docs/methods, and what is refused of published files, made from the code.
+"""The options tables of docs/methods, and what docs/published-drafters.md refuses, made from the code.
 
 python -m tests.draft.docs        # write them into the pages
 """
@@ -17,7 +17,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "methods"
 BETWEEN = re.compile(r"(<!-- options: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-MODELS = PAGES.parent / "draft-models.md"
+PUBLISHED = PAGES.parent / "published-drafters.md"
 REFUSED = re.compile(r"(<!-- refused: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -52,7 +52,7 @@ def _values(option: OptionInfo) -> str:
 
 
 def with_refused(text: str) -> str:
-    """The text of `MODELS` with what `draft/published/` refuses, by the names of its tables."""
+    """The text of `PUBLISHED` with what `draft/published/` refuses, by the names of its tables."""
     lines = ["Other drafters, by their tensors or by what config.json says that they are:", ""]
     lines += [f"- {what}" for what in OTHERS]
     lines += ["", "| entry of config.json | in files of | what is read |", "|---|---|---|"]
@@ -66,4 +66,4 @@ def with_refused(text: str) -> str:
 if __name__ == "__main__":
     for name in names():
         page(name).write_text(with_table(page(name).read_text(), describe(name)))
-    MODELS.write_text(with_refused(MODELS.read_text()))
+    PUBLISHED.write_text(with_refused(PUBLISHED.read_text()))

@@ -122,6 +122,13 @@ def speculators(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
     }
 
 
+def parallel(model: PreTrainedModel, folder: Path) -> Path:
+    """A random P-EAGLE head in the `speculators` format; its mask is token 3."""
+    made = speculators(model, speculators_model_type="peagle", architectures=["PEagleDraftModel"], mask_token_id=3)
+    state = torch.randn(1, 1, 3 * model.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    return write(folder, made, eagle3(model, prefix="layers.0.") | {"mask_hidden": state})
+
+
 def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     """A folder with config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)

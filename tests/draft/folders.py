@@ -24,7 +24,7 @@ from paceline.train.saving import save_drafter
 from tests import models, native
 from tests.draft import blocks, mtps
 from tests.draft.answered import weakened
-from tests.draft.eagles import knowing_head
+from tests.draft.eagles import knowing_head, parallel
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
 from tests.draft.tongues import byte_level
@@ -138,6 +138,8 @@ class Folders(Heads):
             blocks.save(at, self.model, scale=0.2)
         elif name == "dflash2":
             blocks.save(at, self.model, "second")
+        elif name == "peagle":
+            parallel(self.model, at)
         elif name == "mtp":
             mtps.save(at, mtps.knowing_head(self.model, min(self.share, 0.02)))
         else:

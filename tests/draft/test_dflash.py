@@ -278,6 +278,46 @@ def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_
     assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
 
 
+def sparks(model: Any) -> dict[str, dict[str, Any]]:
+    """config.json of one DSpark drafter as it is written by several."""
+    flat = blocks.dspark(model)
+    own = {key: flat.pop(key) for key in ("mask_token_id", "target_layer_ids", "markov_rank", "enable_confidence_head")}
+    inputs = {"aux_hidden_state_layer_ids": [layer + 1 for layer in own["target_layer_ids"]]}
+    stated = {"speculators_model_type": "dspark", "sample_from_anchor": True, "block_size": flat["block_size"]}
+    flat["architectures"] = ["DFlashDraftModel"]
+    return {
+        "DeepSeek": blocks.dspark(model),
+        "SpecForge": flat | {"dflash_config": own | {"projector_type": "dspark", "attention_mode": "gqa"}},
+        "SGLang": flat | {"dspark_config": own},
+        "speculators": stated | own | inputs | {"target_layer_ids": None, "transformer_layer_config": flat},
+    }  # fmt: skip
+
+
+SPARKS = ("DeepSeek", "SpecForge", "SGLang", "speculators")
+
+
+@pytest.mark.parametrize("name", SPARKS)
+def test_a_dspark_file_computes_what_its_authors_do(world: Answered, tmp_path: Path, name: str) -> None:
+    """Every position of a block drafts the token after it, and the head adds to it by the token before."""
+    model, tensors = world.model, blocks.knowing(world.model)
+    folder = write(tmp_path, sparks(model)[name], tensors)
+    made = registry.create(f"dflash:{folder},tree=0,stop=fixed,draft={blocks.BLOCK}")
+    assert isinstance(made, DFlash)
+    made.bind(world.target)
+    draft = begun(world.target, made, text := world.prompts[0])
+    [tree] = made.proposer.propose([draft])
+    table, path = model.model.embed_tokens.weight.detach(), text[-1:]
+    with torch.no_grad():
+        hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
+        wanted = blocks.reference(tensors, taps, table[text[-1]], table[3], [None, None], False)
+        torch.testing.assert_close(draft.features[0], wanted, atol=2e-4, rtol=2e-4)
+        first, second = (tensors[f"markov_head.markov_w{n}.weight"] for n in (1, 2))
+        for state in wanted:
+            path.append(int((state @ model.lm_head.weight.T + second @ first[path[-1]]).argmax()))
+    assert tree.tokens.tolist() == path
+
+
 # DFlash2 -------------------------------------------------------------------------------------------------------------
 
 SECONDS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ import pytest
 
 from paceline.draft.registry import describe, names
 from tests.draft import mtps
-from tests.draft.docs import MODELS, options_table, page, with_refused, with_table
-from tests.draft.test_dflash import SIGHTS
-from tests.draft.test_layouts import EAGLE1, EAGLE3
+from tests.draft.docs import PUBLISHED, options_table, page, with_refused, with_table
+from tests.draft.test_dflash import SECONDS, SIGHTS, SPARKS
+from tests.draft.test_layouts import EAGLE1, EAGLE3, PARALLEL
 
 BUILT_IN = names()
 
@@ -36,11 +36,11 @@ def test_the_page_says_what_the_method_is(name):
 
 
 def test_published_layouts_on_the_page_are_those_of_the_code_and_the_tests():
-    text = MODELS.read_text()
+    text = PUBLISHED.read_text()
     assert with_refused(text) == text, "run python -m tests.draft.docs"
     rows = [line.strip("|").split("|") for line in text.partition("| layout | published by")[2].splitlines()[2:]]
-    cases = {"eagle3": EAGLE3, "eagle": EAGLE1, "dflash": SIGHTS, "mtp": mtps.LAYOUTS}
+    cases = {"eagle3": EAGLE3 | PARALLEL, "eagle": EAGLE1, "dflash": {*SIGHTS, *SPARKS, *SECONDS}, "mtp": mtps.LAYOUTS}
     named = [(row[2], re.findall("`(.*?)`", row[4])) for row in itertools.takewhile(lambda row: len(row) == 5, rows)]
-    assert len(named) == 15
+    assert len(named) == 24
     for methods, names_ in named:
         assert {*names_} <= {case for method in re.findall(r"`(\w+)`", methods) for case in cases.get(method, ())}

@@ -67,6 +67,8 @@ EVERY = {
     **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
     **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
     **{f"{name}, auto": f"{SPECS[name]},tree=auto" for name in (*MODELS, *HEADS)},
+    "eagle3, parallel": "eagle3:{peagle}",
+    "eagle3, parallel chain": "eagle3:{peagle},tree=0,stop=svip",
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
     "model, context": "model:{model},context=6",
     "model, tli": "model:{foreign},tokenizer=tli,stop=heuristic",
@@ -84,6 +86,7 @@ EVERY = {
 DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
+    "eagle3, parallel chain": EVERY["eagle3, parallel chain"],
     "s2d, mixed": EVERY["s2d, mixed"],
     "model, tli": EVERY["model, tli"],
     "model, then suffix": EVERY["model, then suffix"],
@@ -95,7 +98,7 @@ GUESSED = {name: spec for name, spec in EVERY.items() if DRAWN.keys().isdisjoint
         f"{name}, best": f"{spec},sample=best"
         for name, spec in DRAWN.items() if name not in ("mirror", "model, then suffix")
     },
-    "eagle3, then sam": EVERY["eagle3, then sam"],
+    **{name: EVERY[name] for name in ("eagle3, parallel", "eagle3, then sam")},
     **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
     **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
 }
@@ -212,6 +215,7 @@ LAWS = {
     "s2d": ("stop=fixed", "stop=fixed,sample=best", "stop=fixed,tree=4,width=2"),
     "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
     "dflash2": ("tree=0,stop=fixed", "tree=0,stop=svip", "tree=0,sample=best", "tree=3,width=3"),
+    "peagle": ("tree=0,stop=fixed", "tree=0,stop=svip,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
 }
 
 
@@ -221,7 +225,7 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], nam
     here, plain = few
     save_vocabulary(two := here.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
     exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
-    kind, folder = {**SPECS, "dflash2": "dflash:{dflash2}"}[name].split("{")
+    kind, folder = {**SPECS, "dflash2": "dflash:{dflash2}", "peagle": "eagle3:{peagle}"}[name].split("{")
     drafter = create(f"{kind}{here[folder.split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
     assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
     if isinstance(drafter, Sorted):

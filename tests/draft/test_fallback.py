@@ -141,6 +141,17 @@ def test_where_nothing_can_be_copied_a_b_is_a(temperature: float) -> None:
     assert (done[0].tokens, done[0].runs) == (done[1].tokens, done[1].runs)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_where_the_first_has_nothing_a_b_is_b(temperature: float) -> None:
+    target = TableTarget(8, order=1, seed=3, scale=9.0)
+    params = SamplingParams(temperature=temperature, max_tokens=80, seed=5)
+    done = []
+    for spec in ("past-answer>sam", "sam,min_match=5"):  # of a first request there is no past answer
+        done += Engine(target, create(spec), budget=False).generate([[1, 2, 3, 4]], params)
+    assert (done[0].tokens, done[0].runs, done[0].rounds) == (done[1].tokens, done[1].runs, done[1].rounds)
+    assert done[0].stats.accepted_tokens > 20
+
+
 @pytest.mark.parametrize("name", ["sam", "suffix"])
 @pytest.mark.parametrize(
     ("text", "ahead", "copies"),

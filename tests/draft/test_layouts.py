@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
@@ -115,10 +116,18 @@ def inside(t: Tensors, start: str) -> Tensors:
     return {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
 
 
-def eagle3_logits(t: Tensors, table: torch.Tensor, head: torch.Tensor, by: By) -> torch.Tensor:
-    """Li et al. 2025. A norm that is not among `t` is not applied; without fc the state itself is the feature."""
+def eagle3_logits(
+    t: Tensors, table: torch.Tensor, head: torch.Tensor, by: By, mask: torch.Tensor | None = None
+) -> torch.Tensor:  # fmt: skip
+    """Li et al. 2025. A norm that is not among `t` is not applied; without fc the state itself is the feature. mask: a
+    token; two pairs of it and of mask_hidden come after the given ones (P-EAGLE)."""
     fc = t.get("fc.weight", torch.eye(H))
     states, tokens = given(fc.shape[1])
+    if "fc_norm.0.weight" in t:
+        states = torch.cat([norm(s, t[f"fc_norm.{n}.weight"]) for n, s in enumerate(states.split(H, -1))], -1)
+    states = norm(states, t["input_norm.weight"]) if "input_norm.weight" in t else states
+    if mask is not None:
+        states, tokens = torch.cat([states, t["mask_hidden"][0].expand(2, -1)]), torch.cat([tokens, mask.expand(2)])
     features, first = states @ fc.T, inside(t, "layers.0.")
     normed = norm(features, first["hidden_norm.weight"])
     x = torch.cat([norm(table[tokens], first.get("input_layernorm.weight")), normed], -1)
@@ -163,7 +172,12 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 YARN = {"rope_type": "yarn", "factor": 4.0}
 BIASES = {f"layers.0.self_attn.{name}_proj.bias": torch.randn(48 if name == "q" else 24) for name in "qkv"}
 SECOND = {"layers.1.input_layernorm.weight": torch.rand(H) + 0.5}
+NORMS = {f"layers.0.self_attn.{name}_norm.weight": torch.rand(DIM) + 0.5 for name in "qk"}
+OF_STATES = {f"fc_norm.{n}.weight": torch.rand(H) + 0.5 for n in range(3)}
+OVER_STATES = {"input_norm.weight": torch.rand(3 * H) + 0.5}
 WHOLE = {"d2t": None, "t2d": None, HEAD: None}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
 
 EAGLE3: dict[str, Case] = {
     "authors": Case(),
@@ -171,6 +185,12 @@ EAGLE3: dict[str, Case] = {
     "speculators, normed residual": Case(
         {"norm_before_residual": None}, base="speculators", by=By(normed_residual=True)),
     "SpecForge": Case({"eagle_config": {IDS: [1, 3, 4]}}),
+    "EAGLE-3.1": Case(
+        {"eagle_config": {IDS: [1, 3, 4], "fc_norm": True, "norm_output": True}}, OF_STATES, alike=OF_STATES),
+    "EAGLE-3.1 in speculators": Case(
+        {"fc_norm": True, "norm_output": True}, OF_STATES, alike=OF_STATES, base="speculators"),
+    "one norm over states": Case(
+        {"norm_before_fc": True}, OVER_STATES, alike=OVER_STATES, base="speculators"),
     "ids of outputs": Case({"eagle_config": {IDS: [0, 3, 5]}}, taps=(1, 4, 6)),
     "ids that begin with the paper's": Case({"eagle_config": {IDS: [2, 4, 6]}}, taps=(2, 4, 6)),
     "ids of inputs at the top": Case({IDS: [1, 3, 4]}, taps=(1, 3, 4)),
@@ -198,6 +218,8 @@ EAGLE3: dict[str, Case] = {
     "yarn of the head's own length": Case(
         {"rope_scaling": YARN, "max_position_embeddings": 32},
         by=rope(**{"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 32})),
+    "llama3's rotations": Case({"rope_scaling": LLAMA3}, by=rope(**{"kind": "llama3", **LLAMA3})),
+    "qwen3": Case({"model_type": "qwen3"}, NORMS, alike=NORMS),
     "activation": Case({"hidden_activation": "gelu_pytorch_tanh"}, by=By(act=lambda x: F.gelu(x, approximate="tanh"))),
     "qwen2": Case({"model_type": "qwen2"}, BIASES, alike=BIASES),
     "qwen2 without biases": Case({"model_type": "qwen2"}),
@@ -249,6 +271,7 @@ def test_an_eagle3_head_computes_what_its_file_says(
     wanted = eagle3_logits(computing, table, computing[HEAD] if head is None else head, case.by)
     torch.testing.assert_close(said(drafter), wanted, atol=1e-4, rtol=1e-4)
     assert drafter.model.pending.layers == case.taps
+    assert drafter.model.network.flags.norm_output == name.startswith("EAGLE-3.1")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("options", ["tree=0", "tree=8,width=3", "dtype=int8"])
@@ -263,6 +286,46 @@ def test_texts_are_plain_decodings(
     out = Engine(target, f"eagle3:{path},{options}").generate(prompts, params)
     assert [one.tokens for one in out] == plain
     assert sum(one.stats.draft_tokens for one in out) > 0
+
+
+PARALLEL: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
+    "speculators": ({"speculators_model_type": "peagle", "mask_token_id": 7}, "speculators", (1, 1)),
+    "speculators, as they also write it": (
+        {"speculators_model_type": "peagle", "mask_token_id": 7, "norm_before_residual": True}, "speculators", (1, 1)),
+    "SpecForge": (
+        {"architectures": ["PEagleDraftModel"], "dflash_config": {"mask_token_id": 7},
+         "eagle_config": {IDS: [1, 3, 4]}}, "authors", (1, 1)),
+    "NeMo and Amazon": ({"parallel_drafting": True, "ptd_token_id": 7}, "authors", (1,)),
+    "by its tensor": ({"pard_token": 7}, "authors", (1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_a_p_eagle_head_computes_what_its_file_says(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str
+) -> None:
+    """One forward over what waits of two texts and two masks after each; its cache then holds no mask."""
+    entries, base, ones = PARALLEL[name]
+    config, tensors, computing = made(Case(entries | {"num_hidden_layers": 2}, SECOND, base=base), model)
+    if base == "speculators":
+        config |= {"norm_before_residual": entries.get("norm_before_residual")}
+    state = torch.randn(*ones, 3 * H, generator=torch.Generator().manual_seed(2))
+    drafter = bound(write(tmp_path, config, tensors | {"mask_hidden": state}), target, "eagle3")
+    states, tokens = given(3 * H)
+    drafts = []
+    for number in range(2):
+        row = Row(number, [5, *tokens.tolist()], SamplingParams(max_tokens=9), max_context=64)
+        drafter.start(row)
+        drafter.model.pending._states[row.id] = [states]
+        drafts.append(drafter.model.begin(row, frozenset()))
+        drafts[-1].most = 3
+    drafter.model.fill(drafts)
+    table, by = model.model.embed_tokens.weight.detach(), By(normed_residual=bool(entries.get("norm_before_residual")))
+    wanted = eagle3_logits(computing | {"mask_hidden": state.view(1, -1)}, table, computing[HEAD], by, torch.tensor(7))
+    for draft in drafts:
+        torch.testing.assert_close(draft.features[-1], wanted[-3:], atol=1e-4, rtol=1e-4)
+        drafter.model.commit(draft, [])
+        assert drafter.model.pending.cached(draft.row) == LENGTH
 
 
 EAGLE1: dict[str, Case] = {
@@ -315,12 +378,17 @@ def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, 
 
 ZERO = torch.zeros(2, 2)
 REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
-    "P-EAGLE of speculators": (
-        "eagle3", {"speculators_model_type": "peagle"}, {}, "is P-EAGLE (speculators_model_type is"),
-    "P-EAGLE of SpecForge": ("eagle3", {"architectures": ["PEagleDraftModel"]}, {}, "is P-EAGLE"),
-    "P-EAGLE by a tensor": (
-        "eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "is P-EAGLE (it has mask_hidden)"),
-    "P-EAGLE by a flag": ("eagle3", {"parallel_drafting": True}, {}, "parallel_drafting is True"),
+    "P-EAGLE without a mask": (
+        "eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "mask_token_id is None; a whole number from 0 to 319"),
+    "P-EAGLE without a state": (
+        "eagle3", {"speculators_model_type": "peagle", "mask_token_id": 3}, {}, "has no mask_hidden"),
+    "P-EAGLE of SpecForge without a state": (
+        "eagle3", {"architectures": ["PEagleDraftModel"], "mask_token_id": 3}, {}, "has no mask_hidden"),
+    "P-EAGLE by a flag without a state": (
+        "eagle3", {"parallel_drafting": True, "ptd_token_id": 3}, {}, "has no mask_hidden"),
+    "P-EAGLE's mask beyond the vocabulary": (
+        "eagle3", {"mask_token_id": 320}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "mask_token_id is 320"),
+    "parallel steps of another drafter": ("eagle", {"parallel_drafting": True}, {}, "parallel_drafting is True"),
     "EAGLE-4": ("eagle3", {"architectures": ["LlamaForCausalLMEagle4"]}, {}, "is EAGLE-4"),
     "experts": ("eagle3", {"architectures": ["Qwen3MoEForCausalLMEagle3"]}, {}, "a head whose layer has experts"),
     "experts' tensors": (
@@ -334,6 +402,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "parallel steps": ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, {}, "parallel_draft_step is 4"),
     "an unknown flag": (
         "eagle3", {"eagle_config": {"use_magic": True}}, {}, "use_magic is True, which nothing here applies"),
+    "an unknown flag at the top": ("eagle3", {"use_magic": True}, {}, "use_magic is True, which nothing here applies"),
+    "an unknown flag of layers": ("eagle", {"transformer_layer_config": {"use_magic": True}}, {}, "use_magic is True"),
+    "an unknown flag of blocks": ("dflash", {"use_magic": True}, {}, "use_magic is True"),
+    "norms of HASS": ("eagle", {}, {"embed_layernorm.weight": torch.ones(H)}, "has embed_layernorm.weight, which"),
+    "norms of vLLM's form": ("eagle", {"add_para_norm": True}, {}, "add_para_norm is True"),
     "a scale of logits": ("eagle3", {"logit_scale": 0.5}, {}, "logit_scale is 0.5"),
     "long context": ("eagle3", {"rope_method": "llama"}, {}, "rope_method is 'llama'"),
     "half rotations": ("eagle3", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor is 0.5"),
@@ -354,6 +427,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "an MLP speculator": ("eagle3", {"speculators_model_type": "mlp"}, {}, "is an MLP or LSTM speculator"),
     "IBM's": (
         "medusa", {"model_type": "mlp_speculator"}, {"speculator.emb.0.weight": ZERO}, "is an MLP or LSTM"),
+    "Arctic's, by its class": (
+        "medusa", {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, {}, "is an MLP or LSTM speculator (arch"),
     "Arctic's": (
         "medusa", {}, {"speculator.forget_emb.0.weight": ZERO},
         "is an MLP or LSTM speculator (it has speculator.forget"),
@@ -361,6 +436,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
         "eagle3", {"speculators_model_type": "new"}, {}, "is a drafter of type new: types that are read are eagle"),
     "JetSpec": (
         "dflash", {"speculators_model_type": "jetspec"}, {}, "JetSpec or LiLiCorr (speculators_model_type is jetspec"),
+    "LiLiCorr's projector": (
+        "dflash", {"dflash_config": {"projector_type": "lilicorr"}}, {}, "JetSpec or LiLiCorr (projector_type is"),
     "Domino": ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, "(projector_type is domino)"),
     "a new projector": ("dflash", {"dflash_config": {"projector_type": "new"}}, {}, "projector_type is 'new'"),
     "LiLiCorr beside": (

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -16,12 +17,14 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.mtp import Mtp, MtpNetwork
+from paceline.draft.published.gguf import head_in
 from paceline.draft.published.mtp import head_names, head_of
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, PacelineError
+from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, quantise_folder
-from tests import models, native
+from tests import gguf_files, models, native
 from tests.draft import mtps
 from tests.draft.answered import weakened
 from tests.draft.eagles import Tensors, write
@@ -168,6 +171,77 @@ def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path
         Engine(target, "mtp")
 
 
+@pytest.mark.parametrize(("family", "kind"), [
+    ("llama3", "F32"), ("qwen3", "Q8_0"), ("qwen3-moe", "F32"), ("gemma3", "F32"), ("olmo2", "F32"),
+])  # fmt: skip
+def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, family: str, kind: str) -> None:
+    """llama.cpp's `nextn` tensors of the block after the model's own; the head is no part of the fingerprint."""
+    changes = FAMILIES[family] | {"tie_word_embeddings": False}
+    changes |= {"query_pre_attn_scalar": 32} if family == "gemma3" else {}
+    folder, model = models.make(family, tmp_path / "model", **changes), models.model(family, **changes)
+    bare = load(gguf_files.write(folder, tmp_path / "bare.gguf", kind), dtype="auto-float32", device="cpu", exact=True)
+    head = mtps.random_head(model)
+    mtps.add(folder, mtps.in_layout(head, "deepseek", 3))
+
+    def more(writer: Any) -> None:
+        writer.add_block_count(4)
+        writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
+
+    file = gguf_files.write(folder, tmp_path / "model.gguf", kind, more=more)
+    target = load(file, dtype="auto-float32", device="cpu", exact=True)
+    assert isinstance(target, Decoder)
+    assert (target.num_layers, target.weights_fingerprint) == (3, bare.weights_fingerprint)
+    found, wanted = head_in(file, target.shape), head_of(head, head.__getitem__)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name].float(), wanted[name], atol=0.01 if kind == "Q8_0" else 1e-6, rtol=0)
+    plain = [one.tokens for one in Engine(bare).generate(PROMPTS, GREEDY)]
+    for spec in ("mtp", f"mtp:{file},tree=0,draft=3"):
+        out = Engine(target, spec).generate(PROMPTS, GREEDY)
+        assert [one.tokens for one in out] == plain
+        assert sum(one.stats.draft_tokens for one in out) > 0
+    assert "has no multi-token-prediction head" in refusal("", bare)
+    assert "runs in transformers" in refusal(file, HFTarget(model))
+
+
+@pytest.mark.parametrize("offset", [1.0, 0.0])
+def test_a_head_alone_in_a_gguf_file(tmp_path: Path, offset: float) -> None:
+    """Of a family whose norms have an offset, which some files add to the head's own norms and some do not; its last
+    norm may be the model's place for one."""
+    model = models.model("qwen3.5", tie_word_embeddings=False)
+    head, target = mtps.random_head(model), native.of(model)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        head[f"mtp.{name}.weight"] = head[f"mtp.{name}.weight"] / 4 - 0.25
+    theirs = {"fc": "nextn.eh_proj", "pre_fc_norm_embedding": "nextn.enorm", "pre_fc_norm_hidden": "nextn.hnorm"}
+    written = {}
+    for name, tensor in head.items():
+        part = name.removeprefix("mtp.").removesuffix(".weight")
+        inner = gguf_files.INNER.get(part.removeprefix("layers.0."), "").replace("ffn_norm", "post_attention_norm")
+        add = 0.0 if "norm" not in part else 1.0 if inner else offset
+        written["output_norm" if part == "norm" else f"blk.3.{inner or theirs[part]}"] = tensor + add
+
+    def write_file(file: Path, tensors: Tensors) -> Path:
+        writer = gguf.GGUFWriter(str(file), "qwen35")
+        for name, tensor in tensors.items():
+            writer.add_tensor(f"{name}.weight", tensor.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+
+    file = write_file(tmp_path / "mtp.gguf", written)
+    found, wanted = head_in(file, target.shape), head_of(head, head.__getitem__)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], atol=1e-6, rtol=0)
+    plain = [one.tokens for one in Engine(target).generate(PROMPTS, GREEDY)]
+    out = Engine(target, f"mtp:{file}").generate(PROMPTS, GREEDY)
+    assert [one.tokens for one in out] == plain
+    sinks = write_file(tmp_path / "sinks.gguf", {**written, "blk.3.attn_sinks": torch.ones(4)})
+    assert "its head has blk.3.attn_sinks.weight, which no layer" in refusal(sinks, target)
+
+
 def test_of_several_heads_the_first_drafts() -> None:
     model = models.model("llama2", tie_word_embeddings=False)
     for layout in mtps.LAYOUTS:
@@ -208,6 +282,12 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
     assert "mtp runs a layer of the target's kind, and a model runs in transformers" in says(good, HFTarget(model))
     assert "has layers.0.mtp.fc.bias, which nothing here reads" in says(good | {"mtp.fc.bias": torch.zeros(64)})
     assert "has no multi-token-prediction head; `paceline train mtp` makes one" in says({"x": torch.zeros(1)})
+    for entries, what in (
+        ({"model_type": "mlp_speculator"}, "is an MLP or LSTM speculator (model_type is mlp_speculator)"),
+        ({"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "is an MLP or LSTM speculator (architectures"),
+        ({"speculators_model_type": "eagle3"}, "is a drafter of type eagle3: write eagle3:"),
+    ):
+        assert what in refusal(write(tmp_path / "other", entries, {"emb.0.weight": torch.zeros(2, 2)}), target)
     one = {"model.mtp_layers.0.input_proj.weight": torch.tensor(1.0)}
     assert "its fc.weight is [] where [64, 128]" in says(mtps.in_layout(good, "mimo", 3) | one)
     small = models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12)

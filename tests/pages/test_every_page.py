@@ -159,7 +159,7 @@ def of_schedules(folder):
 
 
 def of_replay(folder):
-    return replay.page(told(TWO), OF_A)
+    return replay.page(told(TWO) | {"variants": OF_A})
 
 
 def of_certificate(folder):

@@ -30,7 +30,7 @@ OF_A = {"a,draft=5": "a", "a,draft=9": "a"}
 
 
 def test_a_page_is_whole_and_loads_nothing():
-    html = page(told(TWO), OF_A)
+    html = page(told(TWO) | {"variants": OF_A})
     tags = Seen(html).tags
     assert tags.count("svg") == 2
     assert not {"script", "link"} & set(tags)
@@ -43,12 +43,13 @@ def test_a_page_is_whole_and_loads_nothing():
 
 
 def test_variants_of_one_drafter_are_one_line():
-    assert page(told(TWO), OF_A).count("<path d=") == page(told(TWO), OF_A | {"a,draft=9": "b"}).count("<path d=") - 1
+    one, two = (told(TWO) | {"variants": OF_A | of} for of in ({}, {"a,draft=9": "b"}))
+    assert page(one).count("<path d=") == page(two).count("<path d=") - 1
 
 
 def test_names_are_text():
     one = result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)
-    html = page(told([one], complete=False), {"<b>&x": "<b>&x"})
+    html = page(told([one], complete=False) | {"variants": {"<b>&x": "<b>&x"}})
     assert "<b>&x" not in html
     assert "&lt;b&gt;&amp;x" in html
     assert "1.25" in html
@@ -57,5 +58,5 @@ def test_names_are_text():
 
 
 def test_a_page_of_nothing():
-    assert "log.jsonl" in Seen(page(told([]), {})).text
-    assert "none" in Seen(page(told([result("none", OVERALL, 1.0, 1, [])]), {"none": "none"})).text
+    assert "log.jsonl" in Seen(page(told([]) | {"variants": {}})).text
+    assert "none" in Seen(page(told([result("none", OVERALL, 1.0, 1, [])]) | {"variants": {"none": "none"}})).text

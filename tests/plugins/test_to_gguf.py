@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from paceline.cli import main
 from paceline.core.sampling import SamplingParams
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.plugins import to_gguf
@@ -121,6 +123,28 @@ def test_a_dflash_head_with_a_mask_token(model, target, tmp_path):
     assert "dflash.attention.causal" not in facts
 
 
+def test_a_dflash2_head(model, target, tmp_path):
+    head, file = blocks.save(tmp_path / "head", model, "second"), tmp_path / "head.gguf"
+    assert write_head(f"dflash:{head}", target, file, "f16") == "draft-dflash"
+    (facts, found), tensors = read(file), load_file(head / "model.safetensors")
+    theirs = {f"candidate_selector.{end}_codebook": f"selector_{end}.weight" for end in ("predecessor", "successor")}
+    theirs["candidate_selector.hidden_projection.weight"] = "selector_hidden.weight"
+    for number in range(blocks.LAYERS):
+        for ours, part in (("attention", "attn"), ("mlp", "ffn")):
+            theirs[f"layers.{number}.{ours}_conv.base_kernel"] = f"blk.{number}.{part}_conv_base"
+            theirs[f"layers.{number}.{ours}_conv.kernel_projection.weight"] = f"blk.{number}.{part}_conv_proj.weight"
+    for ours, name in theirs.items():
+        kind = np.float32 if ours.endswith("base_kernel") else np.float16
+        np.testing.assert_array_equal(found[name], tensors[ours].numpy().astype(kind), strict=True)
+    assert len(found) == len(tensors)
+    wanted = {
+        "dflash.selector_rank": 8, "dflash.selector_top_k": blocks.BEST, "dflash.conv_kernel_size": 2,
+        "dflash.conv_group_size": blocks.GROUP, "dflash.block_size": blocks.BLOCK, "dflash.target_layers": [1, 3],
+        "tokenizer.ggml.mask_token_id": 3,
+    }  # fmt: skip
+    assert {key: facts[key] for key in wanted} == wanted
+
+
 def test_heads_over_a_smaller_vocabulary_bring_their_output(model, target, tmp_path):
     """As `paceline train dflash` makes them: the mask a vector, the output head some of the target's rows."""
     offsets, members = d2t_of(model)
@@ -178,6 +202,7 @@ def heads(model):
     own = {"draft_vocab_size": len(offsets), "dflash_config": {"target_layer_ids": list(blocks.IDS)}}
     norms = {"norm_before_fc": True, "norm_before_residual": True}
     table = {"embed_tokens.weight": torch.rand(models.VOCAB_SIZE, HIDDEN)}
+    slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
     alone = blocks.knowing(model) | {"confidence_head.proj.weight": torch.rand(1, HIDDEN)}
     return {
         "eagle3": ("eagle3", speculators(model), eagle3(model)),
@@ -188,12 +213,19 @@ def heads(model):
         "dflash, causal": ("dflash", blocks.config(model, is_causal=True), blocks.random_tensors(model)),
         "dflash of few tokens": ("dflash", blocks.config(model, **own), blocks.random_tensors(model) | few),
         "dspark": ("dflash", blocks.dspark(model), blocks.knowing(model)),
+        "dflash with windows": (
+            "dflash", blocks.config(model, is_causal=False, **slides), blocks.random_tensors(model)),
+        "dflash2": ("dflash", blocks.second(model), blocks.second_tensors(model)),
+        "dflash2 with a window, scaled": (
+            "dflash", blocks.second(model, output_multiplier=0.5, final_logit_softcapping=2.0, **slides),
+            blocks.second_tensors(model)),
         "dspark, whose confidence reads states alone": (
             "dflash", blocks.dspark(model, confidence_head_with_markov=False), alone),
     }  # fmt: skip
 
 
 NAMES = ("eagle3", "eagle3 with norms", "dflash", "dflash, causal", "dflash of few tokens", "dspark",
+         "dflash with windows", "dflash2", "dflash2 with a window, scaled",
          "dspark, whose confidence reads states alone")  # fmt: skip
 
 
@@ -224,6 +256,28 @@ def test_what_is_written_is_read_back_and_drafts_alike(
         assert drafts[0] == drafts[1]
 
 
+def test_llama3s_rotations_are_factors_in_a_file(model, target, tmp_path, monkeypatch):
+    llama3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama3 |= {"original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    plain = write(tmp_path / "plain", speculators(model), eagle3(model))
+    layers = described(model, rope_parameters=llama3)
+    folder = write(tmp_path / "head", speculators(model, transformer_layer_config=layers), eagle3(model))
+    factors = gguf_files.factors(LlamaConfig(head_dim=24, rope_parameters=llama3), 10000.0, 24)
+    finish = to_gguf._finish
+    monkeypatch.setattr(
+        to_gguf, "_finish", lambda writer, *rest: (
+            writer.add_context_length(64), writer.add_tensor("rope_freqs.weight", factors), finish(writer, *rest)))
+    write_head(f"eagle3:{plain}", target, tmp_path / "head.gguf", "f32")
+    loaded, tables = load(target, dtype="float32", device="cpu"), []
+    for path in (folder, tmp_path / "head.gguf"):
+        drafter = create(f"eagle3:{path}")
+        drafter.bind(loaded)
+        tables.append(drafter.model.network.layers.ops)
+    for name in ("cos", "sin"):
+        torch.testing.assert_close(getattr(tables[0], name), getattr(tables[1], name))
+    assert not torch.equal(tables[0].cos, loaded.ops.cos)
+
+
 @pytest.mark.parametrize(
     ("method", "arch", "facts", "says"),
     [
@@ -231,7 +285,9 @@ def test_what_is_written_is_read_back_and_drafts_alike(
         ("eagle3", "llama", {}, "is of architecture llama; GGUF drafts are read of eagle3 and dflash"),
         ("dflash", "dspark", {}, "convert it anew"),
         ("dflash", "dflash", {"hyper_connection_count": 4}, "has dflash.hyper_connection_count"),
-        ("dflash", "dflash", {"selector_top_k": 16}, "has dflash.selector_top_k, which nothing"),
+        ("eagle3", "eagle3", {"use_magic": True}, "has eagle3.use_magic, which nothing here applies"),
+        ("dflash", "dflash", {"selector_top_k": 16}, "selector_rank is None"),
+        ("dflash", "dflash", {"attention.sliding_window": 6}, "and no list of the layers that have it"),
         ("dflash", "dflash", {"rope.dimension_count": 12, "attention.key_length": 24}, "partial_rotary_factor is 0.5"),
         ("eagle3", "eagle3", {}, "does not say hidden_size"),
     ],
@@ -241,7 +297,7 @@ def test_other_gguf_files_are_refused(
 ):
     writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), arch)
     for key, value in facts.items():
-        writer.add_uint32(f"{arch}.{key}", value)
+        (writer.add_bool if value is True else writer.add_uint32)(f"{arch}.{key}", value)
     writer.add_tensor("fc.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -298,6 +354,11 @@ def test_what_llama_cpp_cannot_run_is_refused(model, target, tmp_path):
             "no window",
         ),
         "window": ("dflash", blocks.config(model, **slides), blocks.random_tensors(model), "sliding windows"),
+        "candidates": (
+            "dflash", blocks.second(model, selector_vocab_size=300), blocks.second_tensors(model), "drafts all tokens"),
+        "mask": (
+            "eagle3", speculators(model, speculators_model_type="peagle", mask_token_id=3),
+            eagle3(model) | {"mask_hidden": torch.rand(1, 1, 3 * HIDDEN)}, "P-EAGLE"),
         "other": ("eagle3", described(model, hidden_size=48, draft_vocab_size=9), eagle3(model), "states of 48"),
     }
     for name, (method, config, tensors, words) in cases.items():

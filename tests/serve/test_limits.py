@@ -90,7 +90,7 @@ def test_every_limit_is_an_option_and_described():
     known = {one.opts[0]: one.default for one in get_command(app).commands["serve"].params}
     options = {f"--max-{name.replace('_', '-')}": most for name, most in asdict(Limits()).items()}
     assert options.items() <= known.items()
-    page = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
     assert all(option in page for option in options)
 
 

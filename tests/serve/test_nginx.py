@@ -1,4 +1,4 @@
-"""The configuration for nginx in docs/serve.md: streams pass, and clients that send nothing stop nobody."""
+"""The configuration for nginx in docs/deploy.md: streams pass, and clients that send nothing stop nobody."""
 
 import os
 import re
@@ -16,7 +16,7 @@ import pytest
 from tests.serve.live import engine, serving
 
 NGINX = os.environ.get("PACELINE_NGINX") or shutil.which("nginx")
-PAGE = Path(__file__).parents[2] / "docs/serve.md"
+PAGE = Path(__file__).parents[2] / "docs/deploy.md"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NGINX is None, reason="there is no nginx here")]
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 

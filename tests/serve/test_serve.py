@@ -1,5 +1,6 @@
 """The server, by OpenAI's own client and by hand: what it answers, refuses and counts."""
 
+import asyncio
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from paceline.serve.metrics import Metrics
 from paceline.serve.responses import speculation
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
+from paceline.workbench.servers import Drafting, Request, Server, send
 from tests import models
 from tests.fakes import TableTarget
 from tests.serve.live import engine, serving
@@ -212,6 +214,20 @@ def test_a_prediction_is_copied_and_counted(client, alone):
     details = done.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 0
     assert done.metrics["speculative_decoding"]["num_spec_steps"] < 24
+
+
+def test_answers_and_counters_tell_the_same_drafts(folder):
+    """As `bench --server` and `watch` read them."""
+    with serving(engine(folder)) as address:
+        server = Server.find(address)
+        asks = [(draft, stream) for draft in ("sam", "suffix", "none") for stream in (True, False)]
+        bodies = [server.body(Request("", MESSAGES), 20, draft=draft, stream=stream) for draft, stream in asks]
+        for body in bodies[1::2]:
+            del body["stream_options"]
+        told, counted = Drafting.told(asyncio.run(send(server, bodies))), server.drafting()
+    assert {*told.by_drafter} == {"sam", "suffix"}
+    for name in ("drafts", "drafted", "accepted", "by_drafter", "by_position"):
+        assert getattr(told, name) == getattr(counted, name), name
 
 
 def test_a_request_chooses_its_drafter(client):

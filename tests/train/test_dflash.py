@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.draft.methods.dflash import DFlashNetwork
-from paceline.train.dflash import DFlashConfig, DFlashLoss
+from paceline.train.dflash import DFlash2Config, DFlash2Loss, DFlashConfig, DFlashLoss
 from paceline.train.loss import IGNORE
 from tests import models, native
+from tests.draft import blocks
 
 KEEP = torch.arange(3, 300, 2)
 BLOCK = 4
@@ -119,3 +120,119 @@ def test_the_confidence_head_learns_overlaps_and_teaches_the_block_nothing():
     logits = loss.module.confidence_head["proj"](hidden)[:, 0]
     each = F.binary_cross_entropy_with_logits(logits, wanted)
     torch.testing.assert_close(loss._unsure(hidden, last, torch.ones(5)), each, atol=1e-4, rtol=1e-4)
+
+
+# DFlash2 -------------------------------------------------------------------------------------------------------------
+
+
+def second_of(model, keep=KEEP, randomized=True, best=5, **more):
+    loss = DFlash2Loss(model, keep, DFlash2Config(block=BLOCK, anchors=3, rank=6, best=best, **more))
+    if randomized:
+        models.randomize(loss.module)
+    return loss.eval()
+
+
+@pytest.mark.parametrize("window", [5, 40])
+@pytest.mark.parametrize("keep", [KEEP, torch.arange(models.VOCAB_SIZE)])
+def test_every_block_of_dflash2_is_a_block_of_drafting(window, keep):
+    """And chooses the same tokens with the same probabilities, at every position of a text."""
+    model = network()
+    loss, text = second_of(model, keep, window=window), np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 14)
+    target, tensors = native.of(model), {name: t.detach() for name, t in loss.saved().items()}
+    drafter, ids = DFlashNetwork("x", loss.facts(), tensors, target), torch.from_numpy(text)[None]
+    states, _ = loss.target_states(ids)
+    with torch.no_grad():
+        wanted = [loss.probs(hidden[0], 0) for hidden in loss.drafts(ids, BLOCK)[1]]
+    for anchor in range(1, len(text)):
+        slot = drafter.layers.cache.add_row(2 * len(text))
+        with torch.inference_mode():
+            drafter.read(states[0, :anchor, :-1].flatten(-2), [Segment.chunk(slot, text[:anchor], last=False)])
+            drafter.layers.cache.commit(slot, range(anchor))
+            block = Segment(slot, np.zeros(BLOCK + 1, np.int64), np.arange(-1, BLOCK), num_logits=BLOCK)
+            read = drafter.fill([int(text[anchor])], [block])
+            for depth in range(min(BLOCK, len(text) - anchor)):
+                values, columns = (one[0] for one in drafter.head(read[depth : depth + 1]).topk(5))
+                before = torch.tensor(text[anchor + depth])
+                q = (values + drafter.bias(before[None], columns, read[depth])[0]).softmax(-1)
+                own = torch.zeros(models.VOCAB_SIZE).scatter(0, keep[columns], q)
+                torch.testing.assert_close(own, wanted[depth][anchor - 1], atol=2e-3, rtol=1e-3)
+        drafter.layers.cache.drop_row(slot)
+
+
+def test_an_untrained_dflash2_is_dflash_bit_for_bit():
+    """Whatever its layers are: the convolutions are the identity, and the selector changes no logit."""
+    loss, ids = second_of(network(), randomized=False), torch.randint(4, models.VOCAB_SIZE, (2, 12))
+    for name, weight in loss.module.named_parameters():
+        if "conv" not in name and "successor" not in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    at = torch.tensor([[2, 7], [0, 9]])
+    with torch.no_grad():
+        context, _ = loss.states(ids)
+        convolved, hidden = loss.filled(context, ids, at), next(loss.drafts(ids, 1)[1])[0]
+        for layer in loss.module.layers:
+            del layer.attention_conv, layer.mlp_conv
+        assert torch.equal(loss.filled(context, ids, at), convolved)
+        columns, logits = loss.candidates(hidden)
+        assert torch.equal(logits, (hidden[:, :64] @ loss.of_target.T).gather(1, columns))
+
+
+def test_a_file_of_dflash2_is_in_the_published_layout():
+    model = network()
+    loss = second_of(model, torch.arange(models.VOCAB_SIZE))
+    published, own = blocks.second(model), loss.facts()
+    assert loss.saved().keys() == blocks.second_tensors(model).keys()
+    assert own["dflash_config"].keys() == published["dflash_config"].keys()
+    for key in ("architectures", "model_type", "num_hidden_layers", "num_target_layers", "is_causal"):
+        assert own[key] == published[key]
+    assert (own["layer_types"], own["sliding_window"]) == (["sliding_attention"] * 2, 512)
+    assert own["dflash_config"]["block_size"] == BLOCK + 1
+    assert "draft_vocab_size" not in own
+
+
+def test_the_selector_learns_the_texts_token_after_the_texts_token():
+    """Where it is among the best; each of the two losses is divided by its own weights."""
+    torch.manual_seed(0)
+    model = network()
+    loss, ids = second_of(model, best=60), torch.randint(4, models.VOCAB_SIZE, (2, 12))
+    ids[:, ::2] = KEEP[ids[:, ::2] % 100]
+    labels = ids.roll(-1, 1)
+    labels[:, :3], labels[:, 10:] = IGNORE, IGNORE
+    known = torch.zeros(2, 11, dtype=torch.bool)
+    known[:, 3:9] = True
+    last, inputs = loss.drafts(ids, BLOCK)
+    at, chosen = loss._anchors(known)
+    sums, places = torch.zeros(2, 2), [(row, int(at[row, n])) for row, n in chosen.nonzero().tolist()]
+    for depth, hidden in enumerate(inputs):
+        for row, t in places:
+            if t + 2 + depth <= 10:
+                p = model.lm_head(last[row, t + 1 + depth])[KEEP].softmax(-1)
+                logits = loss.of_target @ hidden[row, t, :64]
+                sums[0] += 0.8**depth * torch.stack([-(p * logits.log_softmax(-1)).sum(), torch.tensor(1.0)])
+                values, best = logits.topk(60)
+                token, before = ids[row, t + 2 + depth], ids[row, t + 1 + depth]
+                selector = loss.module.candidate_selector
+                state = selector.hidden_projection(hidden[row, t, :64])
+                edges = selector.successor_codebook[best] @ (selector.predecessor_codebook[before] * state)
+                if (place := (KEEP[best] == token).nonzero()).numel():
+                    chance = (values + edges).log_softmax(-1)[place[0, 0]]
+                    sums[1] += 0.8**depth * torch.stack([-chance, torch.tensor(1.0)])
+    assert sums[1, 1] > 0, "some text is among the best"
+    wanted = (sums[:, 0] / sums[:, 1]).sum()
+    torch.testing.assert_close(loss(ids, labels).detach(), wanted.detach(), atol=1e-3, rtol=1e-4)
+
+
+def test_the_loss_of_dflash2_falls():
+    """To less than the distributions alone can bring it: tokens follow from the ones before."""
+    torch.manual_seed(0)
+    model = network()
+    loss = second_of(model, torch.arange(models.VOCAB_SIZE), randomized=False).train()
+    ids = (torch.arange(4, 4 + 24) * 7 % 200 + 4).repeat(4, 1)
+    labels, optimiser = ids.roll(-1, 1), torch.optim.AdamW(loss.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        value = loss(ids, labels)
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3

@@ -33,12 +33,13 @@ RECIPES = {
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
     "dflash": (["--block", "3", "--vocab", "200", "--markov", "32", "--confidence"], "dflash:{out}"),
+    "dflash2": (["--block", "3", "--rank", "8", "--best", "4"], "dflash:{out}"),
     "mtp": (["--steps", "2"], "mtp:{out}"),
 }
 """Options of each command, and the drafter that it makes."""
-STAGES = {"model": "draft", "s2d": "sorted", "jacobi": "noise"}  # as files call them
+STAGES = {"model": "draft", "s2d": "sorted", "jacobi": "noise", "dflash2": "dflash"}  # as files call them
 TREES = ("medusa", "hydra", "amphista")
-HEADS = ("kangaroo", "eagle", "eagle3", "dflash", "mtp", *TREES)
+HEADS = ("kangaroo", "eagle", "eagle3", "dflash", "dflash2", "mtp", *TREES)
 
 
 @pytest.fixture(scope="module")

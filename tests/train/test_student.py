@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.train.amphista import AmphistaConfig, AmphistaLoss
-from paceline.train.dflash import DFlashConfig, DFlashLoss
+from paceline.train.dflash import DFlash2Config, DFlash2Loss, DFlashConfig, DFlashLoss
 from paceline.train.draft import begin_embedding
 from paceline.train.eagle import Eagle3Loss, EagleLoss
 from paceline.train.heads import HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
@@ -57,6 +57,7 @@ STUDENTS = {
     "eagle": EagleLoss,
     "eagle3": lambda model: Eagle3Loss(model, KEEP),
     "dflash": lambda model: DFlashLoss(model, KEEP, DFlashConfig(markov=8, confidence=True)),
+    "dflash2": lambda model: DFlash2Loss(model, KEEP, DFlash2Config(rank=8)),
     "mtp": MtpLoss,
     "mtp of experts": MtpLoss,
 }

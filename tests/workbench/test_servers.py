@@ -56,6 +56,15 @@ def test_counts_between_two_readings():
     assert new.survival == [0.8, 0.4, 0.3]
 
 
+def test_counts_by_drafter():
+    page = 'paceline:spec_decode_drafter_{}_tokens_total{{drafter="{}"}} {}\n'
+    pages = "".join(page.format(what, name, n) for name, counts in (("sam", (9, 4)), ("model", (5, 5)))
+                    for what, n in zip(("draft", "accepted"), counts, strict=True))  # fmt: skip
+    now = Drafting.parse(pages)
+    assert now.by_drafter == {"sam": [9, 4], "model": [5, 5]}
+    assert now.since(Drafting(by_drafter={"sam": (3, 1)})).by_drafter == {"sam": [6, 3], "model": [5, 5]}
+
+
 def test_a_server_is_found_with_its_engine_and_version():
     with Served() as fake:
         server = Server.find(fake.url.removesuffix("/v1"))
@@ -211,3 +220,34 @@ def test_answers_tell_their_own_drafts_in_vllms_shape() -> None:
     assert (told.drafts, told.drafted, told.accepted, told.by_position) == (4, 11, 5, [3, 2])
     assert [answer.rounds for answer in answers] == [6, 9]
     assert Drafting.told([*answers, Completion()]) is None
+
+
+COUNTS = {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}
+OF_ALL = {"num_spec_steps": 3, **COUNTS, "acceptance_histogram": [1, 0, 2]}
+
+
+@pytest.mark.parametrize(("said", "found"), [
+    ({"metrics": {"speculative_decoding": OF_ALL | {"draft_acceptance_rate": 0.4, "num_rounds": "?", "by_drafter": {
+        "sam": {"drafted": 9, "accepted": 4}, "x": {"drafted": "many", "accepted": 0}}}}},
+     OF_ALL | {"by_drafter": {"sam": (9, 4)}}),
+    ({"timings": {"predicted_n": 10, "draft_n": 9, "draft_n_accepted": 4}}, COUNTS),
+    ({"timings": {"predicted_n": 10}, "metrics": {"speculative_decoding": None}}, {}),
+    ({"choices": [{"meta_info": {"spec_verify_ct": 3, "spec_accept_token_num": 4, "spec_draft_token_num": 9,
+                                 "spec_accept_histogram": [1, 0, 2], "id": "x"}}]}, OF_ALL),
+    ({"choices": [{"meta_info": {"spec_verify_ct": 3, "spec_num_correct_drafts": 4, "spec_num_proposed_drafts": 9,
+                                 "spec_correct_drafts_histogram": [1, 0, 2]}}]}, OF_ALL),
+    ({"choices": [{"speculative_decoding": {"num_spec_steps": 3, "total_accepted_draft_tokens": 4,
+                                            "total_draft_tokens": 9, "acceptance_histogram": [1, 0, 2]}}]}, OF_ALL),
+    ({"timings": {"draft_n": "many", "draft_n_accepted": 4}}, {}),
+])  # fmt: skip
+def test_answers_of_every_server_tell_their_drafts(said, found):
+    answer = Completion()
+    answer.take({"choices": [], "usage": {"completion_tokens": 7}, **said})
+    assert answer.speculation == found
+    told = Drafting.told([answer])
+    if found:
+        assert told is not None
+        assert (told.drafts, told.drafted, told.accepted) == (3, 9, 4)  # llama.cpp: seven tokens but the four
+        assert told.by_drafter == {name: [*counts] for name, counts in found.get("by_drafter", {}).items()}
+    else:
+        assert told is None

@@ -62,7 +62,9 @@ class Endpoint(Contestant):
         new = Drafting.told(answers) or (after.since(before) if before and after else None)
         if new is not None and new.drafts:
             places = {f"accepted_{place}": int(count) for place, count in enumerate(new.by_position)}
-            replies[0].batch = {"drafts": int(new.drafts), "accepted": int(new.accepted), **places}
+            replies[0].batch = {name: int(getattr(new, name)) for name in ("drafts", "drafted", "accepted")} | places
+            for name, (drafted, accepted) in new.by_drafter.items():
+                replies[0].batch |= {f"drafted by {name}": int(drafted), f"accepted by {name}": int(accepted)}
         return replies
 
 
@@ -156,6 +158,12 @@ def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
     return [QuestionGroup(number, part, (1,) * len(part)) for number, part in enumerate(parts)]
 
 
+def _drafts(name: str, told: Mapping[str, Any]) -> str:
+    """What a server says of its drafts, in a sentence."""
+    by = "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in told["by_drafter"].items())
+    return f"{name}: {told['accepted']} of {told['drafted']} drafted tokens accepted in {told['rounds']} drafts{by}."
+
+
 def _client(shares: Mapping[str, float]) -> list[str]:
     """A warning where this process may have been what was measured."""
     worst = max(shares.values(), default=0.0)
@@ -179,4 +187,4 @@ def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:
             f"{one['method']} has {one['speedup']:.2f} times the tokens a second of {first['method']} ({sure}{doubt}), "
             f"in turn on the same {one['compared']} requests; {one['identical']:.0%} of the answers are the same."
         )
-    return notes
+    return notes + [_drafts(one["method"], one["server_drafts"]) for one in (first, *others) if one["server_drafts"]]

@@ -327,6 +327,17 @@ def draft_tokens_accepted(answers: Answers) -> float | None:
     return counts["accepted"] / counts["drafts"] if counts.get("drafts") else None
 
 
+def server_drafts(answers: Answers) -> dict[str, Any] | None:
+    """The server's own counts: rounds with a draft, drafted and accepted tokens, and by drafter where it says so."""
+    counts = _counts(answers)
+    by = {
+        name.removeprefix("drafted by "): {"drafted": count, "accepted": counts[name.replace("drafted", "accepted", 1)]}
+        for name, count in counts.items() if name.startswith("drafted by ") and count
+    }  # fmt: skip
+    told = {"rounds": counts["drafts"], "drafted": counts["drafted"], "accepted": counts["accepted"]}
+    return told | {"by_drafter": by} if counts.get("drafts") else None
+
+
 def accepted_by_position(answers: Answers) -> list[float] | None:
     """Entry i: of the rounds with a draft the share that accepted at least i + 1 drafted tokens, by the server's own
     counters. vLLM's definition: a draft that does not reach a position counts as one that was rejected there."""
@@ -428,7 +439,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
 OF_A_METHOD = (
     tokens_per_second_spec_bench, mean_accepted_tokens, block_efficiency, accepted_by_depth, drafted_per_round,
     draft_share, parts_ms, peak_bytes, align_share, group_rate, idle_slots, moved_bytes, looping,
-    too_short, errors, draft_tokens_accepted, accepted_by_position,
+    too_short, errors, server_drafts, draft_tokens_accepted, accepted_by_position,
 )  # fmt: skip
 OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loops)
 """Figures recorded under the names of their functions."""

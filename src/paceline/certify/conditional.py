@@ -2,7 +2,7 @@
 
 At every place the tokens before it decide which sets of tokens are looked at: the model's best token, its next ones,
 the token that a drafter would copy, the last token again, and so on. The model says between which probabilities a token
-of the set comes; how often one came is counted over all places and compared with `stats.outside`, which holds although
+of the set comes; how often one came is counted over all places and compared with `chance.outside`, which holds although
 the places of an answer hang together. So a bug that moves little at each place adds up, and one that needs a long text
 shows. The same with the log-probabilities that a server reports: `read_places`."""
 
@@ -22,6 +22,7 @@ from paceline.certify import stats
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
 from paceline.core.sampling import SamplingParams, probabilities
+from paceline.workbench.chance import outside
 from paceline.workbench.reference import Rounding, distributions
 
 BEST = "the best token"
@@ -63,7 +64,7 @@ class Conditional:
         """What comes too often or too rarely, the surest first; `level` is that of all sets together.
 
         control: counts of the same engine without drafts; then only what differs from them, too, speaks against it."""
-        p_values = {key: stats.outside(*self._of(key)) * len(self._places) for key in self._places}
+        p_values = {key: outside(*self._of(key)) * len(self._places) for key in self._places}
         found = {key: p for key, p in p_values.items() if p < level}
         if control is not None:
             both = {key: (self._of(key), control._of(key)) for key in found}

@@ -14,19 +14,17 @@ outcomes it moves (up to the chi-square approximation, which counts of 5 or more
 most their radius (`radius`) from the root of the statistic, by the triangle inequality."""
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ncx2
 
+from paceline.workbench.chance import Floats
+
 POWER = 0.95  # with this probability a shift of the stated size is found
 LEAST_COUNT = 5.0  # smallest expected count of an outcome
-TILTS = np.geomspace(1e-3, 30, 80)
-"""Exponents tried for the bound of `excess`; the best one of any set gives a valid bound."""
-
-Floats = NDArray[np.float64]
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:
@@ -57,22 +55,6 @@ def chi_square_of_two(counts: Floats, others: Floats, slack: Floats | float = 0.
 def tail(statistic: float, df: int) -> float:
     """The probability that chance alone gives a chi-square statistic this large: the p-value."""
     return float(chi2.sf(statistic, df)) if df else float(statistic < inf)
-
-
-def excess(hits: float, high: Floats) -> float:
-    """The p-value of so many hits in trials [n] whose probabilities are at most `high`, each given all before it.
-
-    Chernoff's bound: exp(t * hits) has at most the expectation prod(1 + high (e^t - 1)). It holds for any number of
-    trials, however rare hits are, and also where an earlier trial decides what the next one is."""
-    if hits <= high.sum():
-        return 1.0
-    logs = [float(np.log1p(high * np.expm1(tilt)).sum() - tilt * hits) for tilt in TILTS]
-    return 0.0 if hits and not high.any() else min(1.0, exp(min(logs)))
-
-
-def outside(hits: float, low: Floats, high: Floats) -> float:
-    """The p-value of hits in trials with probabilities of low..high [n], against too many and too few."""
-    return min(1.0, 2 * min(excess(hits, high), excess(len(low) - hits, 1 - low)))
 
 
 def more_often(events: int, others: int) -> float:

@@ -18,7 +18,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import PAGE, seekable, write_whole, writes
+from paceline.jsonl import check_folder, seekable, write_json
 from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class ReplayOptions:
     ray: options.Ray = None
     verify_cost: str | None = option(None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and times.")
     forward_ms: float | None = option(None, "Milliseconds of a plain forward, to count drafting too.", least=1e-6)
-    html: Path | None = option(None, "Also write the report to this file, as one page.", callback=writes(PAGE))
+    out: Path | None = option(
+        None, "Folder for replay.json, of which `paceline report` makes a page.", callback=check_folder
+    )
     redact: bool = option(False, "Write figures only: no category's name, and no reason why a line was skipped.")
     as_json: options.AsJson = False
 
@@ -71,7 +73,7 @@ def replay(asked: ReplayOptions) -> int:
 
     \b
     paceline replay log.jsonl --tokenizer smollm2
-    paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --html report.html
+    paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --out runs/log
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
@@ -116,11 +118,13 @@ def replay(asked: ReplayOptions) -> int:
         "seconds": round(seconds, 2),
         "left_out": left_out,
         "results": report.results(cost),
+        "variants": base_of,
     }
-    if asked.html is not None:
-        from paceline.replay.report import page
+    if asked.out is not None:
+        from paceline.replay.report import REPLAY
 
-        write_whole(asked.html, page(facts, base_of))
+        asked.out.mkdir(parents=True, exist_ok=True)
+        write_json(asked.out / REPLAY, facts, indent=1)
     if asked.as_json:
         print(json.dumps(facts, indent=2))
     else:

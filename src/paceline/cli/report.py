@@ -1,4 +1,4 @@
-"""`paceline report`: the folder of a benchmark, an evaluation or a certificate as a page, a Markdown table or JSON."""
+"""`paceline report`: the folder of a benchmark, a replay, an evaluation or a certificate as a page, a table or JSON."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from paceline.workbench.options import with_options
 from paceline.workbench.runs import is_run
 
 NAME = "report.html"
-CERTIFICATE, VISION = "certificate.json", "report.json"  # files by which folders of these kinds are known
+CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # of each kind of folder one file
 
 
 class Pages(NamedTuple):
@@ -31,7 +31,7 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="What paceline bench, eval or certify wrote to --out; several of `eval vision` are laid side by side.",
+            help="What bench, replay, eval or certify wrote to --out; several of `eval vision` are laid side by side.",
             metavar="DIR...",
         ),
     ],
@@ -43,7 +43,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
     """Make a page of a benchmark: speed-ups, accepted tokens, time by part, answers in colour, all in one file.
-    Or of an evaluation: its figures with intervals, what it cost, answers to read; or of a certificate.
+    Or of an evaluation: its figures with intervals, what it cost, answers to read; or of a replay, or a certificate.
 
     The page loads nothing from anywhere. A run that is not finished can be shown too.
 
@@ -82,6 +82,10 @@ def pages_of(folders: list[Path]) -> Pages:
         from paceline.certify import page as certificates
 
         return Pages(loads((folder / CERTIFICATE).read_bytes()), certificates.page, lambda certificate: certificate)
+    if (folder / REPLAY).is_file():
+        from paceline.replay import report as replays
+
+        return Pages(loads((folder / REPLAY).read_bytes()), replays.page, lambda facts: facts)
     if is_run(folder, "align"):
         from paceline.evals.align import page as answers
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from time import monotonic, sleep
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
 LEAST_DRAFTS = 50  # drafts below which nothing is advised
 EVEN = 0.9  # mean tokens of a draft and positions that have counts: ratio below which they are no chains of one length
+ANSWER = 128  # most tokens of an answer to --ask
 WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
 
@@ -35,6 +38,9 @@ def watch(
     token_cost: float = option(
         TOKEN_COST, "Without --tuned: share of a plain round that a drafted token costs.", least=0
     ),
+    ask: str | None = option(
+        None, "Ask this at each reading, and tell what the answer says of its own drafts, without /metrics."
+    ),
     keys: Keys = Keys(),
     as_json: bool = option(False, "A JSON object for each reading, a line each.", names=("--json",)),
 ) -> int:
@@ -43,7 +49,8 @@ def watch(
     Each reading shows the share of drafts of which the token at each position was accepted, whether the drafts pay at
     what a drafted token costs, and the number of tokens that would pay best. SGLang needs --enable-metrics, llama.cpp
     --metrics. SGLang tells the mean number of tokens alone. A reading that fails is told on standard error, and the
-    next one counts from the last that did not.
+    next one counts from the last that did not. With --ask each reading is of one answer, of any server whose answers
+    tell their drafts: vLLM's with --per-request-spec-decode-metrics, SGLang's, llama.cpp's, TensorRT-LLM's, ours.
 
     \b
     paceline watch http://127.0.0.1:8000
@@ -55,6 +62,8 @@ def watch(
     key = keys.of(url)
 
     def read() -> Drafting:
+        if ask is not None:
+            return _of_answer(url, keys, ask)
         now = Drafting.read(url, key)
         if now is None:
             raise PacelineError(f"{url} has no /metrics; SGLang needs --enable-metrics, llama.cpp --metrics")
@@ -80,9 +89,26 @@ def watch(
             except PacelineError as error:
                 say(f"{one_line(error)}; trying again in {every:g} s", err=True)
                 continue
-            show(reading(now.since(before), costs, monotonic() - began))
+            show(reading(now, costs) if ask is not None else reading(now.since(before), costs, monotonic() - began))
             before, began = now, monotonic()
     return 0
+
+
+def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
+    """What the answer to one request says of its drafts; PacelineError if it says nothing."""
+    from paceline.workbench.servers import Drafting, Request, Server, send
+
+    server = Server.find(url, keys)
+    more = {"return_meta_info": True} if server.engine == "sglang" else {}
+    body = server.body(Request("watch", [{"role": "user", "content": ask}]), ANSWER, stream=False, **more)
+    del body["stream_options"]
+    answers = asyncio.run(send(server, [body]))
+    if isinstance(answers[0], PacelineError):
+        raise answers[0]
+    if (told := Drafting.told(answers)) is None:
+        needs = "vLLM needs --per-request-spec-decode-metrics summary"
+        raise PacelineError(f"an answer of {url} tells nothing of its drafts; {needs}")
+    return replace(told, engine=server.engine, running=1.0)
 
 
 def _costs(tuned: Path) -> dict[int, float]:
@@ -118,6 +144,7 @@ def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None
         "drafts": new.drafts,
         "drafted": new.drafted,
         "accepted": new.accepted,
+        "by_drafter": {name: {"drafted": of[0], "accepted": of[1]} for name, of in new.by_drafter.items()},
         "accepted_by_position": [round(share, 4) for share in new.survival],
         "tokens_a_round": new.round_tokens,
         "token_cost": cost,
@@ -153,8 +180,12 @@ def _advice(new: Drafting, gains: Sequence[float], cost: float, uneven: str) -> 
 def _in_words(facts: dict[str, Any]) -> str:
     parts = [f"{facts['engine'] or 'server'}: {facts['running']:.0f} running"]
     parts += [f"{facts['tokens_per_second']} tokens/s"] if facts["tokens_per_second"] is not None else []
-    parts += [f"{facts['drafts']:.0f} drafts, accepted by position"] if facts["accepted_by_position"] else []
+    if facts["drafts"]:
+        every = [("", facts), *((f"{name} ", of) for name, of in facts["by_drafter"].items() if of["drafted"])]
+        parts += [f"{facts['drafts']:.0f} drafts"]
+        parts += [f"{who}{of['accepted']:.0f} of {of['drafted']:.0f} accepted" for who, of in every]
     places = " ".join(f"{share:.0%}" for share in facts["accepted_by_position"])
+    parts += [f"accepted by position {places}"] if places else []
     cost = f"{facts['token_cost']:.1%} of a round"
     gain = "" if facts["gain"] is None else f"gain {facts['gain']:.2f} if a drafted token costs {cost}; "
-    return f"{', '.join(parts)} {places}\n  {gain}{facts['advice']}"
+    return f"{', '.join(parts)}\n  {gain}{facts['advice']}"

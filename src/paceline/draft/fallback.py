@@ -85,7 +85,8 @@ class Fallback(Drafter):
 
 
 class Extended(Fallback):
-    """Asks the first of two parts, and the second for what comes after the first one's draft.
+    """Asks the first of two parts, and the second for what comes after the first one's draft, or after the text if that
+    is empty.
 
     Lossless: a drawn draft stays as it is, and what follows it is a function of it and of earlier rounds, or drawn
     after it from a distribution that goes along. Whether the second is asked is settled before it drafts."""
@@ -106,12 +107,14 @@ class Extended(Fallback):
             raise MethodError(f"{self.name}: {why}. Those that can are sam, suffix, rest and model.")
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        first, second = self.parts
-        trees, views = self.budget.ask(first, rows), dict[int, View]()
+        second = self.parts[1]
+        trees, views = super().propose(rows), dict[int, View]()
         for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
             drafted = tree.trunk()
-            room, leads = row.max_draft - len(drafted), tree.probe is None and tree.hidden is None and tree.owner.leads
-            if not len(drafted) or room < 1 or not leads or int(drafted[-1]) in self.end_tokens(row):
+            room = row.max_draft - len(drafted)
+            if not len(drafted) or room < 1 or int(drafted[-1]) in self.end_tokens(row):
+                continue
+            if tree.owner is second or not tree.owner.leads or tree.probe is not None or tree.hidden is not None:
                 continue
             if chance := self.budget.chance(tree, row):
                 own = {"tokens": np.append(row.tokens, drafted), "last_token": int(drafted[-1]), "max_draft": room}

@@ -24,8 +24,8 @@ from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
 from paceline.draft.published import dflash, eagle3
-from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, W1, W2
-from paceline.draft.published.gguf import OUTER
+from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
+from paceline.draft.published.gguf import names_of
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
@@ -88,10 +88,13 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
         tensors[TABLE] = network.table
     facts = (_eagle3 if method == "eagle3" else _dflash)(folder, network, tensors)
     facts["target_layers"] = list(network.taps)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, network.config.num_hidden_layers)
+    is_second = method == "dflash" and network.form.best > 0
+    names = names_of(method, network.config.num_hidden_layers, is_second=is_second)
+    naming = {ours: theirs for ours, theirs in names.items() if ours in CONFIDENCE or not ours.endswith(".bias")}
     with replacing(file) as part:
         writer: Any = gguf.GGUFWriter(str(part), method)
-        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array,
+               float: writer.add_float32}  # fmt: skip
         _describe(writer, folder, network.config, TYPES[dtype][1])
         if is_gguf(target):
             for key, value in GGUF(gguf_of(target)).metadata.items():
@@ -109,9 +112,9 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
             add[type(value)](f"{method}.{key}", value)
         if network.columns is not None:
             writer.add_tensor("d2t", network.columns.cpu().numpy().astype(np.int64))
-        naming = {name: OUTER.get(name) or names.get_name(f"model.{name}", (".weight",)) for name in tensors}
         _finish(writer, {**tensors}, network.config, dtype, naming.get)
-    return "draft-eagle3" if method == "eagle3" else "draft-dspark" if W1 in tensors else "draft-dflash"
+    kind = "dspark" if W1 in tensors and not is_second else method
+    return f"draft-{kind}"
 
 
 def write_lookup(corpus: str | Path, file: Path) -> None:
@@ -138,6 +141,8 @@ def write_lookup(corpus: str | Path, file: Path) -> None:
 def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for an eagle3 head."""
     flags, layers, taps = network.flags, network.config.num_hidden_layers, len(network.taps)
+    if network.mask is not None:
+        raise MethodError(f"{folder} is P-EAGLE, which llama.cpp has no type for")
     norms = {"norm.weight", "layers.0.input_layernorm.weight"} - network.weights.keys()
     if norms or network.layers.shape.window or min(network.taps) < 0:
         raise MethodError(f"{folder}: llama.cpp's eagle3 has all norms, no window, and reads inputs of layers alone")
@@ -153,11 +158,18 @@ def _eagle3(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
 
 def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """llama.cpp's further entries for a dflash head; `tensors` become those that it reads."""
-    form, (window, causal) = network.form, network.spans[0]
-    if form.best or form.scale != 1 or form.cap or form.allowed:
-        raise MethodError(f"{folder} is DFlash2, or scales its logits: it is not written")
-    if len({*network.spans}) > 1 or window is not None:
-        raise MethodError(f"{folder} has sliding windows, or layers that differ in what they see: it is not written")
+    form, shape, facts = network.form, network.layers.shape, dict[str, Any]()
+    slides, (causal, *others) = [kind.window for kind in shape.layers], {causal for _, causal in network.spans}
+    if others or len({*slides} - {None}) > 1:
+        raise MethodError(f"{folder} has layers that differ in more than sliding windows of one size: not written")
+    if any(slides):
+        pattern = [window is not None for window in slides]
+        facts = {"attention.sliding_window": max(filter(None, slides)), "attention.sliding_window_pattern": pattern}
+    if form.best and (network.columns is not None or form.allowed or shape.hidden_size < form.best * (form.best + 1)):
+        raise MethodError(f"{folder}: llama.cpp's DFlash2 drafts all tokens, and has fewer candidates in such a width")
+    facts |= {entry: getattr(form, name) for name, entry in SECOND.items()} if form.best else {}
+    facts |= {"logit_scale": float(form.scale)} if form.scale != 1 else {}
+    facts |= {"final_logit_softcapping": float(form.cap)} if form.cap else {}
     if network.columns is not None:
         tensors.setdefault(OUTPUT, network.head.dense())
     tensors |= {CONFIDENCE[0]: network.weights[CONFIDENCE[0]]} if form.has_confidence else {}
@@ -168,7 +180,7 @@ def _dflash(folder: str, network: Any, tensors: dict[str, torch.Tensor]) -> dict
             tensors[CONFIDENCE[0]] = torch.nn.functional.pad(tensors[CONFIDENCE[0]], (0, 1))
     elif not form.rank and form.has_confidence:  # llama.cpp has this head beside a Markov head alone
         del tensors[CONFIDENCE[0]], tensors[CONFIDENCE[1]]
-    facts = {"sample_from_anchor": form.from_anchor, "has_confidence_head": CONFIDENCE[0] in tensors}
+    facts |= {"sample_from_anchor": form.from_anchor, "has_confidence_head": CONFIDENCE[0] in tensors}
     return {"block_size": form.block, **facts} | ({"attention.causal": True} if causal else {})
 
 
@@ -235,7 +247,7 @@ def _finish(writer: Any, weights: Weights, config: Any, dtype: str, naming: Call
         if isinstance(weight, Blocks):
             tensor, values, of = weight.data, weight.dense(), gguf.GGMLQuantizationType(weight.kind.number)
         else:
-            tensor = values = weight.detach().cpu().to(torch.float32 if weight.ndim == 1 else TYPES[dtype][0])
+            tensor = values = weight.detach().cpu().to(TYPES[dtype][0] if weight.ndim == 2 else torch.float32)
             of = None
         if not values.isfinite().all():
             raise ModelError(f"{name} has numbers that are not finite, or too large for {dtype}")

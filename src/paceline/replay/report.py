@@ -19,6 +19,7 @@ from paceline.workbench.report import COLORS, Curve, plot, render
 from paceline.workbench.transcript import Transcript
 from paceline.workbench.walk import Tally
 
+REPLAY = "replay.json"
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DEEPEST = 16  # depths in the plot
 OVERALL = "overall"  # the category of all conversations together
@@ -146,8 +147,8 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
     return Cost(forward_times({nodes: time / table[1] for nodes, time in table.items()}), forward_ms)
 
 
-def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
-    """The page of what `paceline replay --json` prints. base_of: by drafter, the one that it is a variant of."""
+def page(report: dict[str, Any]) -> str:
+    """The page of what `paceline replay --json` prints."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}
@@ -163,7 +164,7 @@ def page(report: dict[str, Any], base_of: Mapping[str, str]) -> str:
         by_category=by_category if len(categories) > 1 else [],
         most=max((result["mean_accepted_tokens"] for result in results), default=1.0),
         depths=_depths(overall, color_of),
-        nodes=_nodes(overall, base_of, color_of),
+        nodes=_nodes(overall, report["variants"], color_of),
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from time import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -34,6 +34,9 @@ from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.tool_calls import prepared
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
+
+if TYPE_CHECKING:
+    from paceline.serve.audit import Audit
 
 log = logging.getLogger("paceline.request_log")
 
@@ -65,6 +68,7 @@ class Server:
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.metrics = Metrics(worker, settings.metrics_prefix)
+        self.audit = audited(worker, settings, self.metrics) if settings.audit else None
         self.bodies = Bodies(settings)
         self.drafts = shown_drafts(settings.drafts)
 
@@ -192,7 +196,8 @@ class Server:
             for one in prompted:
                 jobs.append([])
                 for params in one.params:
-                    jobs[-1].append(self.worker.submit(one.prompt, replace(params, cache_salt=salt), loop, client))
+                    params, private = replace(params, cache_salt=salt), request.store is False
+                    jobs[-1].append(self.worker.submit(one.prompt, params, loop, client, private))
         except PacelineError:
             self.abort([job for some in jobs for job in some])
             raise
@@ -338,7 +343,27 @@ def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return plain
 
 
+def audited(worker: Worker, settings: Settings, metrics: Metrics) -> "Audit":
+    """An audit of what the worker answers, while it has nothing to do."""
+    from paceline.serve.audit import Audit
+
+    audit = Audit(
+        worker.engine, settings.audit, settings.audit_tokens, texts=settings.audit_texts,
+        prefix=settings.metrics_prefix,
+    )  # fmt: skip
+
+    def ended(job: Job) -> None:
+        metrics.end(job)
+        if job.row is not None and not job.private:
+            audit.keep(job.row)
+
+    metrics.registry.register(audit)
+    worker.on_end, worker.on_idle = ended, audit.step
+    return audit
+
+
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
+    """The routes of a server, over a worker that runs the engine. log: keeps answered requests, as token ids."""
     server = Server(worker, settings, log)
 
     @asynccontextmanager
@@ -489,6 +514,13 @@ def _facts(app: FastAPI, server: Server) -> None:
     async def stats() -> dict[str, Any]:
         """What the page shows."""
         return {"model": settings.model, "drafts": list(server.drafts), **server.metrics.now()}
+
+    if (audit := server.audit) is not None:
+
+        @app.get("/audit")
+        async def found() -> dict[str, Any]:
+            """What was found in the answers that were scored again."""
+            return audit.now()
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:

@@ -95,7 +95,7 @@ class ItemsRequest(Strict):
     def chat(self) -> ChatRequest:
         """The same request as a chat."""
         same = ("model", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "stream", "draft", "metadata",
-                "chat_template_kwargs", "enable_thinking")  # fmt: skip
+                "store", "chat_template_kwargs", "enable_thinking")  # fmt: skip
         given: dict[str, Any] = {name: getattr(self, name) for name in same}
         given |= {"messages": self._messages(), "max_tokens": self.max_output_tokens}
         given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort

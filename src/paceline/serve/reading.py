@@ -235,6 +235,7 @@ class _Nesting:
         self._quotes, self._opens, self._closes = ("'\"", "{[(", "}])") if python else ('"', "{[", "}]")
 
     def read(self, text: str) -> None:
+        """Go on with the next piece of the text; what follows the end is not read."""
         while not self.end and self.at < len(text):
             char = text[self.at]
             self.at += 1

@@ -157,6 +157,12 @@ class Settings:
     max_body: int = option(4 << 20, "Most bytes of a request.", least=1)
     limits: Limits = field(default_factory=Limits)
     metrics_prefix: str = option("paceline", "Of the names in /metrics; vllm gives vLLM's names.")
+    audit: float = option(
+        0.0, "Share of answers that are scored again while nothing is asked, to notice corruption; 0: none.",
+        least=0, most=1,
+    )
+    audit_tokens: int = option(1 << 18, "Most tokens of answers that wait for that, prompts included.", least=1)
+    audit_texts: bool = option(False, "An alarm repeats the request's token ids, too, that is what users said.")
 
     def __post_init__(self) -> None:
         if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):

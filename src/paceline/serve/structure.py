@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -66,6 +67,12 @@ class Matched:
         read = len(self._read) == len(answer) and not self._matcher.is_error()
         return read and bool(self._matcher.is_accepting())
 
+    def fresh(self) -> Self:
+        """The same grammar, which has read nothing: in another thread than this one."""
+        made = copy(self)
+        made._begin()
+        return made
+
     def _begin(self) -> None:
         self._matcher, self._read = self.new.deep_copy(), list[int]()
 
@@ -100,6 +107,11 @@ class Closing(Matched):
         self._signs, self._letters = _spelled(tokens)
         self._walked, self._closings = list[int](), [self._closing()]
         self._limited: set[tuple[int, ...]] = set()  # answers after which something did not fit
+
+    def fresh(self) -> Self:
+        made = super().fresh()
+        made._walked, made._closings, made._limited = [], self._closings[:1], set()
+        return made
 
     @property
     def least(self) -> int:
@@ -213,6 +225,14 @@ class AfterReasoning:
         self._spelled: dict[int, str] = {}
         self._read: list[int] = []
         self._tails: list[str] = []  # the text's end after each token that was read
+
+    def fresh(self) -> Self:
+        """As `Matched.fresh`."""
+        made = copy(self)
+        made._grammar = self._grammar.fresh()
+        made._bound = made._grammar if isinstance(made._grammar, Closing) else None
+        made._limited, made._read, made._tails = set(), [], []
+        return made
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """Which of `size` tokens may come after the answer, bool [size]."""

@@ -85,7 +85,7 @@ class Target(Facts, ABC):
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
     expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
     notes                lines about this model that a user should read.
-    folder               folder of its checkpoint, which may hold a head; None: it is from a file, or made in memory.
+    folder               folder or GGUF file of its checkpoint, which may hold a head; None: it was made in memory.
     tokenizer            the loader's; drafters with token ids on disk compare its fingerprint with theirs.
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).

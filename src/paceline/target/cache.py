@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -59,6 +60,15 @@ class RaggedCache:
         self.kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._views_of: tuple[int, int, int] | None = None
         self._views: PerLayer = ((), ())
+
+    def empty(self) -> RaggedCache:
+        """A cache of the same layers, without rows and memory."""
+        layers, _, _, heads, _, dim = self.kv.shape
+        made = RaggedCache(layers, heads, dim, self.max_context, self.kv.dtype, self.kv.device)
+        if self.recurrent is not None:
+            made.recurrent = copy(self.recurrent)
+            made.recurrent.rows = {}
+        return made
 
     @property
     def capacity(self) -> int:
@@ -327,6 +337,12 @@ class CachedTarget(Target):
     """A target whose rows live in a `RaggedCache`; a subclass adds `verify`."""
 
     cache: RaggedCache
+
+    def apart(self) -> Self:
+        """The same model with a cache of its own, for rows that nothing else touches."""
+        made = copy(self)
+        made.cache = self.cache.empty()
+        return made
 
     def add_row(self, expected_length: int) -> int:
         return self.cache.add_row(expected_length)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
@@ -269,6 +269,11 @@ class Decoder(CachedTarget):
         logits = self.head(x)[: layout.num_wanted]
         clock.lap("head")
         return logits, taps
+
+    def apart(self) -> Self:
+        made = super().apart()
+        made.recorder = None  # its graphs read this cache
+        return made
 
     def new_cache(self, layers: int, first: int | None = None) -> RaggedCache:
         """An empty cache for `layers` layers of this decoder from `first` on. None: all of them have attention."""

@@ -138,6 +138,7 @@ def _load_file(
     from paceline.target.quantised.gguf import load_gguf
 
     made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations)
+    made.folder = path
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = tokenizer or load_tokenizer(path)
     return made

@@ -170,7 +170,11 @@ class FlagOptions(Flags):
 
 @dataclass(frozen=True, kw_only=True)
 class TapsConfig(LayerConfig):
-    """What drafters over several of the target's states, with a draft vocabulary, have in common."""
+    """What drafters over several of the target's states, with a draft vocabulary, have in common.
+
+    whole  whether that vocabulary has all tokens, if its size is left out."""
+
+    whole: ClassVar[bool] = False
 
     vocab: int | None = option(
         None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
@@ -197,7 +201,8 @@ class TapsConfig(LayerConfig):
     def drafted(self, trainer: Trainer) -> tuple[Tensor, float]:
         """The draft vocabulary, int64 ascending, and its share of the held-out answers."""
         total = trainer.teacher.config.vocab_size
-        keep, share = trainer.frequent(self.vocab or total // (2 if total <= LARGE else 4))
+        part = 1 if self.whole else 2 if total <= LARGE else 4
+        keep, share = trainer.frequent(self.vocab or total // part)
         trainer.console.print(
             f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
         )

@@ -254,7 +254,7 @@ def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.O
 
 def _is_table(name: str) -> bool:
     """Whether a parameter is an embedding or an output head: rows are tokens, so Muon's orthogonal steps do not fit."""
-    return any(part in name for part in ("embed", "lm_head", "markov"))
+    return any(part in name for part in ("embed", "lm_head", "markov", "codebook"))
 
 
 def train(

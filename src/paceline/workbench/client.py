@@ -90,6 +90,39 @@ class Retry:
         raise AssertionError("the loop has no end")
 
 
+TOLD = {
+    "num_spec_steps": ("spec_verify_ct",),
+    "num_draft_tokens": (
+        "total_draft_tokens", "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num", "draft_n",
+    ),
+    "num_accepted_draft_tokens": (
+        "total_accepted_draft_tokens", "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num",
+        "draft_n_accepted",
+    ),
+    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+}  # fmt: skip
+"""What an answer says of its drafts, by vLLM's names, which are ours; after each, the names of others: TensorRT-LLM's,
+in a choice's speculative_decoding; SGLang's of its versions, in a choice's meta_info (`"return_meta_info": true`); and
+llama.cpp's, in timings."""
+
+
+def told(said: object) -> dict[str, Any]:
+    """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
+    if not isinstance(said, dict):
+        return {}
+    found = {name: said[key] for name, keys in TOLD.items() for key in (*keys, name) if _counts(said.get(key))}
+    own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
+    if isinstance(drafters := said.get("by_drafter"), dict):
+        both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
+        own["by_drafter"] = {name: counts for name, counts in both.items() if _counts([*counts])}
+    return found | own if "num_draft_tokens" in found else {}
+
+
+def _counts(value: object) -> bool:
+    """Whether this is a number of something, or a list of them."""
+    return all(type(one) is int for one in value) if isinstance(value, list) else type(value) is int
+
+
 @dataclass
 class Completion:
     """What a server answered.
@@ -100,7 +133,8 @@ class Completion:
     logprobs       of each token, as servers of chats give them, where they were asked for.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
-    speculation    rounds and drafted tokens, from servers that report them (vLLM, ours); empty otherwise.
+    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`TOLD`), and our by_drafter
+                   as (drafted, accepted) of each; empty otherwise.
     others         the answers after the first, where `n` asked for several.
     streamed       it came as events.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
@@ -137,7 +171,8 @@ class Completion:
         self.usage = part.get("usage") or self.usage
         if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
             raise TypeError("usage counts tokens in whole numbers")
-        self.speculation = (part.get("metrics") or {}).get("speculative_decoding") or self.speculation
+        of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
+        self.speculation = next(filter(None, map(told, of_all)), self.speculation)
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 
@@ -149,6 +184,8 @@ class Completion:
         return self.others[index - 1] if index else self
 
     def _add(self, choice: dict[str, Any]) -> None:
+        of_one = choice.get("speculative_decoding"), choice.get("meta_info")
+        self.speculation = next(filter(None, map(told, of_one)), self.speculation)
         message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         self.text += _writable(message.get("content") or message.get("refusal") or "")
         self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")

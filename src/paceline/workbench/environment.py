@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline import __version__
+from paceline import __version__, processor
 
 PACKAGES = ("transformers", "tokenizers", "safetensors", "numpy", "numba")
 
@@ -28,6 +28,7 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
         **{name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpu": _cpu(),
+        "level": processor.level(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
@@ -43,7 +44,7 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
 
 def machine(facts: dict[str, Any]) -> dict[str, Any]:
     """The part of an environment that must not change in the middle of a run."""
-    fixed = ("paceline", "torch", "transformers", "cpu", "threads", "gpu", "device", "dtype")
+    fixed = ("paceline", "torch", "transformers", "cpu", "level", "threads", "gpu", "device", "dtype")
     return {key: facts[key] for key in fixed}
 
 

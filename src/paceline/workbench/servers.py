@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
@@ -50,6 +50,7 @@ METRICS = {
 }  # fmt: skip
 """Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+BY_DRAFTER = {"spec_decode_drafter_draft_tokens": 0, "spec_decode_drafter_accepted_tokens": 1}
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
 LOOK_SECONDS = 0.1  # seconds between two checks whether sending was stopped
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
@@ -68,6 +69,7 @@ class Drafting:
     running      requests in the batch now. tokens: of answers.
     drafts       rounds of requests with a draft. drafted, accepted: tokens.
     by_position  accepted at each position of a draft.
+    by_drafter   (drafted, accepted) of each drafter, from servers that tell them apart: ours.
     length       mean tokens of a round, the target's own included, where the server tells no counts (SGLang)."""
 
     engine: str = ""
@@ -77,6 +79,7 @@ class Drafting:
     drafted: float = 0.0
     accepted: float = 0.0
     by_position: Sequence[float] = ()
+    by_drafter: Mapping[str, Sequence[float]] = field(default_factory=dict)
     length: float | None = None
 
     @property
@@ -95,19 +98,29 @@ class Drafting:
             return self  # the server was started anew, and counts from 0
         places = zip_longest(self.by_position, before.by_position, fillvalue=0.0)
         moved: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in COUNTS}
-        return replace(self, by_position=[now - then for now, then in places], **moved)
+        drafters = {
+            name: [now - then for now, then in zip(counts, before.by_drafter.get(name, (0, 0)), strict=True)]
+            for name, counts in self.by_drafter.items()
+        }
+        return replace(self, by_position=[now - then for now, then in places], by_drafter=drafters, **moved)
 
     @classmethod
     def told(cls, answers: Sequence[object]) -> Drafting | None:
-        """The counts of these answers alone, where each of them reports its own; else None."""
-        told = [one.speculation for one in answers if isinstance(one, Completion)]
-        if len(told) < len(answers) or not all("num_spec_steps" in one for one in told):
+        """The counts of these answers alone, where each of them reports its own; else None.
+
+        Where a server does not count rounds with a draft (llama.cpp), all its rounds count."""
+        told = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
+        if len(told) < len(answers) or not all("num_draft_tokens" in one for one in told):
             return None
         names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
         sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
         histograms = [one.get("acceptance_histogram") or () for one in told]
         places = range(1, max(map(len, histograms), default=0))
-        return cls(by_position=[sum(sum(counts[place:]) for counts in histograms) for place in places], **sums)
+        drafters: dict[str, list[float]] = {}
+        for name, counts in chain.from_iterable(one.get("by_drafter", {}).items() for one in told):
+            drafters[name] = [a + b for a, b in zip(drafters.get(name, (0, 0)), counts, strict=True)]
+        by_position = [sum(sum(counts[place:]) for counts in histograms) for place in places]
+        return cls(by_position=by_position, by_drafter=drafters, **sums)
 
     @classmethod
     def read(cls, url: str, key: str | None = None) -> Drafting | None:
@@ -125,6 +138,7 @@ class Drafting:
 
         found: dict[str, Any] = {}
         places: dict[int, float] = {}
+        drafters: dict[str, list[float]] = {}
         for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
             prefix, _, name = sample.name.removesuffix("_total").partition(":")
             if not isfinite(sample.value) or not prefix.isidentifier():
@@ -132,11 +146,13 @@ class Drafting:
             if name == BY_POSITION:
                 place = int(sample.labels["position"])
                 places[place] = places.get(place, 0.0) + sample.value
-            elif field := METRICS.get(name):
-                before = found.get(field, 0.0)
-                found[field] = max(before, sample.value) if field == "length" else before + sample.value
+            elif name in BY_DRAFTER:
+                drafters.setdefault(printable(sample.labels["drafter"]), [0.0, 0.0])[BY_DRAFTER[name]] += sample.value
+            elif what := METRICS.get(name):
+                before = found.get(what, 0.0)
+                found[what] = max(before, sample.value) if what == "length" else before + sample.value
                 found["engine"] = prefix
-        return cls(by_position=[places[place] for place in sorted(places)], **found)
+        return cls(by_position=[places[place] for place in sorted(places)], by_drafter=drafters, **found)
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,15 @@ class Unavailable(PacelineError):
 
 @dataclass(eq=False)
 class Job:
-    """One request in the worker. Iterating gives its deltas; `completion` is there after the last."""
+    """One request in the worker. Iterating gives its deltas; `completion` is there after the last.
+
+    private  nothing of it is to be kept after its end."""
 
     prompt: Prompt
     params: SamplingParams
     loop: asyncio.AbstractEventLoop
     client: str = ""
+    private: bool = False
     arrived: float = field(default_factory=perf_counter)
     row: Row | None = None
     logged: bool = False
@@ -101,6 +104,7 @@ class Worker:
     most_waiting  jobs that may wait.
     deadline_s    seconds from arrival after which an answer is ended where it is.
     on_round      called with the deltas of every round; on_end: with every job that has ended.
+    on_idle       called while there is nothing to do, for a short piece of other work; returns whether there was any.
     jobs          by row id, those in the engine. open: those whose end has not been delivered yet.
     closed        why no more requests are taken, and a code for it; None while they are.
     error         the bug that ended the thread."""
@@ -109,6 +113,7 @@ class Worker:
         self.engine, self.most_waiting, self.deadline_s = engine, most_waiting, deadline_s
         self.on_round: Callable[[list[Delta]], None] = lambda deltas: None
         self.on_end: Callable[[Job], None] = lambda job: None
+        self.on_idle: Callable[[], bool] = lambda: False
         self.jobs: dict[int, Job] = {}
         self.open: set[Job] = set()
         self.closed: tuple[str, str] | None = None
@@ -131,12 +136,13 @@ class Worker:
         return self._submitted - self._added + len(self.engine.waiting)
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop, client: str = ""
-    ) -> Job:
+        self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop, client: str = "",
+        private: bool = False,
+    ) -> Job:  # fmt: skip
         """Queue a request; client as in `Row`. Busy if too many wait, Unavailable once the worker is closed."""
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
-        job = Job(prompt, params, loop, client)
+        job = Job(prompt, params, loop, client, private)
         self.open.add(job)  # first, for the thread closes the worker before it looks who is open: nobody is missed
         try:
             self.check()
@@ -192,6 +198,8 @@ class Worker:
         while True:
             while not self._inbox.empty() or not self.engine.has_work:
                 self._deliver()  # before there may be nothing to do for long
+                if self._inbox.empty() and self.on_idle():
+                    continue
                 if (command := self._inbox.get()) is None:
                     for job in list(self.jobs.values()):
                         self._abort(job)

@@ -32,7 +32,6 @@ from paceline.draft.models.features import FeatureConfig, head_of
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.pending import StatesModel
-from paceline.draft.models.proposers import top_with_logprobs
 from paceline.draft.options import option
 from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
 from paceline.draft.published.vocab import MEMBERS, OFFSETS
@@ -134,16 +133,24 @@ class Convolved:
         self.write = getattr(inner, "write", None)  # the text's keys and values are not convolved
 
     def __call__(self, x: torch.Tensor, *more: Any) -> torch.Tensor:
-        own = self.project(x).unflatten(-1, (2, self.base.shape[1], -1)).repeat_interleave(self.network.form.group, -1)
-        before, after = (self.base + own).unbind(1)
-        return self._over(self.inner(self._over(x, before), *more), after)
+        before, after = kernels(self.base, self.project(x), self.network.form.group)
+        return convolved(self.inner(convolved(x, before, self.network.at), *more), after, self.network.at)
 
-    def _over(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        out = kernel[:, 0] * x
-        for back in range(1, kernel.shape[1]):
-            is_there = (self.network.at >= back)[:, None]
-            out = out + torch.where(is_there, kernel[:, back] * F.pad(x, (0, 0, back, 0))[: len(x)], 0)
-        return out
+
+def kernels(base: torch.Tensor, added: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
+    """The kernels [N, K, H] before a part and after it.
+
+    base  [2, K, H]. added: what N positions add to it, [N, 2 * K * H / group]; `group` channels share it."""
+    return (base + added.unflatten(-1, (2, base.shape[1], -1)).repeat_interleave(group, -1)).unbind(1)
+
+
+def convolved(x: torch.Tensor, kernel: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Positions x [N, H] of blocks, weighed by `kernel` [N, K, H] with those before them; at [N]: places in a block."""
+    out = kernel[:, 0] * x
+    for back in range(1, kernel.shape[1]):
+        is_there = (at >= back)[:, None]
+        out = out + torch.where(is_there, kernel[:, back] * F.pad(x, (0, 0, back, 0))[: len(x)], 0)
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +210,11 @@ class DFlashModel(StatesModel, BlockModel):
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         """Logits [R, K] of each draft's next position; with a Markov head, after the token before it (DSpark)."""
-        states, logits = (torch.stack([draft.features[n][len(draft.drafted)] for draft in drafts]) for n in (0, 1))
+        logits = super().extend(drafts, num_logits)
         before = _before(drafts, logits)
         if not self.form.best:
             return logits + self.network.bias(before) if self.form.rank else logits
+        states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         values, columns = logits.topk(min(self.form.best, logits.shape[-1]))
         chosen = values + self.network.bias(before[:, None], columns, states[:, None])[:, 0]
         return torch.full_like(logits, -torch.inf).scatter(-1, columns, chosen)
@@ -217,22 +225,23 @@ class DFlashModel(StatesModel, BlockModel):
 
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: stop.StopRule) -> list[float]:
         if not self.form.has_confidence or not isinstance(rule, stop.Confidence):
-            return rule.signals(logits)
+            return super().signals(drafts, logits, rule)
         states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         return self.network.confidence(states, _before(drafts, states))
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
+        return super().candidates(draft, depth, min(ranks, self.form.best or ranks))
+
+    def shares(self, draft: Draft, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
         """As in `BlockModel`. A Markov head corrects the probabilities of the candidates, not of other tokens."""
-        ranks = min(ranks, self.form.best or ranks)
-        columns, logs = top_with_logprobs(draft.features[1][:depth].contiguous(), ranks, None)
-        tokens, shares = columns if self.columns is None else self.columns[columns], logs.exp()[:, None]
-        if self.form.rank:
-            before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
-            others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
-            shares = (logs[:, None] + self.network.bias(before, columns, draft.features[0][:depth, None]).float()).exp()
-            shares = shares / (shares.sum(-1, keepdim=True) + others)
-        shares, order = shares.sort(-1, descending=True)
-        return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
+        shares = super().shares(draft, tokens, columns, logs)
+        if not self.form.rank:
+            return shares
+        before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
+        others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
+        states = draft.features[0][: len(tokens), None]
+        shares = (logs[:, None] + self.network.bias(before, columns, states).float()).exp()
+        return shares / (shares.sum(-1, keepdim=True) + others)
 
 
 class DFlash(ModelDrafter):

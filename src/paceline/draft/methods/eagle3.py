@@ -2,21 +2,27 @@
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (arXiv
 2503.01840). The feature of a committed token is made of those three inputs; a drafted node's is the head's own output,
-which it was trained to read. The draft vocabulary may be smaller than the target's.
+which it was trained to read. The draft vocabulary may be smaller than the target's. P-EAGLE's heads, which are read
+too, draft all tokens in one forward: the last pair, and pairs of a mask's embedding and the feature of a learnt state.
 
 Folders are those of `paceline train eagle3`, or published ones (`draft/published/eagle3.py`)."""
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
+from paceline.draft.models.block import Block, BlockModel, BlockTree
 from paceline.draft.models.checkpoint import open_head
+from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.published.eagle3 import OUTPUT, Eagle3Head
+from paceline.draft.models.proposers import Proposer
+from paceline.draft.published.eagle3 import MASK, OUTPUT, Eagle3Head
 from paceline.target.base import Facts
 from paceline.target.cache import Pair
 from paceline.target.linear import linear
@@ -30,7 +36,7 @@ class Eagle3Network(Network):
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         head = Eagle3Head.read(path, config, tensors, target)
         self.config, self.flags, self.taps = head.layers, head.flags, head.taps
-        self.table, self.columns = head.table, head.columns
+        self.table, self.columns, self.mask = head.table, head.columns, head.mask
         here = neural.placed(head.weights, target, dtype)
         self.layers = neural.rotary_layers(here, head.layers, target)
         self.weights, self.cache = self.layers.vectors, self.layers.cache
@@ -64,6 +70,27 @@ class Eagle3Network(Network):
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 
+class ParallelModel(BlockModel, FeatureModel):
+    """P-EAGLE: the pairs that are drafted below have a mask's embedding and feature, so none waits for another. A pair
+    sees those before it, and no mask is kept."""
+
+    network: Eagle3Network
+
+    def fill(self, drafts: Sequence[Draft]) -> None:
+        network, token = self.network, self.network.mask
+        assert token is not None
+        mask = network.first(network.weights[MASK][None])
+        features = [part for d in drafts for part in (self._features(d), mask.expand(d.most - 1, -1))]
+        nodes = [d.tokens + [token] * (d.most - 1) for d in drafts]
+        parts = [
+            Segment(self.pending.slot(d.row), np.array(own), np.arange(-1, len(own) - 1), num_logits=d.most)
+            for d, own in zip(drafts, nodes, strict=True)
+        ]
+        _, read = self._forward([*chain(*nodes)], torch.cat(features), parts)
+        for draft, logits in zip(drafts, self.head(read).split([d.most for d in drafts]), strict=True):
+            draft.features = [logits]
+
+
 class Eagle3(ModelDrafter):
     """Drafts with one layer over three of the target's states and a vocabulary of its own; trees, or chains."""
 
@@ -75,4 +102,12 @@ class Eagle3(ModelDrafter):
     def open(self, target: Facts) -> FeatureModel:
         path = self.config.checkpoint
         network = Eagle3Network(path, *open_head(path, self.name, target), target, self.config.dtype)
-        return FeatureModel(network, self.config, target)
+        kind = FeatureModel if network.mask is None else ParallelModel
+        return kind(network, self.config, target)
+
+    def proposer_of(self, model: DraftModel) -> Proposer:
+        if not isinstance(model, ParallelModel):
+            return super().proposer_of(model)
+        if self.config.tree:
+            return BlockTree(model, self.config.width, self.tree_size)
+        return Block(model, self.rule, self.config.sample == "best")

@@ -5,7 +5,7 @@ the embedding of token j + 1, both normed, become one state by a product and a d
 its norm the target's output head reads token j + 2. FastMTP (Cai et al. 2025, arXiv 2509.18362) tunes the head to go on
 from its own output (`paceline train mtp`).
 
-    Engine("models/qwen", draft="mtp")    # the head in the target's folder; "mtp:PATH" is one in another
+    Engine("models/qwen", draft="mtp")    # the head in the target's folder or file; "mtp:PATH" is one in another
 
 Verified in public code (vLLM: qwen3_next_mtp, qwen3_5_mtp, deepseek_mtp, glm4_moe_mtp, mimo_mtp; transformers 5.23:
 MtpModel): the names; the order of the two inputs; the target's state is that after its final norm; the next step reads
@@ -21,20 +21,24 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import open_drafter, recorded_target
+from paceline.draft.models.checkpoint import open_drafter, read_config, recorded_target
 from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.options import option
+from paceline.draft.published.gguf import head_in as in_file
+from paceline.draft.published.layout import refuse_others
 from paceline.draft.published.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.errors import MethodError
 from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
 from paceline.target.decoder import Decoder, computed_with
-from paceline.target.folder import find
+from paceline.target.folder import find, gguf_of, is_gguf
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of, within
+
+NEEDS_KIND = "mtp runs a layer of the target's kind"
 
 
 class MtpNetwork(Network):
@@ -42,7 +46,7 @@ class MtpNetwork(Network):
 
     def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         check_head(path, tensors, target.shape if isinstance(target, Decoder) else None)
-        target = neural.native(target, "mtp runs a layer of the target's kind", "eagle3")
+        target = neural.native(target, NEEDS_KIND, "eagle3")
         shape = self.shape = head_shape(target.shape, tensors)
         # A family's offset of norms counts for all of them.
         parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
@@ -70,7 +74,7 @@ class MtpNetwork(Network):
 class MtpConfig(FeatureConfig):
     """Options of mtp."""
 
-    checkpoint: str | None = option(None, "folder of a tuned head, or of a model with a head; none: the target's")  # type: ignore[assignment]
+    checkpoint: str | None = option(None, "folder of a head, or a model's folder or GGUF file; none: the target's")  # type: ignore[assignment]
 
 
 class Mtp(ModelDrafter):
@@ -82,14 +86,18 @@ class Mtp(ModelDrafter):
     config: MtpConfig
 
     def open(self, target: Facts) -> FeatureModel:
-        """The head in the folder that is named, or in the target's."""
+        """The head in the folder or file that is named, or in the target's."""
         named = self.config.checkpoint or getattr(target, "folder", None)
         if named is None:
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
-        folder = find(Path(named), [])
-        self.config = replace(self.config, checkpoint=str(folder))
-        stored = None if recorded_target(folder) is None else open_drafter(folder, self.name, target)[1]
-        tensors = head_in(folder) if stored is None else head_of(stored, stored.__getitem__)
+        path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
+        self.config = replace(self.config, checkpoint=str(path))
+        if is_gguf(named):
+            tensors: Tensors = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
+        else:
+            stored = None if recorded_target(path) is None else open_drafter(path, self.name, target)[1]
+            tensors = head_in(path) if stored is None else head_of(stored, stored.__getitem__)
         if not tensors:
-            raise MethodError(f"{folder} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
-        return FeatureModel(MtpNetwork(str(folder), tensors, target, self.config.dtype), self.config, target)
+            refuse_others(str(path), self.name, {} if is_gguf(named) else read_config(path, self.name), ())
+            raise MethodError(f"{path} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
+        return FeatureModel(MtpNetwork(str(path), tensors, target, self.config.dtype), self.config, target)

@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.tree import DraftTree
 from paceline.draft.models.draft_model import Draft, DraftModel
-from paceline.draft.models.proposers import Chain, Fitting, chain_tree
+from paceline.draft.models.proposers import Chain, Fitting, chain_tree, top_with_logprobs
 from paceline.draft.models.stop import StopRule
 from paceline.draft.shapes import RankPath, best_first
 
@@ -21,20 +21,33 @@ class BlockModel(DraftModel):
     """A model that predicts all tokens of a draft in one forward."""
 
     def fill(self, drafts: Sequence[Draft]) -> None:
-        """Run every draft's block. Its positions do not know yet which tokens are drafted before them."""
+        """Run every draft's block. Its positions do not know yet which tokens are drafted before them. The last of a
+        draft's `features` are then the logits [D, K] of its positions."""
         raise NotImplementedError
+
+    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """Logits [R, K] of each draft's next position."""
+        return torch.stack([draft.features[-1][len(draft.drafted)] for draft in drafts])
 
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: StopRule) -> list[float]:
         """The numbers by which the stop rule decides on the next token of every chain.
 
         logits  [R, K], from which that token is drawn."""
-        raise NotImplementedError
+        return rule.signals(logits)
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
         """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; their order, best first, and
         their probabilities, [depth, rows, ranks], with a row for each candidate of the position before, or one row if
         they do not depend on it."""
-        raise NotImplementedError
+        columns, logs = top_with_logprobs(draft.features[-1][:depth].contiguous(), ranks, None)
+        tokens = columns if self.columns is None else self.columns[columns]
+        shares, order = self.shares(draft, tokens, columns, logs).sort(-1, descending=True)
+        return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
+
+    def shares(self, draft: Draft, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+        """The probabilities of `candidates` in their order by the positions' logits, of which the logarithms are `logs`
+        [depth, ranks]."""
+        return logs.exp()[:, None]
 
 
 class Block(Chain):

@@ -72,7 +72,7 @@ def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dic
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     """Read config.json of the drafter of this kind in `folder`. MethodError if there is no such drafter."""
-    config = _config(folder, kind)
+    config = read_config(folder, kind)
     stored = config.get(KIND)
     if stored is None:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
@@ -95,7 +95,7 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
 
         return read(file, kind)
     folder = file.parent if file.is_file() else file
-    config = _config(folder, kind)
+    config = read_config(folder, kind)
     if KIND in config and file == folder:
         return open_drafter(folder, kind, target)
     pickled = sorted(one for one in folder.iterdir() if one.suffix in PICKLED)
@@ -107,8 +107,8 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
     return config, _tensors(folder / WEIGHTS if file == folder else file)
 
 
-def _config(folder: Path, kind: str) -> dict[str, Any]:
-    """config.json of a folder that should hold a drafter."""
+def read_config(folder: Path, kind: str) -> dict[str, Any]:
+    """config.json of a folder that should hold a drafter. MethodError if it has none, or one that cannot be read."""
     file = folder / CONFIG
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
@@ -198,7 +198,7 @@ def _facts(folder: Path, config: dict[str, Any]) -> TargetFacts:
 def recorded_target(path: str | Path) -> TargetFacts | None:
     """Read for which target a folder of `paceline train` was made; None if it does not say."""
     folder = Path(path).expanduser()
-    config = _config(folder, "model") if (folder / CONFIG).is_file() else {}
+    config = read_config(folder, "model") if (folder / CONFIG).is_file() else {}
     return _facts(folder, config) if "target" in config else None
 
 

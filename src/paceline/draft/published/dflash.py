@@ -51,7 +51,7 @@ LAYOUT = Layout(
     },
     known=(
         "sample_from_anchor", "enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal",
-        "is_causal", "causal", "use_sliding_window", "mask_token_id", "target_layer_ids", "block_size", "markov_rank",
+        "is_causal", "causal", "mask_token_id", "target_layer_ids", "block_size", "markov_rank",
     ),
 )  # fmt: skip
 

@@ -15,7 +15,11 @@ from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.shape import Shape
 
-LAYOUT = Layout("eagle", names={r"fusion_fc\.(.+)": r"fc.\1", r"transformer\.(.+)": r"layers.0.\1"})
+LAYOUT = Layout(
+    "eagle",
+    names={r"fusion_fc\.(.+)": r"fc.\1", r"transformer\.(.+)": r"layers.0.\1"},
+    known=("bias", "eagle_fc_bias", "fusion_bias", "skip_prenorm", "skip_output_norm"),  # tensors tell of a bias
+)
 
 
 def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...]]:

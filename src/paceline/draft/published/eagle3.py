@@ -1,5 +1,5 @@
 """EAGLE-3's heads: the `speculators` format, which `paceline train eagle3` writes, and those of the authors
-("midlayer."), SpecForge, ModelOpt and SGLang.
+("midlayer."), SpecForge, ModelOpt and SGLang; P-EAGLE's, which have a state for the tokens that are not there yet.
 
 Our names are those of the `speculators` format, without optional tensors."""
 
@@ -22,7 +22,7 @@ from paceline.target.shape import Shape
 OUTPUT, NORM = "lm_head.weight", "norm.weight"
 LAYOUT = Layout(
     "eagle3",
-    groups=("eagle_config",),
+    groups=("eagle_config", "dflash_config"),
     names={
         **{rf"additional_layers\.{n}\.hidden_norm\.(.+)": rf"layers.{n + 1}.input_layernorm.\1" for n in range(8)},
         **{rf"additional_layers\.{n}\.(.+)": rf"layers.{n + 1}.\1" for n in range(8)},
@@ -33,10 +33,11 @@ LAYOUT = Layout(
         "next_layer_regular": (True,),
         "parallel_draft_step": (0, 1),
         "logit_scale": (1,),
+        "parallel_drafting": (False, True),
     },
     known=(
         "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_last_layernorm",
-        "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head", "tie_word_embeddings",
+        "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head",
     ),
 )  # fmt: skip
 """Files with several layers have several names for the norm before the attention of a later one."""
@@ -47,6 +48,8 @@ SWITCHES = {
 }
 """Entries that are on if they are missing, and the tensors that nothing reads where they are off."""
 IDS = "eagle_aux_hidden_state_layer_ids"
+MASK = "mask_hidden"  # P-EAGLE's state of a token that is drafted; the token itself has one of these names:
+MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,11 @@ class Flags:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Read the flags in config.json. A missing one is off; norm_before_residual is on in the `speculators`
-        format."""
+        format, but for P-EAGLE."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
         given = {name: bool(value) for name, value in named.items() if value is not None}
-        return cls(**{"norm_before_residual": "speculators_model_type" in config, **given})
+        return cls(**{"norm_before_residual": config.get("speculators_model_type") == "eagle3", **given})
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -130,7 +133,8 @@ class Eagle3Head:
     columns  the target's ids int64 [K] of the head's vocabulary; None: all tokens.
     weights  the tensors by our names; without an output head it is the target's, and a norm or `fc` that is not there
              is not applied.
-    table    the head's embedding [V, H]; it is the target's tensor where the two are equal, which saves memory."""
+    table    the head's embedding [V, H]; it is the target's tensor where the two are equal, which saves memory.
+    mask     the token of P-EAGLE's mask; None for EAGLE-3."""
 
     layers: PretrainedConfig
     flags: Flags
@@ -138,6 +142,7 @@ class Eagle3Head:
     columns: Tensor | None
     weights: Tensors
     table: Tensor
+    mask: int | None = None
 
     @classmethod
     def read(cls, path: str, config: Entries, tensors: Tensors, target: Facts) -> Self:
@@ -153,6 +158,12 @@ class Eagle3Head:
         vocab = given.get("draft_vocab_size") or target.vocab_size
         shapes = eagle3_shapes(shape, width, len(taps), vocab, flags)
         shapes = {name: of for name, of in shapes.items() if name not in off}
+        mask, kind = None, f"{given.get('architectures')} {given.get('speculators_model_type')}".lower()
+        if MASK in tensors or given.get("parallel_drafting") or "peagle" in kind:
+            shapes[MASK] = (len(taps) * width,)
+            mask = next((given[key] for key in MASK_IDS if given.get(key) is not None), None)
+            neural.check_numbers(path, {MASK_IDS[0]: mask}, 0, target.vocab_size - 1)
+            tensors |= {MASK: tensors[MASK].flatten()} if MASK in tensors else {}
         table = _table(path, tensors.get(TABLE), shape, target)
         if OUTPUT not in tensors and OFFSETS not in tensors and vocab == target.vocab_size:
             if given.get("tie_word_embeddings"):
@@ -162,7 +173,7 @@ class Eagle3Head:
         optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
         columns = columns_of(path, tensors, vocab, target)
-        return cls(layers, flags, taps, columns, {name: tensors[name] for name in shapes}, table)
+        return cls(layers, flags, taps, columns, {name: tensors[name] for name in shapes}, table, mask)
 
 
 def _table(path: str, own: Tensor | None, shape: Shape, target: Facts) -> Tensor:

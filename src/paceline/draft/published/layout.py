@@ -22,10 +22,10 @@ from paceline.target.shape import ATTENTION
 
 T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
-READ = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash", "dflash2": "dflash", "mtp": "mtp"}
+READ = {name: name for name in ("eagle", "eagle3", "dflash", "mtp")}
+READ |= {"peagle": "eagle3", "dspark": "dflash", "dflash2": "dflash"}
 """The drafter that reads each `speculators_model_type`."""
 OTHERS = {
-    "P-EAGLE": (r"mask_hidden", r"p_?eagle"),
     "EAGLE-4": (r"efficient_lm_head.*", r"eagle4"),
     "EAGLE with Medusa's heads": (r"parallel_draft_heads\..*", r"$^"),
     "a head whose layer has experts": (r".*\.mlp\.experts\..*", r"moe\w*eagle"),
@@ -56,6 +56,13 @@ FLAGS: Mapping[str, tuple[Any, ...]] = {
     "parallel_drafting": (False,),
 }
 """Entries of any format that change what is computed, with the values that are run here. Null is always one of them."""
+HARMLESS = {
+    "use_cache", "return_dict", "output_attentions", "output_hidden_states", "do_sample", "early_stopping",
+    "trust_remote_code", "embed_requires_grad", "tie_word_embeddings",
+    "attention_bias", "mlp_bias", "norm_topk_prob",  # tensors tell of biases and experts
+    "use_sliding_window",
+}  # fmt: skip
+"""Entries of any format that may be true: they change nothing, or `layer_config` reads them."""
 COMMON: Mapping[str, str | None] = {
     r"(.+\.)?rotary_emb\.inv_freq": None,  # it follows from the configuration
     r"verifier_(lm_head|norm)\..+": None,  # the target's
@@ -71,7 +78,7 @@ class Layout:
 
     method  its name. groups: entries of config.json that hold entries, a later group's before an earlier one's.
     names   our names, as `renamed` takes them. flags: as FLAGS, of these files.
-    known   entries of the groups that are read here if they are true; another one that is true is refused."""
+    known   entries that are read, or change nothing here, if they are true; another one that is true is refused."""
 
     method: str
     groups: tuple[str, ...] = ()
@@ -92,7 +99,7 @@ class Layout:
         refuse_others(path, self.method, given, tensors)
         flags = {**FLAGS, **self.flags}
         odd = [key for key, read in flags.items() if given.get(key) is not None and given[key] not in read]
-        odd += [key for part in groups for key in part if part[key] is True and key not in (*flags, *self.known)]
+        odd += [key for key in given if given[key] is True and key not in {*flags, *self.known, *HARMLESS}]
         if odd:
             said = ", ".join(f"{key} is {given[key]!r}" for key in odd)
             raise MethodError(f"{path}: {said}, which nothing here applies: it would draft badly")

@@ -2,7 +2,7 @@
 or alone, in the `speculators` format."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,9 +71,11 @@ def head_in(folder: Path) -> Tensors:
     return head_of(opened, lambda name: opened[name].get_tensor(name))
 
 
-def head_shape(shape: Shape, tensors: Tensors) -> Shape:
-    """The shape of a head's one layer for a target of `shape`. It sees the whole text; with a router it has experts."""
-    kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in tensors)
+def head_shape(shape: Shape, names: Container[str]) -> Shape:
+    """The shape of a head's one layer for a target of `shape`. It sees the whole text; with a router it has experts.
+
+    names  of its tensors."""
+    kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in names)
     return replace(shape, num_layers=1, layers=(kind,))
 
 

@@ -56,6 +56,9 @@ class ModelJudge:
         return [self.label, asdict(self.config), prompts.JUDGE_VERSION]
 
     async def judge(self, item: Item, scenario: Scenario, asked: str, response: str) -> Judgement:
+        """The verdict on one answer: on all rules together, or on one after another, as the configuration says.
+
+        asked: the prompt as the writer had it, with its rules."""
         config, calls = self.config, list[Call]()
         query = item.prompt if config.sees == "plain" else asked
         shown = response[: config.characters]

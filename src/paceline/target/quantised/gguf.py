@@ -216,7 +216,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": _EXPERTS,
 }
 """Entries of a configuration by architecture: the file's key, and the default; None: the key must be there."""
-_FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES = "rope_freqs.weight"
 _FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
     "factor": "factor",
@@ -338,7 +338,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": size,
         "intermediate_size": number("feed_forward_length", facts.get("expert_feed_forward_length")),
-        "num_hidden_layers": number("block_count"),
+        "num_hidden_layers": number("block_count") - number("nextn_predict_layers", 0),  # a head's come last
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -429,11 +429,11 @@ def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies: the usual frequencies divided by factors; None if the file has no factors."""
-    if _FREQUENCIES not in file.places:
+    if FREQUENCIES not in file.places:
         return None
-    factors, size = file.tensor(_FREQUENCIES), config.head_dim
+    factors, size = file.tensor(FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
-        raise ModelError(f"{file.path}: {_FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
+        raise ModelError(f"{file.path}: {FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
     base = dict(config.rope_parameters)["rope_theta"]
     inverse: torch.Tensor = base ** -(torch.arange(0, size, 2).float() / size) / factors.flatten()
     return inverse
@@ -444,10 +444,25 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
 
 def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """Map the tensors that the native decoder reads, by their names in a checkpoint."""
-    s, weights = Shape.of(config), Weights()
+    s = Shape.of(config)
+    weights, used = tensors_in(file, s, weight_shapes(config))
+    known = {*used, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
+    heads = int(file.metadata.get(f"{file.family}.nextn_predict_layers") or 0)
+    starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # of multi-token prediction
+    if others := sorted(name for name in file.places.keys() - known if not name.startswith(starts)):
+        raise ModelError(
+            f"{file.path} has {shortened(others[0])}, and {len(others) - 1} more that a {file.family} of "
+            f"{s.num_layers} layers does not have: its facts are wrong, or it is of a model that is not supported"
+        )
+    return weights
+
+
+def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Weights, set[str]]:
+    """Map the tensors of a model of shape `s` with these names and shapes in a checkpoint. Returns them and their names
+    in the file. ModelError if one is not there, or has another shape."""
+    weights = Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
     stacked = (s.experts.count,) if s.experts is not None else ()
-    shapes = weight_shapes(config)
     theirs = {name: tensor_name(file.family, name) or name for name in shapes}
     wanted = {theirs[name]: (*stacked, *shape) if ".experts." in name else shape for name, shape in shapes.items()}
     found = {name: place.shape for name, place in file.places.items()}
@@ -464,12 +479,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
             tensor = tensor - s.norm_offset  # files store the sum
         weights[name] = tensor
-    if others := sorted(file.places.keys() - {*wanted, _FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}):
-        raise ModelError(
-            f"{file.path} has {shortened(others[0])}, and {len(others) - 1} more that a {file.family} of "
-            f"{s.num_layers} layers does not have: its facts are wrong, or it is of a model that is not supported"
-        )
-    return weights
+    return weights, {*wanted}
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
