@@ -34,8 +34,15 @@ class Slow(Endpoint):
         return Completion("".join(said), finish_reason=reason, usage={"completion_tokens": len(said)}, logprobs=top)
 
 
-def played(rate, seconds):
-    play = Play(Slow(rate), Control(Slow(rate)), [user("Go on.")], 64, perf_counter() + seconds)
+class Takes(Slow):
+    """Takes every field, and does nothing about those that it does not know."""
+
+    async def complete(self, body):
+        return await super().complete({name: value for name, value in body.items() if name in KNOWN})
+
+
+def played(rate, seconds, kind=Slow):
+    play = Play(kind(rate), Control(kind(rate)), [user("Go on.")], 64, perf_counter() + seconds, budget=2 * seconds)
     play.run([one for one in SCENARIOS if one.name in ("one request at a time", "long contexts")])
     return play
 
@@ -49,6 +56,21 @@ def test_probing_leaves_time_and_answers_are_as_long_as_the_time_allows():
     assert "log-probabilities" in play.features
     if last["why"] == SPENT:
         assert "tokens/s; --budget" in play.not_tested()[-1]
+
+
+def test_what_is_cheap_is_asked_of_both_before_what_is_slow_of_either():
+    """No answer with a form is whole in the time: that says nothing of what the endpoint takes."""
+    play = played(80.0, 4.0, Takes)
+    assert {"log-probabilities", "stop", "min_p", "top_k"} <= play.features.keys()
+    assert play.unasked
+    assert not play.lacking & play.unasked
+    assert play.not_tested()
+    assert not [line for line in play.not_tested() if any(f"shows no {name}" in line for name in play.unasked)]
+
+
+def test_a_budget_that_is_named_is_more_than_was_given():
+    line = next(line for line in played(30.0, 2.0).not_tested() if "--budget" in line)
+    assert int(line.split("--budget ")[1].split("m ")[0]) * 60 > 4
 
 
 def test_a_fast_server_writes_whole_answers():

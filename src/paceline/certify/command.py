@@ -166,7 +166,7 @@ def _scenarios(
 
     play = Play(
         engine, plainly, _chats(subject.prompts), subject.scope.max_tokens, until, watch,
-        subject.scope.left_out,
+        subject.scope.left_out, subject.scope.seconds,
     )  # fmt: skip
     play.run()
     before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from time import perf_counter
@@ -24,7 +25,7 @@ from paceline.certify.scenarios import MIXED, Play
 from paceline.certify.shrink import greedy_reports, sampled_report
 from paceline.certify.verdict import LEVEL, LONG, Finding, Greedy, Look, Stops
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.endpoint import Endpoint, OutOfTime
 
 MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
 SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
@@ -46,8 +47,9 @@ def certify_endpoint(
         watch.limit(scope.seconds)
     for_samples = 0.0 if scope.requests == 0 else FOR_SAMPLES
     until = began + scope.seconds * (1 - FOR_REPORTS - for_samples)
-    play = Play(server, control, prompts, scope.max_tokens, until, watch, scope.left_out)
+    play = Play(server, control, prompts, scope.max_tokens, until, watch, scope.left_out, scope.seconds)
     play.run()
+    server.over = control.source.over = watch.stopped
     greedy = Greedy(play.answers, play.tokens, play.divergences)
     if "log-probabilities" not in play.features and (control.is_self or play.divergences):
         greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
@@ -67,6 +69,7 @@ def certify_endpoint(
     cases = [] if control.is_self or found or apart or watch.stopped() else _cases(play, ways)
     looks = sample(play, cases, scope, until) if cases else []
     facts = [case.facts(float(play.noise)) for case in cases if case.mine]
+    server.over = control.source.over = lambda: False  # what was found is made small, also after Ctrl-C
     play.until = max(began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
     reports = [] if apart else greedy_reports(play)
     sampled = verdict.sampled_facts(looks, facts)
@@ -122,7 +125,10 @@ def _long(play: Play, ways: Mapping[str, Fields], scope: Scope, until: float) ->
         """What comes in the long answers of a server."""
         counts = Conditional()
         try:
-            if count(endpoint, counts, until):
+            with suppress(OutOfTime):
+                if count(endpoint, counts, until):
+                    return counts
+            if play.watch.stopped():
                 return counts
             why = "some tokens come without the best ones at their places (top_logprobs)"
             play.skip("long sampled answers", why)  # those that do are no sample: drafts decide which ones they are
@@ -189,10 +195,12 @@ class Texts:
 
 def sample(play: Play, cases: Sequence[Texts], scope: Scope, until: float) -> list[Look]:
     """Ask for samples until the budget is spent, something is found or an endpoint breaks off."""
-    play.watch.say("sampled requests")
+    whole = "" if scope.is_bounded else ", as many as were asked for, whatever time they take"
+    play.watch.say(f"sampled requests{whole}")
     looks: list[Look] = []
     try:
-        _look(play, cases, scope, until, looks)
+        with suppress(OutOfTime):
+            _look(play, cases, scope, until, looks)
     except CompletionError as error:
         play.broken = f"sampled requests: {error}"
     return looks

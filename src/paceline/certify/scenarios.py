@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from math import ceil
 from time import perf_counter
 from typing import Any
 
@@ -26,7 +27,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 Sign = Callable[[Completion], bool]
 SPENT = "the budget was spent"
 ENOUGH = 5  # bugs after which a scenario ends
-PROBING = 0.2  # share of the time in which an endpoint is asked what it takes
+PROBING = 0.4  # share of the time of scenarios in which an endpoint is asked what it takes
 TIMED, ANSWERS, SHORTEST = 16, 128, 8
 """Tokens of the answer that is timed; answers, one after another, that there must be time for; least tokens of each."""
 LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
@@ -173,7 +174,8 @@ class Play:
     noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
     broken    what was asked when an endpoint broke off, and how; "" where none did.
     ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts.
-    lacking   features that the control has not, where that is another server."""
+    lacking   features that the control has not, where that is another server. unasked: those without time to ask.
+    budget    seconds of all tests; None: those until `until`."""
 
     server: Endpoint
     control: Control
@@ -182,6 +184,7 @@ class Play:
     until: float
     watch: Watch = field(default_factory=Watch)
     left_out: Collection[str] = ()
+    budget: float | None = None
     features: dict[str, Fields] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
     rate: float = 0.0
@@ -190,6 +193,8 @@ class Play:
     tokens: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
+    unasked: set[str] = field(default_factory=set)
+    seconds: float = 0.0
     divergences: list[Divergence] = field(default_factory=list)
     rows: list[Fields] = field(default_factory=list)
     bugs: list[Wrong] = field(default_factory=list)
@@ -199,7 +204,8 @@ class Play:
         self.watch.say("what the endpoint takes")
         wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
         began = perf_counter()
-        probing = began + PROBING * (self.until - began)
+        self.seconds = self.until - began
+        probing = began + PROBING * self.seconds
         self.server.over = self.control.source.over = lambda: self.watch.over(min(self.until, probing))
         try:
             self._look(wanted)
@@ -213,24 +219,20 @@ class Play:
 
     def _look(self, wanted: Mapping[str, Sequence[Fields]]) -> None:
         """Find out what can be asked for, how fast it is answered, and how long answers can be in the time."""
-        both = self.control.source is not self.server
-        there: dict[str, Fields] = {}
-        try:
-            with suppress(OutOfTime):
-                began = perf_counter()
-                (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
-                count = one.usage.get("completion_tokens") or len(one.logprobs) or TIMED
-                self.rate = count / (perf_counter() - began)
-                # An engine has its text whole.
-                taken = {name: sign for name, sign in SIGNS.items() if name != "streams"}
-                probe(self.control.source, wanted, taken if both else SIGNS, there)
-        finally:
-            self.features = {} if both else there
-        if both:
-            with suppress(OutOfTime):
-                self.lacking = wanted.keys() - there.keys()
-                signs = {"streams": SIGNS["streams"]}
-                probe(self.server, {name: [fields] for name, fields in there.items()}, signs, self.features)
+        both, there, self.unasked = self.control.source is not self.server, dict[str, Fields](), {*wanted}
+        signs = {name: sign for name, sign in SIGNS.items() if name != "streams" or not both}  # an engine's are whole
+        with suppress(OutOfTime):
+            began = perf_counter()
+            (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
+            count = one.usage.get("completion_tokens") or len(one.logprobs) or TIMED
+            self.rate = count / (perf_counter() - began)
+            for name in sorted(wanted, key=lambda feature: LONG.get(feature, 0)):
+                probe(self.control.source, {name: wanted[name]}, signs, there if both else self.features)
+                if name in there:  # the endpoint is asked at once: what is slow comes last for both
+                    probe(self.server, {name: [there[name]]}, {"streams": SIGNS["streams"]}, self.features)
+                elif both:
+                    self.lacking.add(name)
+                self.unasked.remove(name)
         affordable = self.rate * (self.until - perf_counter()) / ANSWERS
         if self.rate:
             self.max_tokens = min(self.max_tokens, max(SHORTEST, int(min(affordable, self.max_tokens))))
@@ -248,7 +250,8 @@ class Play:
         if why != SPENT or not played or not self.rate:
             return ""
         seconds = 2 * sum(row["seconds"] for row in played) * len(self.rows) / len(played)
-        return f", at {self.rate:.0f} tokens/s; --budget {max(1, round(seconds / 60))}m may do"
+        budget = (self.budget or self.seconds) * max(seconds / self.seconds, 1.5)
+        return f", at {self.rate:.0f} tokens/s; --budget {ceil(budget / 60)}m may do"
 
     def two_models(self) -> str:
         """Why endpoint and control are not one model with and without drafts; "" if they may be.
@@ -272,7 +275,7 @@ class Play:
     def _scenario(self, scenario: Scenario) -> Fields:
         began, answers, found = perf_counter(), self.answers, list[Wrong]()
         missing = [name for name in scenario.needs if name not in self.features]
-        if self.watch.over(self.until):
+        if self.watch.over(self.until) or self.unasked.intersection(missing):
             why = SPENT
         elif missing:
             whose = "the control" if self.lacking >= set(missing) else "the endpoint"

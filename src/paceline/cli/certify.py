@@ -23,7 +23,7 @@ class CertifyOptions(Subject):
     """The engine under test, and what is done with its certificate."""
 
     model: Annotated[
-        str | None, typer.Argument(help="What the engine runs: a folder, or a Hugging Face id.", metavar="[TARGET]")
+        str | None, typer.Argument(help="What the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]")
     ] = None
     draft: options.Draft = "none"
     prompts: str | None = option(None, 'JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
@@ -71,7 +71,8 @@ def certify(asked: CertifyOptions) -> int:
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
-    with Interrupt() as interrupt, Steps("starting") as steps:
+    ending = "ending; the certificate of what was tested follows, and Ctrl-C again leaves without one"
+    with Steps("starting") as steps, Interrupt(told=lambda: steps.err.print(ending)) as interrupt:
         watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
         if asked.server is not None:
             certificate = certify_server(subject, watch)
