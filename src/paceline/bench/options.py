@@ -17,12 +17,12 @@ class Options:
 
     GROUP: ClassVar = "Measurement"
 
-    max_tokens: int = option(128, "Most new tokens.", names=("--max-tokens", "-n"))
-    temperature: float = option(0.0, "0 is greedy.", names=("--temperature", "-t"))
+    max_tokens: int = option(128, "Largest number of new tokens.", names=("--max-tokens", "-n"))
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"))
     batch: int = 1
-    repeats: int = option(1, "How often everything is asked; medians count.", least=1)
-    warm_up: int = option(3, "Answers that every method gives before anything is timed.", least=0)
-    seed: int = option(0, "For sampling, at a temperature above 0.", least=0)
+    repeats: int = option(1, "How often every question is asked; figures are medians.", least=1)
+    warm_up: int = option(3, "Number of answers that every method gives before anything is timed.", least=0)
+    seed: int = option(0, "Seed for sampling at a temperature above 0.", least=0)
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,24 @@ class Load:
 
     server: str | None = option(
         None,
-        "Measure a running server, URL[#model], or two, joined by a comma, in turn; the first is what the other is "
-        "compared with. --suite may be a log.",
+        "Measure a running server, URL[#model], or two in turn, joined by a comma; the second is compared with the "
+        "first. --suite may be a log.",
     )
     concurrency: int | None = option(
-        None, "With --server: requests under way at once; with --arrivals the most. [default: 1; 64]", least=1
+        None,
+        "With --server: number of requests under way at once; with --arrivals the largest number. [default: 1; 64]",
+        least=1,
     )
     processes: int = option(1, "With --server: processes that send the requests, each its share.", least=1)
     arrivals: float | None = option(
-        None, "With --server: send requests when the log says that they came, so many times as fast.", least=1e-3
+        None, "With --server: send requests at the times in the log, this many times as fast.", least=1e-3
     )
-    first_ms: float | None = option(None, "Goodput: most milliseconds to the first token.", least=0)
-    token_ms: float | None = option(None, "Goodput: most milliseconds a token after it.", least=0)
+    first_ms: float | None = option(
+        None, "Goal of a request, for goodput: at most this many milliseconds to the first token.", least=0
+    )
+    token_ms: float | None = option(
+        None, "Goal of a request, for goodput: at most this many milliseconds for each later token.", least=0
+    )
 
     @property
     def most(self) -> int:
@@ -73,17 +79,25 @@ class Benchmark:
     drafts: Sequence[str] = ()
     peers: Sequence[str] = ()
     suite: str = option(
-        "demo", "demo, code-edits, spec-bench, humaneval, speed-bench, or JSON Lines.", names=("--suite", "-s")
+        "demo",
+        "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",
+        names=("--suite", "-s"),
     )
     out: Path = Path("bench")
-    limit: int | None = option(None, "Most questions, spread evenly over the tasks.", least=1)
-    ignore: list[str] | None = option(None, "With --server: a key of the log to ignore; repeatable.", metavar="KEY")
+    limit: int | None = option(None, "Largest number of questions, spread evenly over the tasks.", least=1)
+    ignore: list[str] | None = option(
+        None, "With --server: a key of the log to ignore; may be repeated.", metavar="KEY"
+    )
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
     load: Load = field(default_factory=Load)
     keys: Keys = field(default_factory=Keys)
-    template: str | None = option(None, "vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
-    peer_python: str | None = option(None, "The interpreter with vLLM or xllamacpp, or both: vllm=PATH,xllamacpp=PATH.")
+    template: str | None = option(
+        None, "Chat template: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
+    )
+    peer_python: str | None = option(
+        None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
+    )
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None

@@ -28,21 +28,30 @@ class Scope:
 
     shift: float | None = option(
         None,
-        "Smallest shift of a sampled distribution to be found with 95 %, whatever time that takes. "
-        "[default: as small as the budget allows; 0.02 for an engine of this process]",
+        "Smallest shift of a sampled distribution that the tests find with 95 %, however long that takes. [default: "
+        "as small as the budget allows; 0.02 for an engine of this process]",
         least=0.001,
         most=0.5,
     )
     requests: int | None = option(
-        None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes, or the budget allows]", least=0
+        None,
+        "Number of sampled requests; 0 tests only greedy answers. [default: as many as --shift takes, or the budget "
+        "allows]",
+        least=0,
     )
     length: int = 3
-    max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
-    seed: int = option(0, "Of the requests' seeds.", least=0)
-    leave_out: str | None = option(
-        None, "Features that no request to a server asks for, joined by commas: top_k,min_p. For one that they end."
+    max_tokens: int = option(
+        64, "Largest number of new tokens of a greedy answer.", least=1, names=("--max-tokens", "-n")
     )
-    budget: str = option("5m", "Time for the tests: 90s, 5m, 1h; 0: no scenarios, and no limit.", metavar="TIME")
+    seed: int = option(0, "Seed from which the seeds of requests are made.", least=0)
+    leave_out: str | None = option(
+        None,
+        "Features that requests do not use, joined by commas: top_k,min_p. Use it if a feature makes the server "
+        "fail.",
+    )
+    budget: str = option(
+        "5m", "Time for the tests: 90s, 5m, 1h; 0 sets no limit and leaves out scenarios.", metavar="TIME"
+    )
 
     def __post_init__(self) -> None:
         _ = self.seconds, self.left_out
@@ -75,27 +84,33 @@ class Subject:
     model: str | None = None
     draft: str = "none"
     engine: str = option(
-        "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
+        "paceline",
+        "Engine to test: paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`.",
     )
     server: str | None = option(
-        None, "URL[#model] of an OpenAI-compatible server instead, up to /v1; TARGET is then its control."
+        None,
+        "OpenAI-compatible server to test instead of an engine, URL[#model] up to /v1; it is then compared with "
+        "TARGET.",
     )
     reference: str | None = option(
         None,
-        "A server of the same model without drafts. [default: TARGET, else the server with its drafts off where a "
-        "request can say so, else its own answers alone and their log-probabilities] Or float32, for an engine in this "
-        "process with weights in blocks: they themselves, with nothing rounded.",
+        "Server of the same model without drafts, to compare with; for an engine in this process with weights in "
+        "blocks also float32, which is the same weights with nothing rounded. [default: TARGET, else the server with "
+        "its drafts off if a request can turn them off, else its own answers one at a time and their "
+        "log-probabilities]",
     )
     keys: Keys = field(default_factory=Keys)
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
-    batch: int = option(8, "Most requests at once.", least=1, names=("--batch-size", "-b"))
+    batch: int = option(8, "Largest number of requests at once.", least=1, names=("--batch-size", "-b"))
     dtype: str = "auto"
     device: str = "auto"
     exact: bool | None = None
     activations: int | None = None
     threads: int | None = None
-    peer_python: str | None = option(None, "Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
+    peer_python: str | None = option(
+        None, "Python interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON"
+    )
 
 
 @dataclass(frozen=True)

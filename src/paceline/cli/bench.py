@@ -36,20 +36,26 @@ def bench(
     asked: Benchmark,
     model: Annotated[str | None, typer.Argument(help=options.WHAT_A_MODEL_IS)] = None,
     draft: list[str] | None = option(
-        None, "A drafter; may be repeated. Plain decoding is always there.", names=("--draft", "-d")
+        None, "Drafter to measure; may be repeated. Plain decoding is always measured.", names=("--draft", "-d")
     ),
-    peer: list[str] | None = option(None, "Another engine, such as transformers-lookup or vllm-ngram; repeatable."),
-    categories: str | None = option(None, "These tasks or categories only, joined by commas."),
+    peer: list[str] | None = option(
+        None, "Another engine to measure, such as transformers-lookup or vllm-ngram; may be repeated."
+    ),
+    categories: str | None = option(None, "Ask only these tasks or categories, joined by commas."),
     batch: str = option(
-        "1", "Questions answered together; with --schedule several: 1,2,4,8.", names=("--batch-size", "-b")
+        "1",
+        "Number of questions answered together; with --schedule several numbers: 1,2,4,8.",
+        names=("--batch-size", "-b"),
     ),
     schedule: str | None = option(
         None,
-        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch-size, on first turns "
-        "that are all handed in at once.",
+        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch-size; all first "
+        "turns are handed in at once.",
     ),
     out: Path | None = option(
-        None, "Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
+        None,
+        "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
+        callback=check_folder,
     ),
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -59,10 +65,10 @@ def bench(
     budget: options.Budget = True,
     as_json: options.AsJson = False,
 ) -> int:
-    """Measure drafters and other engines: same model, same prompts, one run.
+    """Measure drafters and other engines with the same model and the same prompts in one run.
 
-    Methods answer in turns, question by question, so that a machine that slows down is fair to all. Every answer is
-    written to the folder at once, and the same command goes on with a run that was stopped.
+    Methods take turns at every question, so that a machine that becomes slower does so for all. Every answer is written
+    to the folder at once, and the same command goes on with a run that was stopped.
 
     \b
     paceline bench smollm2 -d sam -d recycling,tree=16

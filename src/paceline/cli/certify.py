@@ -23,10 +23,14 @@ class CertifyOptions(Subject):
     """The engine under test, and what is done with its certificate."""
 
     model: Annotated[
-        str | None, typer.Argument(help="What the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]")
+        str | None, typer.Argument(
+            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]"
+        )
     ] = None
     draft: options.Draft = "none"
-    prompts: str | None = option(None, 'JSON Lines for greedy answers: {"prompt": "..."} or {"messages": [...]}.')
+    prompts: str | None = option(
+        None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.'
+    )
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"
     exact: options.Exact = None
@@ -34,18 +38,20 @@ class CertifyOptions(Subject):
     threads: options.Threads = None
     out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
     report: Path | None = option(
-        None, "File for what one would file upstream, Markdown; written if a bug is found.", callback=writes(ISSUE)
+        None,
+        "Markdown file for a report to the engine's developers; it is written if a bug is found.",
+        callback=writes(ISSUE),
     )
-    junit: Path | None = option(None, "File for the tests as JUnit's XML.", callback=writes(JUNIT))
+    junit: Path | None = option(None, "File to write the results of the tests to as JUnit XML.", callback=writes(JUNIT))
     as_json: options.AsJson = False
 
 
 @with_options
 def certify(asked: CertifyOptions) -> int:
-    """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by
-    the distribution of its tokens, and in the situations in which engines with drafts break: cached prompts, company,
-    long contexts, stop strings, penalties, structured output, streams. Exit status 0 only if it does, 1 if it does
-    not, 3 if the tests cannot say.
+    """Say whether an engine with its drafter writes what the model alone would write. Greedy answers are compared token
+    by token, and sampled answers by the distribution of their tokens. The tests cover the situations in which engines
+    with drafts break: cached prompts, other requests, long contexts, stop strings, penalties, structured output,
+    streams. The exit status is 0 if the engine is lossless, 1 if it is not, and 3 if the tests cannot say.
 
     \b
     paceline certify MODEL -d sam
@@ -54,9 +60,10 @@ def certify(asked: CertifyOptions) -> int:
     paceline certify --server http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
     paceline certify MODEL --server http://localhost:8000/v1 --budget 15m --junit junit.xml
 
-    A server is compared with --reference, else with TARGET in this process, else with itself without drafts where a
-    request can switch them off (paceline), else with its own answers alone and their log-probabilities.
-    A bug is shown by the smallest requests that were found for it, as lines of curl."""
+    A server is compared with --reference. Without it, it is compared with TARGET in this process; without a TARGET,
+    with itself without drafts, if a request can switch them off (paceline); and otherwise with its own answers one at a
+    time and their log-probabilities. A bug is shown by the smallest requests that were found for it, as lines of
+    curl."""
     if asked.engine.startswith(("http://", "https://")):
         asked = replace(asked, server=asked.engine, engine="paceline")
     if asked.model is None and asked.server is None:

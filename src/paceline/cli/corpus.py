@@ -29,13 +29,22 @@ corpus = app_of(no_args_is_help=True)
 @corpus.command(cls=Grouped, short_help="Make a corpus of text files.")
 @with_options
 def build(
-    out: Annotated[Path, typer.Argument(help="Folder to write, whole or not.", metavar="OUT", callback=check_folder)],
-    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
-    text: list[Path] | None = option(None, "A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE"),
-    tokenizer: str = option("", "The model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file."),
-    parts: str = option("", "What to build, joined by commas: ngrams, suffix-array; all if left out."),
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder to write; it is written whole or not at all.", metavar="OUT", callback=check_folder
+        ),
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(help="More text files.", metavar="[FILE]...")] = None,
+    text: list[Path] | None = option(
+        None, "Text to read: a .txt or .jsonl file, plain or .gz; more files may follow.", metavar="FILE"
+    ),
+    tokenizer: str = option(
+        "", "Tokenizer: the model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file."
+    ),
+    parts: str = option("", "Parts to build, joined by commas: ngrams, suffix-array. [default: all]"),
     max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2),
-    eos: str | None = option(None, "Token between documents; the tokenizer's own if left out."),
+    eos: str | None = option(None, "Token between documents. [default: the tokenizer's end token]"),
     ray: options.Ray = None,
     workers: options.RayWorkers = None,
     as_json: options.AsJson = False,

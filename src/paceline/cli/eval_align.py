@@ -30,7 +30,7 @@ def align(
     activations: options.Activations = None,
     threads: options.Threads = None,
     as_json: options.AsJson = False,
-    show: bool = option(False, "Print answers too; they may be harmful, hence not by default.", names=("--show",)),
+    show: bool = option(False, "Print answers, too; off by default, because they may be harmful.", names=("--show",)),
 ) -> int:
     """Answer prompts under written rules, judge every rule of every answer, and report one rate (SAR).
 

@@ -30,7 +30,10 @@ pip install '.[vision]' in a checkout brings the packages that this needs.
 
 vision = app_of(no_args_is_help=True, help=HELP)
 
-Data = Annotated[Path, typer.Argument(help="A data set's folder or .zip: ours, or the official one.", metavar="DATA")]
+Data = Annotated[
+    Path,
+    typer.Argument(help="Data set to read: the folder or .zip of ours, or of the official one.", metavar="DATA"),
+]
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 
@@ -40,12 +43,15 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 def build(
     out: Annotated[
         Path,
-        typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
+        typer.Argument(
+            help="Folder to write; the same command goes on with a build that was stopped.",
+            metavar="OUT", callback=check_folder,
+        ),
     ],
     asked: BuildOptions,
-    cases: int = option(500, "Cases of each subset; the paper has 500.", least=1),
-    subsets: str = option("", "Joined by commas; plain and classes are pairs in addition to the six."),
-    workers: int = option(0, "Processes; 0: one for each core.", least=0),
+    cases: int = option(500, "Number of cases of each subset; the paper has 500.", least=1),
+    subsets: str = option("", "Subsets, joined by commas; plain and classes are pairs in addition to the six."),
+    workers: int = option(0, "Number of processes; 0: one for each core.", least=0),
     as_json: options.AsJson = False,
 ) -> int:
     """Draw cases of K pictures and K captions that differ in one value, in the layout of the official release.
@@ -77,8 +83,8 @@ def build(
 
 @vision.command(cls=Grouped, short_help="Check a data set: what it gives away, and whether its captions are true.")
 def audit(data: Data, as_json: options.AsJson = False) -> int:
-    """Check that captions are true of their pictures alone, that pictures of a case differ only where they should, that
-    nothing trivial (mean colour, edges, covered area, JPEG size) gives the answer away, and more. Exit status 1 if a
+    """Check that each caption is true of its picture only, that pictures of a case differ only where they should, that
+    no simple feature (mean colour, edges, covered area, JPEG size) reveals the answer, and more. Exit status 1 if a
     check fails.
 
     \b
@@ -126,11 +132,13 @@ def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
 @with_options
 def train_command(
     model: Annotated[
-        str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
+        str, typer.Argument(
+            help="Model to tune: a folder or hub name of a CLIP-like model, or `small`, a new small one."
+        )
     ],
     asked: TuneOptions,
     files: TrainOptions,
-    threads: int = option(1, "torch threads.", least=1, most=1024),
+    threads: int = option(1, "Number of torch threads.", least=1, most=1024),
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
 

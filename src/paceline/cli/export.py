@@ -17,14 +17,18 @@ export = app_of(help="Write models and drafters as other engines read them.", no
 @with_options
 def gguf(
     what: Annotated[
-        str, typer.Argument(help="A model, eagle3:FOLDER, dflash:FOLDER or corpus:FOLDER.", metavar="WHAT")
+        str, typer.Argument(
+            help="What to write: a model, eagle3:FOLDER, dflash:FOLDER or corpus:FOLDER.", metavar="WHAT"
+        )
     ],
     file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE", callback=writes(GGUF))],
-    dtype: Literal["f32", "f16", "q8_0"] = option("f16", "Numbers of matrices that are not in blocks already."),
+    dtype: Literal["f32", "f16", "q8_0"] = option(
+        "f16", "Kind of numbers for matrices that are not in blocks already."
+    ),
     target: str | None = option(None, "The model that a head drafts for."),
 ) -> None:
-    """Write a file that llama.cpp reads: a model of the Llama family, whatever its tokenizer, a head as its server's
-    draft types read it, or a corpus for its type ngram-cache.
+    """Write a file that llama.cpp reads. It can be a model of the Llama family with any tokenizer, a head for the draft
+    types of llama.cpp's server, or a corpus for its type ngram-cache.
 
     \b
     paceline export gguf MODEL model.gguf --dtype f32

@@ -29,17 +29,18 @@ def generate(
     model: Annotated[
         str | None,
         typer.Argument(
-            help=f"{options.WHAT_A_MODEL_IS} May be left out: a word alone is a prompt for smollm2, unless it is a "
-            "model's name (smollm2, something in this folder, a path or id with a slash and no space, *.gguf)."
+            help=f"{options.WHAT_A_MODEL_IS} It may be left out: a single argument is a prompt for smollm2, unless it "
+            "names a model (smollm2, a name in this folder, a path or id with a slash and no space, *.gguf)."
         ),
     ] = None,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt to answer; - reads it from standard input.")] = None,
     prompts: str | None = option(
-        None, 'JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.', names=("--prompts", "-p")
+        None, 'Prompts in JSON Lines: {"prompt": ...} or {"messages": [...]}, with options of their own.',
+        names=("--prompts", "-p")
     ),
     file: options.Document = None,
     prediction: Path | None = option(
-        None, "A text file that answers are expected to be much like, to draft from in front of --draft."
+        None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked."
     ),
     draft: options.Draft = "suffix",
     tune: options.Tune = None,
@@ -47,19 +48,22 @@ def generate(
     sampling: options.SamplingOptions = options.SamplingOptions(),
     ignore_eos: bool = option(False, "Go on past the model's end tokens.", names=("--ignore-eos",)),
     chat: bool | None = option(
-        None, "With the chat template, or as it is. [default: --chat if there is one]", names=("--chat/--raw",)
+        None,
+        "Put the prompt into the chat template, or use it as it is. [default: --chat if there is a template]",
+        names=("--chat/--raw",),
     ),
-    batch: int = option(1, "Prompts answered at once.", least=1, names=("--batch-size", "-b")),
+    batch: int = option(1, "Number of prompts answered at once.", least=1, names=("--batch-size", "-b")),
     schedule: options.Schedule = "ragged",
     compare: bool = option(
-        False, "Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical.",
+        False,
+        "Also decode plainly, in turn and repeatedly; compare the speeds, and say whether the outputs are identical.",
         names=("--compare",),
     ),
     color: options.Color = False,
-    profile: bool = option(False, "Show the time of a round by part.", names=("--profile",)),
-    as_json: bool = option(False, "One JSON object a prompt, and nothing else.", names=("--json",)),
+    profile: bool = option(False, "Show how much time each part of a round takes.", names=("--profile",)),
+    as_json: bool = option(False, "Print one JSON object for each prompt and nothing else.", names=("--json",)),
     out: Path | None = option(
-        None, "Write the JSON objects to this file, as they are finished; the same command goes on in it.",
+        None, "Write the JSON objects to this file as answers finish; the same command goes on where it stopped.",
         names=("--output", "-o"), callback=check_log,
     ),
     running: options.EngineOptions = options.EngineOptions(),

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @with_options
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Method to show in full.")] = None,
     as_json: options.AsJson = False,
-    as_markdown: bool = option(False, "As the table in docs/methods/README.md.", names=("--markdown",)),
+    as_markdown: bool = option(False, "Print the table of docs/methods/README.md.", names=("--markdown",)),
 ) -> int:
     """List the drafting methods, or show one with its options.
 

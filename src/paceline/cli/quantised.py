@@ -16,9 +16,9 @@ from paceline.workbench.options import with_options
 
 @with_options
 def quantize(
-    model: Annotated[str, typer.Argument(help="A model's folder or a Hugging Face id, weights of 16 or 32 bits.")],
-    out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)],
-    dtype: str = option("int8", "int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
+    model: Annotated[str, typer.Argument(help="Model with weights of 16 or 32 bits: a folder or a Hugging Face id.")],
+    out: Annotated[Path, typer.Argument(help="New folder to write the model to.", callback=check_new_folder)],
+    dtype: str = option("int8", "Kind of weights: int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
 ) -> int:
     """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.
 
@@ -39,13 +39,19 @@ def quantize(
 @with_options
 def quality(
     model: options.Model,
-    text: Path = option(help="Held-out text, plain or gzip-compressed."),
-    against: str | None = option(None, "The model that it was made from. [default: MODEL]"),
+    text: Path = option(help="File of held-out text, plain or gzip-compressed."),
+    against: str | None = option(None, "Model from which the quantised one was made. [default: MODEL]"),
     dtype: options.Dtype = "auto",
     activations: options.Activations = None,
-    tokens: int = option(16_384, "Most tokens of the text.", least=1, names=("--max-tokens", "-n")),
+    tokens: int = option(
+        16_384, "Largest number of tokens of the text that are read.", least=1, names=("--max-tokens", "-n")
+    ),
     threads: options.Threads = None,
-    save: bool = option(False, "Also write it into MODEL's folder; loading the model then says it.", names=("--save",)),
+    save: bool = option(
+        False,
+        "Also write the result into MODEL's folder; commands that load the model then show it.",
+        names=("--save",),
+    ),
 ) -> int:
     """Compare a model of eight or four bits with the model it was made from: perplexity, KL divergence, and how often
     both find the same token most probable. With --dtype int8-float32 both compute in float32.

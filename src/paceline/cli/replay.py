@@ -37,25 +37,38 @@ class ReplayOptions:
     traces: Annotated[
         list[Path],
         typer.Argument(
-            help="Recorded answers, - for standard input; also the prompts, if in other files.", metavar="TRACE..."
+            help="Files of recorded answers (- is standard input), and of their prompts if these are in other "
+            "files.", metavar="TRACE..."
         ),
     ]
-    tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
-    draft: list[str] | None = option(None, "A drafter; repeatable. [default: all without checkpoint]", names=DRAFT)
-    template: str | None = option(None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]")
-    questions: Path | None = option(None, "Spec-Bench's question.jsonl, for an answer file.")
-    limit: int | None = option(None, "Replay the first conversations only.", least=1)
-    categories: str | None = option(None, "Replay these only, joined by commas.")
-    ignore: options.Ignore = None
-    sweep: str | None = option(None, "option=value,value,...: every drafter that has it, with each value.")
-    workers: int | None = option(None, "Processes. [default: one a core]", least=1)
-    ray: options.Ray = None
-    verify_cost: str | None = option(None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and times.")
-    forward_ms: float | None = option(None, "Milliseconds of a plain forward, to count drafting too.", least=1e-6)
-    out: Path | None = option(
-        None, "Folder for replay.json, of which `paceline report` makes a page.", callback=check_folder
+    tokenizer: str = option(help="Tokenizer: a Hugging Face folder, a tokenizer.json or a SentencePiece file.")
+    draft: list[str] | None = option(
+        None, "Drafter to replay; may be repeated. [default: all that need no checkpoint]", names=DRAFT
     )
-    redact: bool = option(False, "Write figures only: no category's name, and no reason why a line was skipped.")
+    template: str | None = option(
+        None, "Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]"
+    )
+    questions: Path | None = option(None, "Spec-Bench's question.jsonl, if the recording is one of its answer files.")
+    limit: int | None = option(None, "Replay only this many conversations, the first ones.", least=1)
+    categories: str | None = option(None, "Replay only these categories, joined by commas.")
+    ignore: options.Ignore = None
+    sweep: str | None = option(
+        None, "Replay every drafter that has this option with each of the values: option=value,value,..."
+    )
+    workers: int | None = option(None, "Number of processes. [default: one for each core]", least=1)
+    ray: options.Ray = None
+    verify_cost: str | None = option(
+        None,
+        "Predict a speed-up if verifying costs this: flat, linear:X (X of a forward a token), or a JSON file of "
+        "nodes and times.",
+    )
+    forward_ms: float | None = option(
+        None, "Milliseconds of a plain forward; the prediction then counts drafting time too.", least=1e-6
+    )
+    out: Path | None = option(
+        None, "Folder to write replay.json to; `paceline report` makes a page of it.", callback=check_folder
+    )
+    redact: bool = option(False, "Write only figures: no names of categories, and no reasons why lines were skipped.")
     as_json: options.AsJson = False
 
     @property
@@ -66,10 +79,11 @@ class ReplayOptions:
 
 @with_options
 def replay(asked: ReplayOptions) -> int:
-    """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
+    """Replay recorded answers, and say how many tokens of each drafter would have been accepted on your own text. It
+    needs no model and no GPU.
 
-    Drafters that read tokens alone propose the same on a recording of the model's greedy answers as with the model,
-    and have the same accepted.
+    Drafters that read only tokens make the same drafts on a recording of the model's greedy answers as beside the
+    model, and the same tokens are accepted.
 
     \b
     paceline replay log.jsonl --tokenizer smollm2

@@ -31,7 +31,8 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="What bench, replay, eval or certify wrote to --out; several of `eval vision` are laid side by side.",
+            help="Folders that bench, replay, eval or certify wrote to --out; several of `eval vision` are shown "
+            "side by side.",
             metavar="DIR...",
         ),
     ],
@@ -42,10 +43,9 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
-    """Make a page of a benchmark: speed-ups, accepted tokens, time by part, answers in colour, all in one file.
-    Or of an evaluation: its figures with intervals, what it cost, answers to read; or of a replay, or a certificate.
-
-    The page loads nothing from anywhere. A run that is not finished can be shown too.
+    """Make a page of a benchmark, an evaluation, a replay or a certificate. The page of a benchmark shows speed-ups,
+    accepted tokens, time by part, and answers in colour. That of an evaluation shows figures with intervals, costs, and
+    answers. The page is one file and loads nothing from anywhere. A run that is not finished can be shown too.
 
     \b
     paceline report runs/demo

@@ -34,39 +34,46 @@ MOST_LINES = 10_000
 @with_options
 def serve(
     model: options.Model = options.SMOLLM2,
-    draft: str = option("suffix", "Drafter of requests that name none.", names=("--draft", "-d")),
-    allow_draft: list[str] | None = option(None, "Another drafter that requests may choose with their field draft."),
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
-    port: int = option(8000, "Port; 0 takes a free one.", least=0, most=65535),
-    api_key: list[str] | None = option(None, "Key that clients must send; also PACELINE_API_KEY. None: anybody may."),
+    draft: str = option("suffix", "Drafter for requests that do not name one.", names=("--draft", "-d")),
+    allow_draft: list[str] | None = option(None, "Another drafter that a request may choose with its field `draft`."),
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 listens on all."),
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535),
+    api_key: list[str] | None = option(
+        None, "Key that clients must send; PACELINE_API_KEY sets it too. Without a key anybody may ask."
+    ),
     protect_all: bool = option(
-        False, "Ask for the key on every route but /health, the page among them.", names=("--protect-all",)
+        False, "Ask for the key on every route except /health, also for the page.", names=("--protect-all",)
     ),
     allow_host: list[str] | None = option(
-        None, "Another name that clients call this server by, where it asks for no key; * for all.",
+        None, "Another host name that clients may use if the server asks for no key; * allows all.",
         names=("--allow-host",),
     ),
     cors: list[str] | None = option(
-        None, "Origin of pages that may ask this server, such as https://chat.example; * for all.", names=("--cors",)
+        None,
+        "Origin of web pages that may ask this server, such as https://chat.example; * allows all.",
+        names=("--cors",),
     ),
     name: str | None = option(None, "The model's name in answers; by default the folder's."),
-    max_batch: int = option(16, "Requests answered at once.", least=1),
+    max_batch: int = option(16, "Largest number of requests answered at once.", least=1),
     max_slowdown: float = option(
-        4.0, "Most time of a round that reads prompts beside answers, in rounds of answers.", least=1
+        4.0,
+        "While answers are written, a round that also reads prompts may take this many times as long as one that "
+        "does not.",
+        least=1,
     ),
-    max_rows_per_key: int | None = option(None, "Most requests of one key answered at once.", least=1),
-    max_waiting: int = option(256, "Requests that may wait; more get 429.", least=1),
+    max_rows_per_key: int | None = option(None, "Largest number of requests of one key answered at once.", least=1),
+    max_waiting: int = option(256, "Largest number of requests that may wait; further ones get status 429.", least=1),
     running: options.EngineOptions = options.EngineOptions(),
-    deadline: float | None = option(None, "Seconds after which an answer is ended where it is.", least=0.001),
-    grace: float = option(30.0, "Seconds that running answers get at shutdown.", least=0, most=1e6),
+    deadline: float | None = option(None, "Seconds after which an unfinished answer is cut off.", least=0.001),
+    grace: float = option(30.0, "Seconds that running answers may go on at shutdown.", least=0, most=1e6),
     settings: Settings = Settings(),
     log: Path | None = option(
         None,
-        "Append every prompt and answer to this JSON Lines file, as token ids; `paceline replay` reads it. It holds "
-        "all that users said. Off by default.",
+        "Append every prompt and answer to this JSON Lines file as token ids, for `paceline replay`. The file then "
+        "has everything that users said. Off by default.",
         callback=check_log,
     ),
-    quiet: bool = option(False, "No line for each request that ends.", names=("--quiet", "-q")),
+    quiet: bool = option(False, "Do not print a line for each finished request.", names=("--quiet", "-q")),
 ) -> int:
     """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
 

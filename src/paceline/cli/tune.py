@@ -39,34 +39,44 @@ class TuneOptions:
     model: options.Model
     log: Path | None = option(
         None,
-        "Your log: prompts and answers, JSON Lines, as `paceline replay` reads. [default: answers of the model to the "
-        "shipped questions]",
+        "Log with prompts and answers, in a format that `paceline replay` reads. [default: answers of the model to "
+        "the shipped questions]",
     )
     out: Path | None = option(
         None,
-        "The table, for --draft auto,table=FILE; with --server a folder. [default: tune.json; tuned]",
+        "File for the table that --draft auto,table=FILE reads; with --server a folder. [default: tune.json; tuned]",
         names=("--out", "-o"),
         callback=_check_out,
     )
     draft: list[str] | None = option(
-        None, "A drafter for auto to choose from; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
+        None, "Drafter that auto may choose; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
     )
     batches: str = option(
-        "1,2,4,8,16,32", "Rows, or requests to a server, at once, joined by commas.", names=("--batch-sizes",)
+        "1,2,4,8,16,32",
+        "Numbers of rows, or of requests to a server, at once, joined by commas.",
+        names=("--batch-sizes",),
     )
-    seconds: float = option(2.0, "Rounds timed at each batch size, seconds.", least=0.1)
+    seconds: float = option(2.0, "Seconds for which rounds are timed at each batch size.", least=0.1)
     server: str | None = option(
-        None, "Measure this running server of MODEL, URL[#model], and write its configuration; of MODEL only the "
-        "tokenizer is read."
+        None,
+        "Measure this running server, URL[#model], and write its configuration; only the tokenizer of MODEL is read.",
     )  # fmt: skip
     without: str | None = option(None, "With --server: the same model served without drafts, URL[#model].")
     keys: Keys = field(default_factory=Keys)
-    minutes: float = option(10.0, "With --server: most minutes of requests; the same command goes on.", least=0.05)
-    max_tokens: int = option(64, "With --server: most new tokens of an answer.", names=("--max-tokens", "-n"), least=8)
-    first_ms: float | None = option(None, "Goal of a request: most milliseconds to its first token.", least=0)
-    token_ms: float | None = option(None, "Goal of a request: most milliseconds a token after it.", least=0)
+    minutes: float = option(
+        10.0, "With --server: largest number of minutes to send requests; the same command goes on.", least=0.05
+    )
+    max_tokens: int = option(
+        64, "With --server: largest number of new tokens of an answer.", names=("--max-tokens", "-n"), least=8
+    )
+    first_ms: float | None = option(
+        None, "Goal of a request: at most this many milliseconds to its first token.", least=0
+    )
+    token_ms: float | None = option(
+        None, "Goal of a request: at most this many milliseconds for each later token.", least=0
+    )
     template: str | None = option(
-        None, "The log's: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
+        None, "Chat template of the log: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
     )
     ignore: options.Ignore = None
     dtype: options.Dtype = "auto"
@@ -78,14 +88,15 @@ class TuneOptions:
 
 @with_options
 def tune(asked: TuneOptions) -> int:
-    """Measure what rounds cost, replay your log, and say what to draft at which load, and what it will gain.
+    """Measure what rounds cost, replay your log, and say what to draft at each load and how much faster answers will
+    be.
 
-    Without --server it measures our engine: the table it writes makes `auto` start with what it would otherwise learn
-    in its first seconds, and makes its choices repeatable. Drafters that see more than tokens (a draft model, heads)
-    cannot be replayed; `auto` learns their costs as it runs.
+    Without --server, `tune` measures our engine and writes a table. With this table `auto` knows from the start what it
+    would otherwise learn in its first seconds, and its choices can be repeated. Drafters that see more than tokens (a
+    draft model, heads) cannot be replayed; `auto` learns their costs as it runs.
 
-    With --server it sends your prompts to a running server, --batch-sizes at once, measures its rounds, and writes what
-    belongs into the configuration of vLLM, SGLang, llama.cpp or ours.
+    With --server, `tune` sends your prompts to a running server, --batch-sizes at once, and measures its rounds. It
+    writes what belongs into the configuration of the server: vLLM, SGLang, llama.cpp or ours.
 
     \b
     paceline tune smollm2

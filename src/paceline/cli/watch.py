@@ -33,24 +33,29 @@ WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 def watch(
     url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL")],
     every: float = option(10.0, "Seconds between two readings.", least=0.1),
-    once: bool = option(False, "One reading, of all since the server started.", names=("--once",)),
-    tuned: Path | None = option(None, "Folder of `paceline tune --server`, for what drafted tokens cost at each load."),
+    once: bool = option(
+        False, "Read the counters once, and show everything since the server started.", names=("--once",)
+    ),
+    tuned: Path | None = option(
+        None, "Folder that `paceline tune --server` wrote; it says what drafted tokens cost at each load."
+    ),
     token_cost: float = option(
-        TOKEN_COST, "Without --tuned: share of a plain round that a drafted token costs.", least=0
+        TOKEN_COST, "Cost of a drafted token as a share of a plain round, if there is no --tuned.", least=0
     ),
     ask: str | None = option(
-        None, "Ask this at each reading, and tell what the answer says of its own drafts, without /metrics."
+        None, "Prompt to send at each reading, whose answer reports its own drafts, instead of reading /metrics."
     ),
     keys: Keys = Keys(),
-    as_json: bool = option(False, "A JSON object for each reading, a line each.", names=("--json",)),
+    as_json: bool = option(False, "Print each reading as a JSON object on a line of its own.", names=("--json",)),
 ) -> int:
     """Read /metrics of a server (vLLM, SGLang, llama.cpp or ours) and say what its drafts bring.
 
-    Each reading shows the share of drafts of which the token at each position was accepted, whether the drafts pay at
-    what a drafted token costs, and the number of tokens that would pay best. SGLang needs --enable-metrics, llama.cpp
-    --metrics. SGLang tells the mean number of tokens alone. A reading that fails is told on standard error, and the
-    next one counts from the last that did not. With --ask each reading is of one answer, of any server whose answers
-    tell their drafts: vLLM's with --per-request-spec-decode-metrics, SGLang's, llama.cpp's, TensorRT-LLM's, ours.
+    Each reading shows how often the drafted token at each position was accepted, whether drafts pay at the cost of a
+    drafted token, and which number of drafted tokens would pay best. Start SGLang with --enable-metrics and llama.cpp
+    with --metrics. SGLang reports only the mean number of tokens. If a reading fails, standard error says so, and the
+    next reading counts from the last one that worked.
+    --ask reads one answer at a time instead, of any server whose answers report their drafts: vLLM's with
+    --per-request-spec-decode-metrics, SGLang's, llama.cpp's, TensorRT-LLM's, ours.
 
     \b
     paceline watch http://127.0.0.1:8000

@@ -24,8 +24,11 @@ class Refused(PacelineError):
         self.param, self.status, self.code, self.kind = param, status, code, kind
 
 
+MOST = "Largest number of "
+
+
 def _most(name: str, default: int, what: str) -> Any:
-    return option(default, f"Most {what}.", least=1, names=(f"--max-{name}",))
+    return option(default, f"{MOST}{what}.", least=1, names=(f"--max-{name}",))
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,20 @@ class Limits:
 
     GROUP: ClassVar = "Limits of one request"
 
-    messages: int = _most("messages", 2048, "messages of a chat")
+    messages: int = _most("messages", 2048, "messages in a chat")
     parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
-    prompts: int = _most("prompts", 256, "prompts of one text completion")
+    prompts: int = _most("prompts", 256, "prompts in one text completion")
     answers: int = _most("answers", 128, "answers to a prompt (n)")
-    stops: int = _most("stops", 16, "stop strings")
+    stops: int = _most("stops", 16, "stop strings in a request")
     stop_length: int = _most("stop-length", 1000, "characters of a stop string")
-    stop_ids: int = _most("stop-ids", 128, "stop_token_ids")
-    logit_bias: int = _most("logit-bias", 1024, "entries of logit_bias")
+    stop_ids: int = _most("stop-ids", 128, "stop_token_ids in a request")
+    logit_bias: int = _most("logit-bias", 1024, "entries in logit_bias")
     logprobs: int = _most("logprobs", 20, "alternatives of logprobs and top_logprobs")
-    tools: int = _most("tools", 128, "tools")
+    tools: int = _most("tools", 128, "tools in a request")
     schema: int = _most("schema", 128 << 10, "bytes of a JSON schema, of all tools, and of chat_template_kwargs")
     text: int = _most("text", 1 << 18, "characters that /tokenize takes")
     ids: int = _most("ids", 1 << 15, "token ids that /detokenize takes")
-    values: int = _most("values", 250_000, "JSON values of a body")
+    values: int = _most("values", 250_000, "JSON values in a request body")
 
     def check(self, body: dict[str, Any]) -> None:
         """Refused for a body that asks for more. What has a wrong type is left to the fields' own check."""
@@ -63,7 +66,7 @@ class Limits:
         """Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
             (about,) = (one.metadata for one in fields(self) if one.name == name)
-            unit, flag = about["help"].removeprefix("Most ").rstrip("."), about["names"][0]
+            unit, flag = about["help"].removeprefix(MOST).rstrip("."), about["names"][0]
             raise Refused(f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({flag})", param)
 
     def check_raw(self, raw: bytes) -> None:
@@ -137,32 +140,33 @@ class Settings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     tool_parser: str = option(
-        "auto", "How tool calls are read: auto (every format), hermes, json, llama3, mistral, qwen3_coder, glm45, "
-        "llama4, deepseek or none.",
+        "auto",
+        "Format of tool calls: auto (every format), hermes, json, llama3, mistral, qwen3_coder, glm45, llama4, "
+        "deepseek or none.",
     )
     reasoning_parser: str = option(
-        "auto", "Marks of reasoning: auto (by the chat template), think, mistral, seed or none."
+        "auto", "How reasoning is told from the answer: auto (by the chat template), think, mistral, seed or none."
     )
     share_prefixes: bool = option(
-        False, "Reuse what one key's prompts have computed for those of others, who can then find out what they are."
+        False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."
     )
     json_whitespace: str = option(
-        "limited", "Between the parts of JSON: limited (a space, or a line break and indentation), any, none."
+        "limited", "White space allowed in JSON answers: limited (a space, or a line break and indentation), any, none."
     )
     max_connections: int = option(
-        1000, "Open connections; one more closes the one that has waited longest to send.", least=2
+        1000, "Largest number of open connections; one more closes the one that has waited longest to send.", least=2
     )
-    head_seconds: float = option(10.0, "Time for the headers of a request.", least=0.1)
-    body_seconds: float = option(60.0, "Time for the body of a request.", least=0.1)
-    max_body: int = option(4 << 20, "Most bytes of a request.", least=1)
+    head_seconds: float = option(10.0, "Seconds in which the headers of a request must arrive.", least=0.1)
+    body_seconds: float = option(60.0, "Seconds in which the body of a request must arrive.", least=0.1)
+    max_body: int = option(4 << 20, "Largest size of a request in bytes.", least=1)
     limits: Limits = field(default_factory=Limits)
-    metrics_prefix: str = option("paceline", "Of the names in /metrics; vllm gives vLLM's names.")
+    metrics_prefix: str = option("paceline", "Prefix of the names in /metrics; vllm gives vLLM's names.")
     audit: float = option(
         0.0, "Share of answers that are scored again while nothing is asked, to notice corruption; 0: none.",
         least=0, most=1,
     )
-    audit_tokens: int = option(1 << 18, "Most tokens of answers that wait for that, prompts included.", least=1)
-    audit_texts: bool = option(False, "An alarm repeats the request's token ids, too, that is what users said.")
+    audit_tokens: int = option(1 << 18, "Most tokens of answers that wait to be scored again, with prompts.", least=1)
+    audit_texts: bool = option(False, "Repeat token ids, and so what users said, in the audit's alarms.")
 
     def __post_init__(self) -> None:
         if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):

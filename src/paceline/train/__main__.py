@@ -51,11 +51,11 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
 
 RECIPES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8"))
 """By group and command: its function, with annotations for Typer, and what it does."""
-tools = app_of(no_args_is_help=True, help="What recipes and drafters need beside weights.")
+tools = app_of(no_args_is_help=True, help="Make what recipes and drafters need besides weights.")
 for group, commands in RECIPES.items():
     for name, (where, summary) in commands.items():
         later(name, where, summary, {"recipes": app, "tools": tools}[group])
-app.add_typer(tools, name="tools", short_help="What recipes and drafters need beside weights.")
+app.add_typer(tools, name="tools", short_help="Make what recipes and drafters need besides weights.")
 
 
 def main(app: typer.Typer = app) -> None:

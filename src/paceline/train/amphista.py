@@ -27,9 +27,9 @@ class AmphistaConfig(HeadsConfig):
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
 
-    encoder_ffn: bool = option(True, "A gated MLP in the encoder, after the attention.")
+    encoder_ffn: bool = option(True, "Put a gated MLP into the encoder, after the attention.")
     own_heads: bool = option(
-        False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
+        False, "Give each head its own output head; output heads are then most of the size.", names=("--own-heads",)
     )
 
     def heads(self, teacher: Any) -> HeadsLoss:

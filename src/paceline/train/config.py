@@ -47,8 +47,8 @@ class TrainerConfig:
     passes: ClassVar[int]
     own: ClassVar[Mapping[str, Any]] = {}
 
-    length: int = option(512, "Tokens of a training row.", least=8)
-    rows: int = option(16, "Rows of a batch.", least=1)
+    length: int = option(512, "Number of tokens in a training row.", least=8)
+    rows: int = option(16, "Number of rows in a batch.", least=1)
     held_out: float = 0.05  # share of the prompts
     lr: float = option(2e-3, "Peak learning rate.", least=0)
 
@@ -70,11 +70,14 @@ class StudentConfig(TrainerConfig):
 
     loss: Distance = option("soft", LOSS_HELP)
     loss_vocab: int = option(
-        8192, "Tokens over which the loss compares distributions, the most frequent of the answers.", least=1
+        8192,
+        "Number of tokens over which the loss compares distributions; these are the most frequent ones of the "
+        "answers.",
+        least=1,
     )
     states: Path | None = option(
         None,
-        "Folder for the target's states, so that other trainings on the same answers need not compute them.",
+        "Folder to keep the target's states in, so that other trainings on the same answers need not compute them.",
         file_okay=False,
         callback=check_folder,
     )

@@ -42,10 +42,10 @@ KERNEL, GROUP = 2, 16  # of DFlash2's convolutions: positions, and channels that
 class BlockConfig(TapsConfig):
     """What drafters that fill blocks have in common."""
 
-    block: int = option(8, "Tokens of a draft.", least=2, most=LARGEST)
-    layers: int = option(2, "Layers of its own.", least=1)
-    anchors: int = option(64, "Blocks in a row of text.", least=1)
-    decay: float = option(0.8, "Weight of a position relative to the one before.", least=0)
+    block: int = option(8, "Number of tokens of a draft.", least=2, most=LARGEST)
+    layers: int = option(2, "Number of layers of the drafter.", least=1)
+    anchors: int = option(64, "Number of blocks in a row of text.", least=1)
+    decay: float = option(0.8, "Weight of a position in the loss relative to the position before.", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class DFlashConfig(BlockConfig):
 
     At the end acceptance is measured by depth on held-out answers."""
 
-    markov: int = option(0, "Rank of the Markov head; 0: none.", least=0)
-    confidence: bool = option(False, "A confidence head.", names=("--confidence",))
+    markov: int = option(0, "Rank of the Markov head; 0: no Markov head.", least=0)
+    confidence: bool = option(False, "Train a confidence head.", names=("--confidence",))
 
     def student(self, trainer: Trainer) -> Student:
         keep, share = self.drafted(trainer)
@@ -75,12 +75,14 @@ class DFlash2Config(BlockConfig):
 
     whole = True
     vocab: int | None = option(
-        None, "Size of the draft vocabulary; all tokens if left out. Only paceline reads a smaller one.", least=1
+        None,
+        "Size of the draft vocabulary; only paceline reads a smaller one than all tokens. [default: all tokens]",
+        least=1,
     )
-    block: int = option(7, "Tokens of a draft.", least=2, most=LARGEST - 1)
+    block: int = option(7, "Number of tokens of a draft.", least=2, most=LARGEST - 1)
     rank: int = option(64, "Rank of the selector.", least=1)
-    best: int = option(16, "Tokens of a position among which the selector chooses.", least=2)
-    window: int = option(0, "Tokens that a position sees, itself included; 0: those of a row.", least=0)
+    best: int = option(16, "Number of best tokens of a position among which the selector chooses.", least=2)
+    window: int = option(0, "Number of tokens that a position sees, itself included; 0: as many as a row has.", least=0)
 
     def student(self, trainer: Trainer) -> Student:
         keep, share = self.drafted(trainer)

@@ -46,9 +46,9 @@ class DraftConfig(StudentConfig):
 
     passes: ClassVar[int] = 20
 
-    layers: int = option(3, "Layers of the draft model.", least=1)
-    hidden: int = option(128, "Its width, a multiple of 64.", least=64)
-    rows: int = option(32, "Rows of a batch.", least=1)
+    layers: int = option(3, "Number of layers of the draft model.", least=1)
+    hidden: int = option(128, "Width of the draft model, a multiple of 64.", least=64)
+    rows: int = option(32, "Number of rows in a batch.", least=1)
     loss: Distance = option("kl+tv", LOSS_HELP)
 
     def __post_init__(self) -> None:
@@ -148,11 +148,13 @@ class StreamsConfig(TrainerConfig):
     passes: ClassVar[int] = 3
     own = {"warmup_steps": 20}
 
-    count: int = option(2, "Streams: tokens that a forward proposes after the next one.", least=1, names=("--streams",))
-    layers: int = option(1, "Last layers of the draft that run streams.", least=1)
-    rank: int = option(32, "Rank of the projection that begins a stream.", least=1)
-    keep: bool = option(False, "Freeze the draft; only the streams learn.", names=("--keep",))
-    length: int = option(128, "Tokens of a training row.", least=8, most=128)
+    count: int = option(
+        2, "Number of streams: tokens that a forward proposes after the next one.", least=1, names=("--streams",)
+    )
+    layers: int = option(1, "Number of last layers of the draft model that run streams.", least=1)
+    rank: int = option(32, "Rank of the projection with which a stream begins.", least=1)
+    keep: bool = option(False, "Freeze the draft model and train only the streams.", names=("--keep",))
+    length: int = option(128, "Number of tokens in a training row.", least=8, most=128)
     lr: float = option(3e-4, "Peak learning rate.", least=0)
 
 

@@ -82,8 +82,8 @@ class EagleConfig(LayerConfig):
 
     At the end acceptance is measured by depth on held-out answers."""
 
-    soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
-    noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
+    soft: float = option(0.1, "Weight of the cross-entropy in the loss; SmoothL1 has the weight 1.", least=0)
+    noise: float = option(0.1, "Add uniform noise of at most this to the states, up or down.", least=0)
 
     def student(self, trainer: Trainer) -> Student:
         return EagleLoss(trainer.teacher, self)
@@ -163,8 +163,8 @@ class FlagOptions(Flags):
     """The head's norms as options. Defaults: EAGLE-3.1."""
 
     norm_before_residual: bool = option(False, "Use the normed feature as the residual.")
-    norm_before_fc: bool = option(False, "One norm over all tapped states.")
-    fc_norm: bool = option(True, "A norm for each tapped state (EAGLE-3.1).")
+    norm_before_fc: bool = option(False, "Use one norm over all tapped states.")
+    fc_norm: bool = option(True, "Use a norm for each tapped state (EAGLE-3.1).")
     norm_output: bool = option(True, "Feed back the normed output (EAGLE-3.1).")
 
 
@@ -177,11 +177,11 @@ class TapsConfig(LayerConfig):
     whole: ClassVar[bool] = False
 
     vocab: int | None = option(
-        None, "Size of the draft vocabulary; half of the target's if left out, a quarter of a large one's.", least=1
+        None, "Size of the draft vocabulary. [default: half of the target's, a quarter of a large one]", least=1
     )
     loss_vocab: int = 1 << 31  # the loss compares the draft vocabulary
     taps: Layers | None = option(
-        None, "Layers whose inputs are read, as in 2,4,5; the paper's if left out.", parser=layers_of("--taps")
+        None, "Layers whose inputs are read, as in 2,4,5. [default: the paper's]", parser=layers_of("--taps")
     )
 
     def check(self, target: Path) -> None:
@@ -247,8 +247,8 @@ class Eagle3Config(TapsConfig):
 
     own = {**LayerConfig.own, "clip": 0.5}
 
-    steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
-    decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
+    steps: int = option(3, "Number of steps of the training-time test: the depth that the head learns.", least=1)
+    decay: float = option(0.8, "Weight of a step in the loss relative to the step before.", least=0)
     flags: FlagOptions = field(default_factory=FlagOptions)
 
     def student(self, trainer: Trainer) -> Student:

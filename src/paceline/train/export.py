@@ -65,7 +65,7 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
 @with_options
 def command(
     heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
-    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],
+    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target of the heads.")],
     out: Out,
 ) -> None:
     """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` have it already.)

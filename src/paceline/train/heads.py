@@ -46,12 +46,16 @@ class HeadsConfig(HeadConfig):
     depth: int = option(4, "Number of heads, which is the depth of drafts.", least=1, names=("--heads",))
     share: float = option(0.25, "Share of a batch's positions whose logits are computed.", least=0.001, most=1)
     soft: float = option(
-        1.0, "Weight in the loss of the target's distribution; the rest is for the target's tokens.", least=0, most=1
+        1.0,
+        "Weight of the target's distribution in the loss; the rest of the weight is for the target's tokens.",
+        least=0, most=1,
     )
     decay: float = option(0.8, "Weight of a depth in the loss relative to the depth before.", least=0)
     lr: float = option(4e-3, "Peak learning rate.", least=0)
-    optimiser: Literal["muon", "adamw"] = option("muon", "muon (for matrices), or adamw for everything.")
-    begin: Path | None = option(None, "Heads with the same options to continue from, on more text.", file_okay=False)
+    optimiser: Literal["muon", "adamw"] = option("muon", "Optimiser: muon (for matrices), or adamw for everything.")
+    begin: Path | None = option(
+        None, "Folder of heads with the same options from which training continues.", file_okay=False
+    )
 
     @property
     def loop(self) -> dict[str, Any]:
@@ -177,9 +181,9 @@ class MedusaConfig(HeadsConfig):
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
 
-    layers: int = option(1, "Residual blocks of a head.", least=1)
+    layers: int = option(1, "Number of residual blocks of a head.", least=1)
     own_heads: bool = option(
-        False, "Give each head its own output head; that is most of the size.", names=("--own-heads",)
+        False, "Give each head its own output head; output heads are then most of the size.", names=("--own-heads",)
     )
 
     def heads(self, teacher: Any) -> HeadsLoss:
@@ -224,8 +228,8 @@ class HydraConfig(HeadsConfig):
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
 
-    layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
-    prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
+    layers: int = option(4, "Number of blocks of a head; those after the first share their weights.", least=1)
+    prefix: bool = option(True, "Put a decoder layer between the target and the heads, as in Hydra++.")
 
     def heads(self, teacher: Any) -> HeadsLoss:
         return HydraLoss(teacher, self)

@@ -38,7 +38,7 @@ class KangarooConfig(HeadConfig):
     # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
     own = {"optimiser": "adamw", "weight_decay": 0.01}
 
-    exit: int | None = option(None, "First layers of the target, which draft; an eighth if left out.", least=0)
+    exit: int | None = option(None, "Number of the target's first layers that draft. [default: an eighth]", least=0)
     lr: float = option(1e-3, "Peak learning rate.", least=0)
 
     def check(self, target: Path) -> None:

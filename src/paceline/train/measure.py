@@ -205,17 +205,17 @@ def measure_heads(target: Target, drafter: FixedTree, examples: Iterable[Example
 
 def command(
     target: TargetName,
-    heads: Annotated[str, typer.Argument(help="The heads as --draft names them, such as medusa:PATH.")],
+    heads: Annotated[str, typer.Argument(help="Heads to measure, as --draft names them, such as medusa:PATH.")],
     data: Annotated[Path, typer.Option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False)],
-    answers: Annotated[int, typer.Option(help="Most answers to measure on.", min=1)] = 200,
+    answers: Annotated[int, typer.Option(help="Largest number of answers to measure on.", min=1)] = 200,
     threads: Threads = 1,
 ) -> None:
     """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
 
     paceline train tools tree smollm2 medusa:downloads/heads --data answers.jsonl
 
-    For heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and `amphista`
-    do the same when they end."""
+    Use it for heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and
+    `amphista` do the same when they end."""
     use_threads(threads)
     drafter = create(heads)
     if not isinstance(drafter, FixedTree):

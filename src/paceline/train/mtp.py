@@ -38,9 +38,9 @@ ATTENTION = "paceline_unrolled"  # transformers' name for the attention of steps
 class MtpConfig(LayerConfig):
     """How the head is tuned. The authors: three steps, beta 0.6."""
 
-    steps: int = option(3, "Steps that the head learns: the depth of its drafts.", least=1)
-    decay: float = option(0.6, "Weight of a step relative to the one before.", least=0)
-    lr: float = option(0.0, "Peak learning rate; 0: 2e-4 for a head that is there, 2e-3 for a new one.", least=0)
+    steps: int = option(3, "Number of steps that the head learns: the depth of its drafts.", least=1)
+    decay: float = option(0.6, "Weight of a step in the loss relative to the step before.", least=0)
+    lr: float = option(0.0, "Peak learning rate; 0: 2e-4 for an existing head, 2e-3 for a new one.", least=0)
 
     def check(self, target: Path) -> None:
         super().check(target)
@@ -156,8 +156,8 @@ def command(setup: DrafterOptions, config: MtpConfig) -> bool:
 
     paceline train mtp MODEL --prompts mine=prompts.jsonl --generate 5000 --out build/mtp
 
-    At the end acceptance is measured by depth on held-out answers, beside the head that was there. OUT has the tensors
-    under the names of Qwen3-Next's checkpoints."""
+    At the end acceptance is measured by depth on held-out answers, and compared with the original head. OUT has the
+    tensors under the names of Qwen3-Next's checkpoints."""
     if not config.lr:
         config = replace(config, lr=2e-4 if head_in(training_folder(setup.target)) else 2e-3)
     return train_head(setup.training(config), config)

@@ -62,14 +62,19 @@ class NoiseConfig:
     vocab_size  for source "vocabulary"."""
 
     lengths: Lengths = option(
-        Lengths((5, 5)), "Tokens of a segment of noise: a number, as in 5, or a range, as in 3-6; 0: none.",
+        Lengths((5, 5)),
+        "Length of a segment of noise in tokens: a number, as in 5, or a range, as in 3-6; 0: no noise.",
         names=("--noise",), parser=Lengths.parse, show_default="5",
     )  # fmt: skip
-    every: int = option(0, "Tokens of an answer per segment; 0: one segment an answer, as in the paper.", least=0)
+    every: int = option(
+        0,
+        "Number of tokens of an answer for each segment of noise; 0: one segment an answer, as in the paper.",
+        least=0,
+    )
     share: float = option(
         1.0, "Share of the answers that get noise; the others stay clean.", least=0, most=1, names=("--noised",)
     )
-    source: Source = option("prefix", "Source of the noise; prefix as in the paper.")
+    source: Source = option("prefix", "Where the tokens of noise come from; prefix as in the paper.")
     gap: int = 8
     mask: int = 0
     vocab_size: int = 0
@@ -261,7 +266,9 @@ def command(
     setup: DrafterOptions,
     config: NoisyConfig,
     also: list[Path] | None = option(
-        None, "Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False
+        None,
+        "Another model whose loss on clean answers is measured for comparison, such as a run with --noise 0.",
+        file_okay=False,
     ),
     compiled: Compiled = True,
 ) -> bool:

@@ -45,14 +45,21 @@ def check_trained(out: Path | None) -> Path | None:
 
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_trained)]
-Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock, including the decay.", min=0)]
-Tokens = Annotated[
-    int | None, typer.Option(help="Budget in tokens; repeats exactly. 0: measure without training.", min=0)
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="How many minutes to train, including the decay of the learning rate.", min=0),
 ]
-Threads = Annotated[int, typer.Option(help="torch threads.", min=1, max=1024)]
-Seed = Annotated[int, typer.Option(min=0)]
+Tokens = Annotated[
+    int | None, typer.Option(
+        help="How many tokens to train on; such a training can be repeated exactly. 0 measures without training.", min=0
+    )
+]
+Threads = Annotated[int, typer.Option(help="Number of torch threads.", min=1, max=1024)]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn at random.", min=0)]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
-TargetName = Annotated[str, typer.Argument(help="The target: a folder, a GGUF file, smollm2, or a name on the hub.")]
+TargetName = Annotated[
+    str, typer.Argument(help="Target to train for: a folder, a GGUF file, smollm2, or a name on the hub.")
+]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
@@ -77,10 +84,12 @@ def layers_of(name: str) -> Callable[[Any], Layers]:
 class AnswerOptions:
     """Which answers the target generates, for its drafters to learn from."""
 
-    prompts: list[str] | None = option(None, "NAME=PATH of prompts for the target to answer; may be repeated.")
-    generate: int = option(0, "Answers for the target to write.", least=0)
-    max_tokens: int = option(128, "Most tokens of such an answer.", least=1)
-    temperature: float | None = option(None, "Their temperature; half greedy, half at 1 if left out.", least=0)
+    prompts: list[str] | None = option(None, "Prompts for the target to answer, NAME=PATH; may be repeated.")
+    generate: int = option(0, "Number of answers that the target writes.", least=0)
+    max_tokens: int = option(128, "Largest number of tokens of an answer that the target writes.", least=1)
+    temperature: float | None = option(
+        None, "Temperature of answers that the target writes. [default: half of them greedy, half at 1]", least=0
+    )
     seed: Seed = 0
     threads: Threads = 1
 
@@ -116,7 +125,7 @@ class DrafterOptions(AnswerOptions):
         Path | None,
         typer.Option(
             "--checkpoints",
-            help="Folder of answers, checkpoint and log, for resuming; OUT-run next to OUT if left out.",
+            help="Folder of answers, checkpoint and log, for resuming. [default: OUT-run next to OUT]",
             callback=check_folder,
         ),
     ] = None

@@ -47,14 +47,16 @@ class SortedConfig(TrainerConfig):
 
     passes: ClassVar[int] = 3
 
-    layers: int | None = option(None, "Layers of the draft; half of the target's if left out.", least=1)
+    layers: int | None = option(None, "Number of layers of the draft model. [default: half of the target's]", least=1)
     exits: Layers | None = option(
         None,
-        "Layers with an exit, as in 2,3,4; after half, three quarters and all of the layers if left out.",
+        "Layers with an exit, as in 2,3,4. [default: after half, three quarters and all of the layers]",
         parser=layers_of("--exits"),
     )
     teacher: bool = option(
-        False, "Also learn the target's distribution, for a draft for one target.", names=("--teacher",)
+        False,
+        "Also learn the target's distribution, for a draft model that serves only one target.",
+        names=("--teacher",),
     )
     loss: Distance = option("kl+tv", f"With --teacher: {LOSS_HELP}")
     lr: float = option(3e-4, "Peak learning rate.", least=0)

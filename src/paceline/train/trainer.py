@@ -203,7 +203,7 @@ class Trainer:
 class HeadConfig(StudentConfig):
     """What drafters that run inside the native decoder have in common. A recipe's config makes its `student`."""
 
-    stored: Literal["bfloat16", "int8"] = option("bfloat16", "Numbers of the matrices in the file.")
+    stored: Literal["bfloat16", "int8"] = option("bfloat16", "Kind of numbers in which matrices are stored.")
 
     def check(self, target: Path) -> None:
         """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""

@@ -187,13 +187,21 @@ def _table(rows: Sequence[Covered]) -> list[str]:
 def command(
     setup: AnswerOptions,
     target: TargetName,
-    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
-    text: list[Path] | None = option(None, "JSON Lines of the target's answers; more may follow.", metavar="FILE"),
-    questions: Path | None = option(None, "Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False),
-    out: Path | None = option(None, "A .safetensors file, or the folder of a drafter.", callback=_check_out),
-    keep: int | None = option(None, "Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", least=1),
+    more: Annotated[list[Path] | None, typer.Argument(help="More text files.", metavar="[FILE]...")] = None,
+    text: list[Path] | None = option(
+        None, "JSON Lines file of the target's answers; more files may follow.", metavar="FILE"
+    ),
+    questions: Path | None = option(
+        None, "Spec-Bench's question.jsonl, which has the categories of its answers.", dir_okay=False
+    ),
+    out: Path | None = option(
+        None, "Where to write the vocabulary: a .safetensors file, or the folder of a drafter.", callback=_check_out
+    ),
+    keep: int | None = option(
+        None, "Number of tokens that vocab=FILE keeps. [default: a quarter, at most 32,768]", least=1
+    ),
     check_file: Path | None = option(
-        None, "A vocabulary: report how well it covers the answers, and write nothing.", names=("--check",)
+        None, "Vocabulary to check: report how well it covers the answers, and write nothing.", names=("--check",)
     ),
 ) -> None:
     """Count which tokens a target writes, for drafters with a trimmed vocabulary (`vocab=K`).

@@ -34,9 +34,11 @@ class Keys:
         None, "Environment variable that holds the API key of the servers that are asked. [default: OPENAI_API_KEY, "
         "for https://api.openai.com alone]",
     )
-    api_key_file: str | None = option(None, "File that holds that API key instead, on one line.", metavar="FILE")
+    api_key_file: str | None = option(
+        None, "File with the API key of the servers that are asked, on one line.", metavar="FILE"
+    )
     key_over_http: bool = option(
-        False, "Send the key to another machine over plain http, where all on the way can read it.",
+        False, "Allow sending the API key to another machine over plain http, where others can read it.",
         names=("--key-over-http",),
     )
 

@@ -30,7 +30,9 @@ FADE = 32  # rounds over which a mean fades
 @dataclass(frozen=True)
 class AutoConfig(Options):
     checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; write ; for , in their options")
-    table: str | None = option(None, "times from this file of `paceline tune`; none: measured as rounds run")
+    table: str | None = option(
+        None, "file of `paceline tune` with measured times; none: times are measured as rounds run"
+    )
 
 
 class Auto(Fallback):

@@ -159,9 +159,9 @@ class DFlashConfig(FeatureConfig):
 
     stop: stop.Name = option("confidence", "when a chain ends; confidence asks a confidence head, if there is one")
     draft: int | None = option(
-        15, "most tokens drafted a round, as far as the block goes; of a tree: its depth", least=1
+        15, "most tokens drafted a round, at most those of the block; for a tree, its depth", least=1
     )
-    width: int = option(16, "of a tree: candidates at each position", least=1)
+    width: int = option(16, "candidates at each position of a tree", least=1)
     sample: Literal["auto", "draw", "best"] = option(  # type: ignore[assignment]
         "auto", "at a temperature: draw drafted tokens, or take the most probable ones; auto: draw with a Markov head"
     )

@@ -31,8 +31,8 @@ SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' c
 
 @dataclass(frozen=True)
 class HierarchyConfig(Options):
-    corpus: str | None = option(None, "corpus store for L, and for S where `model` is not given; none: L finds nothing")
-    model: str | None = option(None, "corpus store of the model's own recorded answers, for S")
+    corpus: str | None = option(None, "corpus for L, and for S if `model` is not given; none: L finds nothing")
+    model: str | None = option(None, "corpus of the model's own recorded answers, for S")
     order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
     k: int = option(7, "sequences verified at once, and kept in W for each token; paper: 7", least=1)
     n: int = option(5, "tokens of an n-gram; a draft is n - 1 deep; paper: 5", least=2)

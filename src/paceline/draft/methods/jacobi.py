@@ -39,7 +39,7 @@ class JacobiConfig(Options):
     retrieve: Literal["ngram", "none"] = option("ngram", "whether a chain is copied after a match; paper: ngram")
     ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
     match: Literal["earliest", "recent"] = option("earliest", "which of the longest matches is copied; paper: earliest")
-    seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
+    seed: int = option(0, "seed of the random tokens that fill places without a candidate", least=0)
 
 
 class Jacobi(Drafter):

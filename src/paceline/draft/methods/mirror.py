@@ -41,21 +41,41 @@ RECENT = 1024  # rounds whose times are kept
 @dataclass(frozen=True, kw_only=True)
 class MirrorConfig(Options):
     checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
-    candidates: int = option(4, "mean windows drafted ahead for a position; 0: plain speculation; paper: 8", least=0)
-    branches: int | None = option(None, "most windows drafted ahead for a row; none: what candidates says", least=1)
-    source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
-    layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
-    vocab: str | None = option(
-        None, "of early_exit: the head's tokens, the K most frequent or a `train tools vocab` file"
+    candidates: int = option(
+        4, "windows drafted ahead for a position, on average; 0: plain speculation; paper: 8", least=0
     )
-    miss: Literal["fresh", "empty"] = option("fresh", "without a window drafted ahead: draft now, or verify no draft")
-    where: Literal["process", "line"] = option("process", "the draft's place: its own process, or in line, to try it")
-    threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
-    device: str | None = option(None, "of process: the draft's device, such as cuda:1; none: the target's")
-    limit: float = option(20.0, "of process: seconds to wait for a draft; after it, decode without drafts", least=0)
+    branches: int | None = option(
+        None, "most windows drafted ahead for a row; none: as many as candidates asks for", least=1
+    )
+    source: Literal["draft", "early_exit", "both"] = option("draft", "where candidates come from; paper: early_exit")
+    layer: int | None = option(
+        None, "with source=early_exit, layers before the exit; none: half of them, as in the paper", least=1
+    )
+    vocab: str | None = option(
+        None,
+        "with source=early_exit, tokens of the head that are read: the K most frequent, or a `train tools vocab` "
+        "file",
+    )
+    miss: Literal["fresh", "empty"] = option(
+        "fresh", "what happens if no window was drafted ahead: draft now, or verify no draft"
+    )
+    where: Literal["process", "line"] = option(
+        "process", "where the draft model runs: in its own process, or in line, to try the algorithm"
+    )
+    threads: int = option(1, "with where=process, CPU threads of the draft model, on cores of their own", least=1)
+    device: str | None = option(
+        None, "with where=process, the draft model's device, such as cuda:1; none: the target's"
+    )
+    limit: float = option(
+        20.0, "with where=process, seconds to wait for a draft; after that, decode without drafts", least=0
+    )
     stop: Literal["fixed", "svip", "confidence"] = option("fixed", "when a window ends; see `model`; paper: fixed")
-    draft: int | None = option(None, "tokens of a window, or the most of them; none: 5; paper: 7", least=1)
-    streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
+    draft: int | None = option(
+        None, "tokens of a window, or with another stop rule the most of them; none: 5; paper: 7", least=1
+    )
+    streams: int = option(
+        0, "streams used, if the draft model has any: tokens a forward drafts after the next one", least=0
+    )
 
 
 @dataclass

@@ -34,10 +34,11 @@ class ModelConfig(ModelDrafterConfig):
     checkpoint: str = option(help="folder or hub id of the draft model")
     dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
         "auto",
-        "of the draft model's weights; auto: the target's. int8 and int4 read less memory and change drafts a little",
+        "dtype of the draft model's weights; auto: the target's. int8 and int4 read less memory and change drafts a "
+        "little",
     )
     context: int | None = option(
-        None, "most tokens of a text that it reads at once, the last ones of a longer one; none: all", least=1
+        None, "most tokens of a text that the draft model reads at once, its last ones; none: the whole text", least=1
     )
 
 
@@ -45,9 +46,12 @@ class ModelConfig(ModelDrafterConfig):
 class StreamedConfig(ModelConfig):
     """Options of `model`."""
 
-    streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
+    streams: int = option(
+        0, "streams used, if the draft model has any: tokens a forward drafts after the next one", least=0
+    )
     tokenizer: Literal["target", "own", "tli", "slem"] = option(
-        "target", "of the draft model: the target's, or its own; tli: draft tokens that both have; slem: draft text"
+        "target",
+        "tokenizer of the draft model: the target's, or its own; tli: draft tokens that both have; slem: draft text",
     )
 
 

@@ -39,7 +39,9 @@ from paceline.draft.text.past import TwoHalves
 @dataclass(frozen=True)
 class NgramPoolConfig(Options):
     level: int = option(5, "tokens in an n-gram, the last token of the text included; paper: 5", least=2)
-    window: int = option(7, "columns iterated on the side, 0: none; paper: 7, on large GPUs 15", least=0, in_front=0)
+    window: int = option(
+        7, "columns of the window beside the text, 0: none; paper: 7, on large GPUs 15", least=0, in_front=0
+    )
     guesses: int = option(7, "n-grams kept and drafted for each token; paper: same as the window", least=1)
     prompt: bool = option(True, "also put the prompt's n-grams into the pool; paper: false")
     past: int = option(0, "tokens of finished requests whose n-grams are remembered; paper: 0", least=0)

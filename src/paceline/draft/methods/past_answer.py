@@ -18,7 +18,9 @@ from paceline.draft.options import Options, option
 @dataclass(frozen=True)
 class PastAnswerConfig(Options):
     draft: int = option(128, "most tokens a draft holds; longer answers are proposed in pieces", least=1)
-    first: int | None = option(None, "tokens of the first piece; each accepted one doubles it; none: `draft`", least=1)
+    first: int | None = option(
+        None, "tokens of the first piece; each accepted piece doubles the next; none: `draft`", least=1
+    )
     past: int = option(1 << 16, "tokens of answers to remember, the oldest forgotten first", least=0)
 
 

@@ -21,10 +21,16 @@ VARIANTS = {"published": (1, 3, True), "transformers": (1, 2, False), "vllm": (0
 
 @dataclass(frozen=True)
 class PromptLookupConfig(Options):
-    variant: Literal["published", "transformers", "vllm"] = option("published", "whose rule; published: the author's")
+    variant: Literal["published", "transformers", "vllm"] = option(
+        "published", "program whose rule is followed; published: the author's"
+    )
     draft: int = option(10, "most tokens a draft holds; published and transformers: 10, vllm: no default", least=1)
-    max_ngram: int | None = option(None, "longest run; none: published 3, transformers 2, vllm min_ngram or 5", least=1)
-    min_ngram: int | None = option(None, "shortest run; none: vllm max_ngram or 5, the other two 1", least=1)
+    max_ngram: int | None = option(
+        None, "tokens of the longest run looked up; none: published 3, transformers 2, vllm min_ngram or 5", least=1
+    )
+    min_ngram: int | None = option(
+        None, "tokens of the shortest run looked up; none: vllm max_ngram or 5, the other two 1", least=1
+    )
     past: int = option(0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0)
 
     def __post_init__(self) -> None:

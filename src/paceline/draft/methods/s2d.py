@@ -49,8 +49,9 @@ class SortedConfig(ModelConfig):
     exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
-        "the best token's probability above which a draft leaves, for every exit but the last, as in 0.5,0.7, or one "
-        "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
+        "probability of the best token above which a token leaves at an exit, for every exit but the last, as in "
+        "0.5,0.7, or one for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 "
+        "for 70B",
     )
 
 

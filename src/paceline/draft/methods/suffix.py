@@ -26,14 +26,18 @@ from paceline.errors import MethodError
 
 @dataclass(frozen=True)
 class SuffixConfig(Options):
-    depth: int = option(24, "longest run counted, match and draft together, tokens; vLLM: 24, Arctic: 64", least=2)
+    depth: int = option(
+        24, "tokens of the longest run that is counted, match and draft together; vLLM: 24, Arctic: 64", least=2
+    )
     draft: int = option(24, "most tokens a draft holds; vLLM: its depth", least=1)
     factor: float = option(1.0, "tokens drafted for each token matched; paper: 1", least=0)
-    offset: float = option(0.0, "tokens drafted in addition to those; paper: 0", least=0)
+    offset: float = option(0.0, "tokens drafted in addition to those of factor; paper: 0", least=0)
     min_prob: float = option(0.1, "least probability of a drafted token; paper: 0.1", least=0, most=1)
-    shape: Literal["path", "tree"] = option("path", "the heaviest path, or the likeliest nodes of all; vLLM: path")
+    shape: Literal["path", "tree"] = option(
+        "path", "shape of a draft: the most frequent path, or a tree of the likeliest nodes; vLLM: path"
+    )
     past: int = option(0, "tokens of finished requests to learn from, the oldest forgotten first; 0: off", least=0)
-    corpus: str | None = option(None, "a corpus store to learn from, made by `paceline corpus build`")
+    corpus: str | None = option(None, "corpus to learn from, made by `paceline corpus build`")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,7 @@ class FeatureConfig(ModelDrafterConfig):
 
     checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
     stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
-    draft: int | None = option(4, "most tokens drafted a round; of a tree: its depth", least=1)
+    draft: int | None = option(4, "most tokens drafted a round; for a tree, its depth", least=1)
     tree: int | Literal["auto"] = option(16, TREE, least=0)
     dtype: Precision = option("auto", PRECISION)
 

@@ -28,7 +28,9 @@ from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 
 TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
 Precision = Literal["auto", "int8", "int4"]
-PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
+PRECISION = (
+    "dtype of the drafter's matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
+)
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:

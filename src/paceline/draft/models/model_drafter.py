@@ -17,7 +17,7 @@ from paceline.draft.models.stop import Outcome
 from paceline.draft.options import Options, option
 from paceline.target.base import Facts
 
-TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
+TREE = "nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
 VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train tools vocab`"
 
 
@@ -27,9 +27,9 @@ class ModelDrafterConfig(Options):
 
     stop: stop.Name = option("svip", "when to stop: at a fixed length, or where the draft is no longer sure")
     draft: int | None = option(None, "most tokens drafted a round; none: the stop rule's own", least=1)
-    threshold: float | None = option(None, "of the stop rule; none: its own")
+    threshold: float | None = option(None, "threshold of the stop rule; none: the rule's default")
     tree: int | Literal["auto"] = option(0, TREE, least=0)
-    width: int = option(10, "of a tree: nodes expanded together, and children of each", least=1)
+    width: int = option(10, "nodes of a tree that are expanded together, and children of each", least=1)
     sample: Literal["draw", "best"] = option(
         "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
     )

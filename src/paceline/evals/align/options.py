@@ -18,14 +18,16 @@ class Decoding:
 
     GROUP: ClassVar = "Sampling"
 
-    max_tokens: int = option(4200, "Most new tokens of a request.", least=1, names=("--max-tokens", "-n"))
+    max_tokens: int = option(4200, "Largest number of new tokens of a request.", least=1, names=("--max-tokens", "-n"))
     temperature: float | None = option(
-        None, "0 is greedy. [default: the server's; our engine: 0]", least=0, names=("--temperature", "-t")
+        None,
+        "Sampling temperature; 0 is greedy. [default: the server's; our engine: 0]",
+        least=0, names=("--temperature", "-t"),
     )
-    top_p: float | None = option(None, "As servers understand it.", least=0, most=1)
-    top_k: int | None = option(None, "As servers understand it.", least=-1)
-    min_p: float | None = option(None, "As servers understand it.", least=0, most=1)
-    seed: int | None = option(None, "Makes sampling reproducible, where the server can.", least=0)
+    top_p: float | None = option(None, "Sampling parameter of the same name that is sent to servers.", least=0, most=1)
+    top_k: int | None = option(None, "Sampling parameter of the same name that is sent to servers.", least=-1)
+    min_p: float | None = option(None, "Sampling parameter of the same name that is sent to servers.", least=0, most=1)
+    seed: int | None = option(None, "Seed that makes sampling reproducible, if the server supports it.", least=0)
 
     @property
     def is_greedy(self) -> bool:
@@ -47,17 +49,21 @@ class JudgeConfig:
     GROUP: ClassVar = "Judges"
 
     mode: Literal["joint", "sequential"] = option(
-        "joint", "All rules in one call, or a call for each rule.", names=("--judge-mode",)
+        "joint", "Judge all rules in one call, or each rule in a call of its own.", names=("--judge-mode",)
     )
     form: Literal["tags", "json"] = option(
-        "tags", "Form of a joint judge's reply; json sends the server a schema.", names=("--judge-form",)
+        "tags", "Form of the judge's reply on all rules; json sends the server a schema.", names=("--judge-form",)
     )
-    reply_tokens: int = option(4200, "Most new tokens of a judge's reply.", least=1, names=("--judge-max-tokens",))
+    reply_tokens: int = option(
+        4200, "Largest number of new tokens of a judge's reply.", least=1, names=("--judge-max-tokens",)
+    )
     sees: Literal["asked", "plain"] | None = option(
-        None, "The prompt shown to judges. [default: asked]", names=("--judge-sees",)
+        None, "Prompt that judges see. [default: asked]", names=("--judge-sees",)
     )
     characters: int | None = option(
-        None, "Most characters of an answer shown to judges. [default: all]", least=1, names=("--max-chars",)
+        None,
+        "Largest number of characters of an answer that judges see. [default: all]",
+        least=1, names=("--max-chars",),
     )
     compat: bool = False
     repairs: int = 3
@@ -70,7 +76,7 @@ class Scoring:
     GROUP: ClassVar = "Scores"
 
     na: Literal["exclude", "strict"] | None = option(
-        None, "Rules that do not apply: left out, or not kept. [default: exclude]"
+        None, "How rules that do not apply count: left out, or as not kept. [default: exclude]"
     )
     alpha: float = option(ALPHA, "Score of a safe answer that keeps no behavioural rule.", least=0, most=1)
 
@@ -80,43 +86,54 @@ class AlignOptions:
     """The options of the command. pauses: the first and the longest pause between two attempts, seconds."""
 
     model: str = option(
-        help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."
+        help="Model to test: an OpenAI-compatible server, URL[,URL...][#name] up to /v1, or a folder for our own "
+        "engine."
     )
-    data: str = option("sample", "SpecBench's folder or hub id, one's own .yaml, sample, or sample,items=N.")
+    data: str = option(
+        "sample", "Prompts and rules: SpecBench's folder or hub id, your own .yaml, sample, or sample,items=N."
+    )
     method: str = option(
-        "vanilla,align3", "raw, vanilla, zero-think, more-think, align3[,steps=13], self-refine, best-of-n, tpo."
+        "vanilla,align3",
+        "Methods, joined by commas: raw, vanilla, zero-think, more-think, align3[,steps=13], self-refine, best-of-n, "
+        "tpo.",
     )
-    scenario: str | None = option(None, "Scenarios, joined by commas. [default: all]")
+    scenario: str | None = option(None, "Scenarios to ask, joined by commas. [default: all]")
     judge: list[str] | None = option(
-        None, "URL#name, a folder, self, or checks (of the sample); may be repeated, to compare judges."
+        None, "Judge: URL#name, a folder, self, or checks (of the sample); may be repeated, to compare judges."
     )
-    limit: int | None = option(None, "Most items, scenarios and labels in turn.", least=1)
-    out: Path | None = option(None, "Folder of the run; the same command goes on in it.", callback=check_folder)
+    limit: int | None = option(None, "Largest number of items, taken from scenarios and labels in turn.", least=1)
+    out: Path | None = option(
+        None, "Folder of the run; the same command goes on with a run that was stopped.", callback=check_folder
+    )
     decoding: Decoding = field(default_factory=Decoding)
     thinking: bool = option(
-        False, "The endpoint's chat template opens the thought. [--tokenizer shows it]", names=("--thinking",)
+        False, "Say that the endpoint's chat template opens the thought. [--tokenizer shows it]", names=("--thinking",)
     )
-    plain_prompts: bool = option(False, "Ask the prompts before they were disguised.", names=("--plain-prompts",))
+    plain_prompts: bool = option(False, "Ask the plain prompts, without their disguise.", names=("--plain-prompts",))
     rules_first: bool = option(
-        False, "Rules before the query: cacheable, but another prompt.", names=("--rules-first",)
+        False,
+        "Put the rules before the query; they can then be cached, but the prompt is another one.",
+        names=("--rules-first",),
     )
     judging: JudgeConfig = field(default_factory=JudgeConfig)
     scoring: Scoring = field(default_factory=Scoring)
     compat: bool = option(
-        False, "The official code's choices: --judge-sees plain --max-chars 8000 --na strict.", names=("--compat",)
+        False, "Choose as the official code does: --judge-sees plain --max-chars 8000 --na strict.", names=("--compat",)
     )
     reward: str = option(
-        "judge", "What best-of-n and tpo choose by: judge, a scoring server's URL, a reward model's folder."
+        "judge",
+        "Reward by which best-of-n and tpo choose: judge, the URL of a scoring server, or the folder of a reward "
+        "model.",
     )
-    concurrency: int = option(8, "Items under way at once.", least=1)
-    tries: int = option(8, "Attempts at a request.", least=1)
-    timeout: float = option(600.0, "Seconds without a byte before an attempt is given up.", least=0.001)
-    stream: bool = option(True, "Ask servers for streams.")
-    tokenizer: str | None = option(None, "The served model's tokenizer: renders prefixes, counts injected tokens.")
+    concurrency: int = option(8, "Number of items under way at once.", least=1)
+    tries: int = option(8, "Number of attempts at a request.", least=1)
+    timeout: float = option(600.0, "Seconds without a byte after which an attempt is given up.", least=0.001)
+    stream: bool = option(True, "Ask servers to stream their answers.")
+    tokenizer: str | None = option(None, "Tokenizer of the served model, to render prefixes and count injected tokens.")
     keys: Keys = field(default_factory=Keys)
-    judge_api_key_env: str | None = option(None, "As --api-key-env, for judges.")
-    judge_api_key_file: str | None = option(None, "As --api-key-file, for judges.", metavar="FILE")
-    reuse: bool = option(True, "Share keys and values of prompts that begin alike (our engine).")
+    judge_api_key_env: str | None = option(None, "Environment variable that holds the API key of judges.")
+    judge_api_key_file: str | None = option(None, "File with the API key of judges, on one line.", metavar="FILE")
+    reuse: bool = option(True, "Let prompts that begin alike share keys and values (our engine).")
     draft: str = "suffix,past=16384"
     dtype: str = "auto"
     device: str = "auto"

@@ -19,13 +19,18 @@ Negatives = Literal["both", "text", "image"]
 class BuildOptions:
     """What decides every byte of a build."""
 
-    seed: int = option(0, "The same seed gives the same bytes.", least=0)
-    size: int = option(512, "Pixels of a picture's side.", least=32)
-    split: Split = option("all", "Objects and templates: all, or one of two disjoint parts.")
-    objects: str = option("procedural", "procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
-    backgrounds: str | None = option(None, "A folder of pictures, or inpaint:MODEL; drawn if left out.")
+    seed: int = option(0, "Seed of the data; the same seed gives the same bytes.", least=0)
+    size: int = option(512, "Width and height of a picture in pixels.", least=32)
+    split: Split = option("all", "Objects and templates to use: all, or one of two disjoint parts.")
+    objects: str = option(
+        "procedural",
+        "Where objects come from: procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.",
+    )
+    backgrounds: str | None = option(
+        None, "Where backgrounds come from: a folder of pictures, or inpaint:MODEL. [default: drawn]"
+    )
     count_size: Literal["case", "image"] = option(
-        "case", "Counted objects: one size for a case, or another in each picture."
+        "case", "Size of counted objects: one for a case, or another in each picture."
     )
 
 
@@ -33,30 +38,32 @@ class BuildOptions:
 class RunOptions:
     """What is evaluated, and how."""
 
-    model: str = option(help="oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ...")
-    subsets: str = option("", "Joined by commas; all if left out.")
-    ties: Literal["shared", "first"] = option("shared", "Ties share the credit, or go to the first key, as officially.")
-    batch: int = option(64, "Pictures encoded at once.", least=1)
+    model: str = option(help="Model to test: oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ...")
+    subsets: str = option("", "Subsets to test, joined by commas. [default: all]")
+    ties: Literal["shared", "first"] = option(
+        "shared", "How equal scores count: they share the credit, or the first key gets it, as in the official code."
+    )
+    batch: int = option(64, "Number of pictures encoded at once.", least=1)
     keys: Keys = field(default_factory=Keys)
-    out: Path | None = option(None, "Folder for report.json, scores.npz and replies.", callback=check_folder)
+    out: Path | None = option(None, "Folder to write report.json, scores.npz and replies to.", callback=check_folder)
 
 
 @dataclass(frozen=True)
 class TuneOptions:
     """How two towers are trained. The paper's values are not known; these are ours."""
 
-    steps: int = option(1000, "Steps of the optimiser.", least=1)
-    batch: int = option(256, "Plain pairs a step.", least=1)
-    cases: int = option(32, "Cases a step.", least=1)
+    steps: int = option(1000, "Number of steps of the optimiser.", least=1)
+    batch: int = option(256, "Number of plain pairs in a step.", least=1)
+    cases: int = option(32, "Number of cases in a step.", least=1)
     lr: float = option(5e-6, "Peak learning rate.", least=0)
-    warmup: int = option(50, "Steps until the peak.", least=1)
+    warmup: int = option(50, "Number of steps until the learning rate has its peak.", least=1)
     weight_decay: float = 0.1
     mu: float = option(0.2, "Weight of the hard negatives.", least=0)
     # The poster's formula can be read either way.
-    scope: Scope = option("own", "Hard negatives of the own case, or of the whole batch.")
-    negatives: Negatives = option("both", "Of which modality.")
+    scope: Scope = option("own", "Where hard negatives come from: the pair's own case, or the whole batch.")
+    negatives: Negatives = option("both", "Modality of the hard negatives: texts, pictures, or both.")
     lora: int = option(0, "Train adapters of this rank; 0 trains the weights.", least=0)
-    seed: int = option(0, "Of the batches, and of a model that begins at random.", least=0)
+    seed: int = option(0, "Seed of the batches, and of the weights of a new model.", least=0)
 
 
 @output
@@ -72,15 +79,15 @@ class TrainOptions:
     """What a training reads and writes."""
 
     out: Path = option(help="Folder to write.", callback=check_tuned)
-    data: Path | None = option(None, "Cases to learn from: what `eval vision build --split train` wrote.")
-    generic: Path | None = option(None, "Plain pairs mixed in: pairs.jsonl, or its folder.")
-    validate: Path | None = option(None, "Cases to choose the interpolation on.")
-    retention: Path | None = option(None, "Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
+    data: Path | None = option(None, "Folder of cases to learn from, written by `eval vision build --split train`.")
+    generic: Path | None = option(None, "Plain pairs to mix in: pairs.jsonl, or its folder.")
+    validate: Path | None = option(None, "Folder of cases by which the mixture of weights is chosen.")
+    retention: Path | None = option(None, "Pairs whose zero-shot accuracy should be kept: pairs.jsonl, or its folder.")
     checkpoints: Path | None = option(
-        None, "Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder
+        None, "Folder of the checkpoint and the log. [default: OUT-run]", callback=check_folder
     )
-    tolerance: float = option(2.0, "Points of zero-shot accuracy that may be lost.", least=0)
-    device: str = option("cpu", "cpu, cuda, cuda:1, ...")
+    tolerance: float = option(2.0, "Largest loss of zero-shot accuracy, in points.", least=0)
+    device: str = option("cpu", "Device: cpu, cuda, cuda:1, ...")
 
     @property
     def run(self) -> Path:
