@@ -30,8 +30,8 @@ class Compiling(event.Listener):
         if not self._depth:
             self._began = monotonic()
             if self._seconds - self._said >= self.EVERY:
-                so_far = f"{self._seconds:.0f} s so far" if self._seconds else "up to half a minute"
-                log.info("compiling for this processor what has not run here yet; it is kept; %s", so_far)
+                so_far = f"{self._seconds:.0f} s so far" if self._seconds else "usually 10 to 60 s"
+                log.info("compiling kernels that run here for the first time; they are kept; %s", so_far)
                 self._said = self._seconds
         self._depth += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,6 +139,8 @@ def told_apart(model: str | None, prompt: str | None, prompts: str | None) -> tu
     if model is None:
         return options.SMOLLM2, prompt
     if prompt is None and prompts is None and not _names_a_model(model):
+        if get_close_matches(model, [options.SMOLLM2], cutoff=0.8):
+            raise PromptError(f"{model!r} is no model. Did you mean {options.SMOLLM2!r}?")
         return options.SMOLLM2, model
     return model, prompt
 

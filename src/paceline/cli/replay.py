@@ -225,6 +225,10 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
         }
         console.print("\ndrafts accepted to a depth, of those that reach it")
         console.print(_by_drafter("depth", numbers, by_depth))
+    if cost is None and len(report.specs) > 1 and report.answers:
+        most = max(zip(report.specs, report.overall, strict=True), key=lambda pair: pair[1].mean_accepted_tokens)[0]
+        advice = "a long draft costs more than a short one, which --verify-cost counts"
+        console.print(f"\nmost tokens a round: {escape(most)}; {advice}", soft_wrap=True)
     drafters = f"{len(report.specs)} drafter{'s' if len(report.specs) > 1 else ''}"
     console.print(f"\n{report.answers:,} answers, {drafters}, {seconds:.1f} s", soft_wrap=True)
 

@@ -131,8 +131,8 @@ class Decoder(CachedTarget):
         from paceline.target.kernels import integer
 
         note = (
-            f"{self.name} has its weights in {self.quantised}: another model than in 16 bits, and drafting does not "
-            f"change what it says; inputs of products are rounded to {self.activations} bits"
+            f"{self.name} has weights in {self.quantised}; it says what it says without drafts, which may not be what "
+            f"it says in 16 bits; inputs of products have {self.activations} bits"
         )
         return [note, *(f"{self.name}: {remark}" for remark in remarks), *integer.warnings()]
 
