@@ -131,12 +131,21 @@ def run(asked: argparse.Namespace) -> int:
     status = 0
     for plan in PLANS:
         if not asked.runs or plan.name in asked.runs:
-            code = subprocess.call(command(plan, asked))
+            code = call(command(plan, asked))
             print(f"{plan.name}: {'whole' if code == 0 else f'exit status {code}'}", flush=True)
             if code == 130:
                 return code
             status = code or status
     return status
+
+
+def call(words: Sequence[str]) -> int:
+    """The exit status of a command. Ctrl-C reaches it, too, and it ends with what it has."""
+    with subprocess.Popen(words) as child:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            return child.wait()
 
 
 def command(plan: Plan, asked: argparse.Namespace) -> list[str]:

@@ -129,7 +129,7 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, m
     (tmp_path / "smollm2-eagle3").mkdir()
     commands: list[list[str]] = []
     statuses = iter((0, 0, 0, 1, 130))
-    monkeypatch.setattr(results.subprocess, "call", lambda words: commands.append(list(words)) or next(statuses))
+    monkeypatch.setattr(results, "call", lambda words: commands.append(list(words)) or next(statuses))
     assert results.run(asked) == 0
     qwen, heads, smollm2 = (" ".join(words[3:]) for words in commands)
     assert qwen.startswith("bench q.gguf --dtype auto -n 9 --warm-up 1 --suite code-edits --out ")
