@@ -157,7 +157,7 @@ class Remote(Endpoint):
 class Started:
     """A server that is begun by a command, and ended with all its processes.
 
-        with Started("vllm serve Qwen/Qwen3-0.6B --port {port}") as server:
+        with Started("python -m vllm.entrypoints.openai.api_server --model MODEL --port {port}") as server:
             Remote(server.url)
 
     command  words, or a text that is split as a shell would; {port} in it becomes a free port, and a command without
