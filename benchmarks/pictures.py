@@ -81,12 +81,13 @@ def hero(runs: dict[str, Any]) -> str:
     drafted = max(peers[1:], key=lambda name: methods[name]["speedup"])
     names[drafted] = f"llama.cpp, {drafted.split('=')[-1]}"
     plain = methods["none"]["tokens_per_second"]
-    most = max(plain * methods[name]["speedup_high"] for name in names)
+    most = max(plain * (methods[name]["speedup_high"] or methods[name]["speedup"]) for name in names)
     shapes, y = [], 34.0
     for name, label in names.items():
         one = methods[name]
         left, scale = 160.0, (WIDTH - 205) / most
-        low, high = (left + plain * one[bound] * scale for bound in ("speedup_low", "speedup_high"))
+        bounds = (one[bound] or one["speedup"] for bound in ("speedup_low", "speedup_high"))
+        low, high = (left + plain * bound * scale for bound in bounds)
         kind = "best" if name == "suffix" else "bar" if name.startswith("peer") else "ours"
         shapes += [text(8, y + 13, label), rect(left, y, one["tokens_per_second"] * scale, 18, kind),
                    f'<path d="M{low:.1f} {y + 9}H{high:.1f}" class="line"/>',
@@ -110,6 +111,7 @@ def heat(runs: dict[str, Any]) -> str:
     """Speed-ups of methods by task."""
     spec = runs["qwen-q4-spec-bench"]
     others = {"HumanEval": "qwen-q4-humaneval", "edits": "qwen-q4-code-edits"}
+    others = {name: run for name, run in others.items() if runs[run]["level"] == spec["level"]}
     columns = [*spec["tasks"], *others]
     names = [name for name in spec["methods"] if name != "none" and "by_task" in spec["methods"][name]]
     left, wide, shapes = 142.0, (WIDTH - 150) / len(columns), []

@@ -194,7 +194,7 @@ def collect(out: Path) -> None:
             "budget": plan.budget,
             "level": facts["level"],
             "date": facts["started"][:10],
-            "commit": facts["git"],
+            "commit": facts["git"].rstrip("+"),
             "setting": told("setting", found),
             "machine": told("machine", found),
             "complete": found.complete,
@@ -254,7 +254,7 @@ def _rounded(value: Any) -> Any:
 
 def label(method: str) -> str:
     """A method's name without the files that it reads; of a text file, its name stays."""
-    return re.sub(r"[:=][^,:=]*/[^,]*", "", re.sub(r"=[^,]*/([^,/]*)\.txt\b", r"=\1", method))
+    return re.sub(r"[:=](?:[^,:=]*/[^,>|+]*|smollm2)", "", re.sub(r"=[^,]*/([^,/]*)\.txt\b", r"=\1", method))
 
 
 # The tables ------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _of_target(target: str, runs: Sequence[dict[str, Any]], newest: str) -> Iter
     yield f"| {TARGETS[target][2]} | {' | '.join(SUITES[suite] for suite in suites)} |"
     yield "|---|" + "---:|" * len(suites)
     for method in ranked:
-        yield f"| `{method}` | {' | '.join(_speedup(of[suite].get(method)) for suite in suites)} |"
+        yield f"| {_code(method)} | {' | '.join(_speedup(of[suite].get(method)) for suite in suites)} |"
     yield ""
 
 
@@ -334,7 +334,7 @@ def full(record: dict[str, Any]) -> Iterator[str]:
         yield "|---|" + "---:|" * (len(heads) - 1)
         for method, facts in one["methods"].items():
             if facts["speedup"] is None:
-                yield f"| `{method}` | {facts['failed']} |{' |' * (len(heads) - 2)}"
+                yield f"| {_code(method)} | {facts['failed']} |{' |' * (len(heads) - 2)}"
                 continue
             cells = [_speedup({**facts, "mean_accepted_tokens": None})]
             cells += [_number(facts[key], 2) for key in ("speedup_decode", "mean_accepted_tokens")]
@@ -342,7 +342,7 @@ def full(record: dict[str, Any]) -> Iterator[str]:
             cells += ["" if facts[key] is None else f"{facts[key]:.0%}" for key in ("identical", "looping")]
             cells += [_number(facts["speedup_without_loops"], 2) if facts["looping"] else ""]
             cells += [_number(facts["by_task"].get(task), 2) for task in one["tasks"]]
-            yield f"| `{method}` | {' | '.join(cells)} |"
+            yield f"| {_code(method)} | {' | '.join(cells)} |"
 
 
 # Trained drafters beside their papers ----------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) ->
     yield "|---|" + "---:|" * (len(columns) - 1)
     for method in ranked:
         facts, paper, one = methods[method], papers.get(method, {}), run.get("cards", {}).get(method, {})
-        cells = [f"`{method}`", _number(facts["mean_accepted_tokens"], 2)]
+        cells = [_code(method), _number(facts["mean_accepted_tokens"], 2)]
         cells += [_number(one.get("sampled" if run["temperature"] else "greedy"), 2)]
         cells += [_number(facts["tokens_per_second"], 1), _speedup({**facts, "mean_accepted_tokens": None})]
         cells += ["" if facts["identical"] is None or run["temperature"] else f"{facts['identical']:.0%}"]
@@ -429,7 +429,7 @@ def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) ->
         yield ""
         used = dict.fromkeys(papers[method]["source"] for method in ranked if "source" in papers.get(method, {}))
         for source in used:
-            of = ", ".join(f"`{method}`" for method in ranked if papers.get(method, {}).get("source") == source)
+            of = ", ".join(_code(method) for method in ranked if papers.get(method, {}).get("source") == source)
             yield f"- Published figures of {of}: {published['sources'][source]}."
 
 
@@ -476,6 +476,11 @@ def gpu(out: Path) -> None:
     head = ["# On a GPU", "", "<!-- Written by `python benchmarks/results.py gpu OUT`; do not edit by hand. -->", ""]
     head += [f"`python benchmarks/gpu.py --out OUT` on {cards}; what a row means is said [there](../gpu.md)."]
     RECORD.with_name("gpu.md").write_text("\n".join([*head, *tables(rows)]) + "\n", "utf-8")
+
+
+def _code(method: str) -> str:
+    """A name in a table, whose cells a bar would end."""
+    return "`" + method.replace("|", "\\|") + "`"
 
 
 def _number(value: float | None, places: int) -> str:
