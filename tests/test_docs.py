@@ -181,7 +181,7 @@ def test_the_number_of_drafters_is_right():
 
 def test_pages_are_short():
     """The record of runs, of what was tried, and the lists of fields and formats apart."""
-    long = {"log", "methods", "runs", "architecture", "CHANGELOG"}
+    long = {"log", "methods", "runs", "heads", "architecture", "CHANGELOG"}
     lines = {file: text.count("\n") for file, text in TEXTS.items() if file.suffix == ".md" and file.stem not in long}
     assert lines[PAGES[0]] <= 90
     assert {file.name: count for file, count in lines.items() if count > 200} == {}

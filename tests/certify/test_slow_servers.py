@@ -43,7 +43,7 @@ class Takes(Slow):
 
 def played(rate, seconds, kind=Slow):
     play = Play(kind(rate), Control(kind(rate)), [user("Go on.")], 64, perf_counter() + seconds, budget=2 * seconds)
-    play.run([one for one in SCENARIOS if one.name in ("one request at a time", "long contexts")])
+    play.run([one for one in SCENARIOS if one.name in ("one request at a time", "JSON schema", "long contexts")])
     return play
 
 
@@ -51,7 +51,7 @@ def test_probing_leaves_time_and_answers_are_as_long_as_the_time_allows():
     play = played(60.0, 4.0)
     assert play.rate == pytest.approx(60, rel=0.3)
     assert play.max_tokens == SHORTEST
-    first, last = play.rows
+    first, _, last = play.rows
     assert (first["verdict"], first["answers"]) == ("passed", 1)
     assert "log-probabilities" in play.features
     if last["why"] == SPENT:
@@ -64,13 +64,14 @@ def test_what_is_cheap_is_asked_of_both_before_what_is_slow_of_either():
     assert {"log-probabilities", "stop", "min_p", "top_k"} <= play.features.keys()
     assert play.unasked
     assert not play.lacking & play.unasked
-    assert play.not_tested()
+    (schema,) = (row for row in play.rows if row["scenario"] == "JSON schema")
+    assert schema["why"] == SPENT
     assert not [line for line in play.not_tested() if any(f"shows no {name}" in line for name in play.unasked)]
 
 
 def test_a_budget_that_is_named_is_more_than_was_given():
-    line = next(line for line in played(30.0, 2.0).not_tested() if "--budget" in line)
-    assert int(line.split("--budget ")[1].split("m ")[0]) * 60 > 4
+    line = next(line for line in played(80.0, 4.0, Takes).not_tested() if "--budget" in line)
+    assert int(line.split("--budget ")[1].split("m ")[0]) * 60 > 8
 
 
 def test_a_fast_server_writes_whole_answers():

@@ -131,8 +131,8 @@ class Decoder(CachedTarget):
         from paceline.target.kernels import integer
 
         note = (
-            f"{self.name} has weights in {self.quantised}; it says what it says without drafts, which may not be what "
-            f"it says in 16 bits; inputs of products have {self.activations} bits"
+            f"{self.name} has its weights in {self.quantised}: it may answer otherwise than in 16 bits, with drafts or "
+            f"without; inputs of products are rounded to {self.activations} bits"
         )
         return [note, *(f"{self.name}: {remark}" for remark in remarks), *integer.warnings()]
 
