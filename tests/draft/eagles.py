@@ -12,10 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from paceline.draft.models.model_drafter import ModelDrafter
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from paceline.draft import registry
+from paceline.target.decoder import Decoder
+
 Tensors = dict[str, torch.Tensor]
+
+
+def bound(path: object, target: Decoder, method: str = "eagle3") -> ModelDrafter:
+    """The drafter that reads a file or folder, bound to a target."""
+    drafter = registry.create(f"{method}:{path}")
+    assert isinstance(drafter, ModelDrafter)
+    drafter.bind(target)
+    return drafter
 
 
 def layer_tensors(

@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.draft import registry
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.published.eagle3 import Flags, default_taps
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native
-from tests.draft.eagles import d2t_of, described, eagle1, eagle3, speculators, write
+from tests.draft.eagles import bound, d2t_of, described, eagle1, eagle3, speculators, write
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,6 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def target(model: PreTrainedModel) -> Decoder:
     return native.of(model)
-
-
-def bound(path: object, target: Decoder, method: str = "eagle3") -> ModelDrafter:
-    drafter = registry.create(f"{method}:{path}")
-    assert isinstance(drafter, ModelDrafter)
-    drafter.bind(target)
-    return drafter
 
 
 def said(drafter: ModelDrafter, seed: int = 0) -> torch.Tensor:

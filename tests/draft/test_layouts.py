@@ -26,7 +26,18 @@ from paceline.target.base import BEFORE_NORM
 from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.draft import blocks
-from tests.draft.eagles import Tensors, d2t_of, described, eagle1, eagle3, geometry, layer_tensors, speculators, write
+from tests.draft.eagles import (
+    Tensors,
+    bound,
+    d2t_of,
+    described,
+    eagle1,
+    eagle3,
+    geometry,
+    layer_tensors,
+    speculators,
+    write,
+)
 
 H, DIM, LENGTH = 64, 24, 12
 HEAD = "lm_head.weight"
@@ -40,13 +51,6 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def target(model: PreTrainedModel) -> Decoder:
     return native.of(model)
-
-
-def bound(path: object, target: Decoder, method: str) -> ModelDrafter:
-    drafter = registry.create(f"{method}:{path}")
-    assert isinstance(drafter, ModelDrafter)
-    drafter.bind(target)
-    return drafter
 
 
 def given(width: int) -> tuple[torch.Tensor, torch.Tensor]:
