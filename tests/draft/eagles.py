@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from paceline.draft.models.model_drafter import ModelDrafter
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from paceline.draft import registry
+from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.target.decoder import Decoder
 
 Tensors = dict[str, torch.Tensor]
