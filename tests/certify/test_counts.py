@@ -115,3 +115,17 @@ def test_a_difference_before_any_draft_is_two_models() -> None:
     found = certify_endpoint(Another(1e6), Control(Slow(1e6)), prompts, plan)
     assert (found["verdict"], found["lossless"], found["reports"]) == ("two models", False, [])
     assert "2 of 2 answers differ in their first token" in verdict({**found, "target": "m"})
+
+
+class Surer(Slow):
+    """The same words, with the log-probability of somebody who is less sure of the first one."""
+
+    async def complete(self, body):
+        one = await super().complete(body)
+        one.logprobs[0] |= {"logprob": -2.0}
+        return one
+
+
+def test_another_log_probability_of_the_same_first_token_is_no_second_model() -> None:
+    prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
+    assert certify_endpoint(Surer(1e6), Control(Slow(1e6)), prompts, plan)["verdict"] == "not lossless"

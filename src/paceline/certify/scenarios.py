@@ -258,7 +258,7 @@ class Play:
 
         The first token of an answer hangs on its prompt alone, and no draft comes before it."""
         alone = [one for one in self.divergences if one.company == SCENARIOS[0].name]
-        first = [one for one in alone if one.at == 0 and not one.is_tie]
+        first = [one for one in alone if one.at == 0 and not one.is_tie and one.said != one.best]
         asked = next((row["answers"] for row in self.rows if row["scenario"] == SCENARIOS[0].name), 0)
         if self.control.is_self or len(first) < max(2, asked / 2):
             return ""
@@ -517,12 +517,12 @@ def _counts(play: Play) -> Iterator[Group]:
 SCENARIOS = (
     Scenario("one request at a time", _alone),
     Scenario("counts, limits and reasons", _counts),
+    Scenario("stop strings, 4 at once", _stops, ("stop",)),
     Scenario("steps with and without a draft in turn", _mixed),
     Scenario("prompts that are in the prefix cache", _prefixes),
     Scenario("8 requests at once", _at_once(8)),
     Scenario("32 requests at once", _at_once(32)),
     Scenario("requests that join and leave", _joining),
-    Scenario("stop strings, 4 at once", _stops, ("stop",)),
     Scenario("stop tokens", _stop_tokens, ("token ids", "log-probabilities")),
     Scenario("penalties and biases", _fields, ("frequency_penalty",)),
     Scenario("several answers to a request", _choices, ("n",)),
