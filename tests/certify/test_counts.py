@@ -122,7 +122,8 @@ class Surer(Slow):
 
     async def complete(self, body):
         one = await super().complete(body)
-        one.logprobs[0] |= {"logprob": -2.0}
+        for first in one.logprobs[:1]:
+            first["logprob"] = -2.0
         return one
 
 
