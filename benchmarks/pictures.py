@@ -95,7 +95,8 @@ def hero(runs: dict[str, Any]) -> str:
         y += 25
     words = (
         f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
-        "llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone. Lines are 95 % intervals."
+        "llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone."
+        + " Lines are 95 % intervals." * (methods["suffix"]["speedup_low"] is not None)
     )
     return drawn(y + 12, "Tokens a second on code edits", shapes, words)
 
