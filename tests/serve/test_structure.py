@@ -1,6 +1,7 @@
 """Grammars: what they let through, what they refuse, where they fail, and where they begin."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.serve.fields import Tool
-from paceline.serve.structure import Closing, Grammars
+from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
 from paceline.target.tokenizer import Tokenizer
 from tests.pairs import paired
@@ -231,3 +232,32 @@ def test_reasoning_leaves_room_for_what_has_to_close(plain: Engine, tokenizer: T
         answer.append(token)
     assert isinstance(json.loads(tokenizer.decode(answer).partition("</think>")[2])["a"], bool)
     assert grammar.was_limited(answer)
+
+
+def test_what_is_kept_of_an_answer_that_is_limited_at_every_token_stays_small() -> None:
+    """Not each of its beginnings: of 8,000 tokens these would be hundreds of megabytes, for each client that asks."""
+    kept, number = _Answers(), 1000
+    for i in range(number):
+        kept.add([*range(i)])
+    assert sum(map(sys.getsizeof, kept._seen)) < 100 * number
+    assert kept.begin([*range(5)])
+    assert not kept.begin([])
+    assert not _Answers().begin([7, 8])
+
+
+def test_a_long_closing_is_no_work_for_all_others(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every letter may decide whether a text of at least 300 letters closes, few tokens are tried, and each for
+    few ends: one request must not hold up a round for half a second."""
+    tried, made = 0, closing(plain, {"type": "string", "minLength": 300}, 700)
+    whole = Closing._ends_with
+
+    def counted(self: Closing, tokens: Any) -> bool:
+        nonlocal tried
+        tried += 1
+        return whole(self, tokens)
+
+    monkeypatch.setattr(Closing, "_ends_with", counted)
+    rng, answer = np.random.default_rng(0), list[int]()
+    for _ in range(12):
+        answer.append(int(rng.choice(np.flatnonzero(made.allowed(answer, plain.target.vocab_size).numpy()))))
+    assert tried < 12 * 20 * 40

@@ -7,8 +7,9 @@ Each token must be one that the model could say there, by the request's own para
   widths, the prompt too, as a server reads it in pieces of its choice: on answers to longer prompts than any before,
   and at every place where a token seems wrong. With exact logits there is none.
 * Sampled: none that is filtered out, as far as rounding moves the filters' borders; and over many answers, rare tokens
-  and the best one come as often as the model says. These counts are martingales (`chance.bounds`), so of answers to the
-  same seed, which are drawn by the same noise, only the first counts. Window k of WINDOW tokens may give a false alarm
+  and the best one come as often as the model says. These counts are martingales (`chance.bounds`) if nobody chose the
+  noise, so answers to a seed that the request gave do not count: a client could look for seeds that draw rare tokens.
+  Window k of WINDOW tokens may give a false alarm
   with probability LEVEL / (k (k + 1)), so all windows together with LEVEL.
 
 What the plain path computes wrongly itself, such as broken weights, shows nowhere here."""
@@ -19,6 +20,7 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import accumulate
 from math import exp, inf
@@ -50,7 +52,6 @@ CALIBRATED = 32  # places of an answer at which rounding is measured beforehand
 WINDOW = 2000  # sampled tokens that are counted together
 LEVEL = 1e-3  # probability of a false alarm by counts, over all time
 RARE = (1e-3, 1e-5, 1e-7)  # tokens below these probabilities are counted
-SEEDS = 1 << 16  # most seeds of requests that are known again; answers to further ones are not counted
 SHOWN = 20  # latest alarms that /audit tells
 VERDICTS = ("same", "near_tie", "mismatch", "impossible")
 """Of a token and, the worst of its tokens', of an answer."""
@@ -170,7 +171,7 @@ class Audit:
         self.num_alarms, self.seconds, self.p_value, self.window = 0, 0.0, 1.0, Counts(1)
         self.noise = 0.0
         self.backlog, self._waiting = 0, deque[Row]()
-        self._seeds, self._longest = set[int](), 0
+        self._longest = 0
         self._work: Generator[None, None, None] | None = None
 
     def keep(self, row: Row) -> None:
@@ -178,8 +179,10 @@ class Audit:
         if random() >= self.share or not row.num_new or row.finish_reason == "error":
             return
         if self.engine.rule_of(self.engine.drafter.of(row)).lossless:
-            self._waiting.append(row)
-            self.backlog += len(row)
+            kept = copy(row)  # without what may be many times as large as its tokens
+            kept.logprobs, kept.prompt_logprobs = [], []
+            self._waiting.append(kept)
+            self.backlog += len(kept)
         while self.backlog > self.most:
             self._next()
 
@@ -217,7 +220,8 @@ class Audit:
         if start > self._longest and not self.engine.target.exact:  # other kernels may run from some width on
             self._longest, noise = start, (yield from self._measure(text[: start + CALIBRATED], start))
             self.noise = max(self.noise, noise)
-        found, counts = Counter[str](), self.window if self._counted(params) else None
+        counted = not params.is_greedy and params.seed is None
+        found, counts = Counter[str](), self.window if counted else None
         width = max(min(CHUNK, LOGITS // self.engine.target.vocab_size), PIECE)
         at_once = PLACES if params.grammar is None else 1  # a mask may take as long as a forward
         for first, logits in read(self.engine.target, text, start, width):
@@ -239,15 +243,6 @@ class Audit:
         self._note(row, found, "near_tie" if found["near_tie"] else "same")
         if counts is not None:
             self._look(row)
-
-    def _counted(self, params: SamplingParams) -> bool:
-        """Whether the answer is drawn by noise of its own."""
-        if params.is_greedy or params.seed is None:
-            return not params.is_greedy
-        if params.seed in self._seeds or len(self._seeds) == SEEDS:
-            return False
-        self._seeds.add(params.seed)
-        return True
 
     def _measure(self, text: IntArray, first: int) -> Generator[None, None, float]:
         """By how much rounding moves a logit of the tokens from `first` on, which are read in other widths, too."""

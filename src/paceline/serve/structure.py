@@ -34,10 +34,27 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
 CACHED = 64  # most compiled grammars in memory
-TRIED = 4096  # most tokens that are tried at one place, whether the text can close after them
+TRIED, LEAST_TRIED = 4096, 4  # most tokens that are tried at one place, whether the text can close after them
+WORK = 1 << 18  # of a place: a try takes the square of the closing's length, and all rows wait for it
+DROPPED = 32  # most bytes by which a token is expected to shorten a closing
 LONGEST = 4096  # most steps of a search for a closing
 LETTERS = 8  # bytes of a token in a closing that is looked for, at most
 MUCH = 1 << 20  # more tokens than any answer has
+
+
+class _Answers:
+    """Answers, of which numbers alone are kept: a long answer may have one at each of its tokens."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()
+
+    def add(self, answer: Sequence[int]) -> None:
+        self._seen.add((len(answer), hash(tuple(answer))))
+
+    def begin(self, answer: Sequence[int]) -> bool:
+        """Whether one of them is a beginning of `answer`, and not all of it."""
+        lengths = sorted({length for length, _ in self._seen if length < len(answer)})
+        return any((length, hash(tuple(answer[:length]))) in self._seen for length in lengths)
 
 
 class Matched:
@@ -95,8 +112,8 @@ class Closing(Matched):
 
     A closing of every answer so far is carried along, and its next token is always allowed. Another token is, if the
     grammar allows it and a closing after it fits: the same one, an end of it, or one that is looked for. While there is
-    more room than any token can take (`grows`), none is tried; of those that have to be, the first TRIED are, and the
-    rest is not allowed. Still a function of the answer alone.
+    more room than any token can take (`grows`), none is tried; of those that have to be, the first TRIED are, fewer
+    where the closing is long, and the rest is not allowed. Still a function of the answer alone.
 
     tokens  llguidance's tokenizer. most: tokens of the whole answer.
     grows   tokens by which a closing can become longer, at most: at a sign of JSON, and by a letter of free text."""
@@ -106,11 +123,11 @@ class Closing(Matched):
         self._tokens, self._grows, self.most = tokens, grows, most
         self._signs, self._letters = _spelled(tokens)
         self._walked, self._closings = list[int](), [self._closing()]
-        self._limited: set[tuple[int, ...]] = set()  # answers after which something did not fit
+        self._limited = _Answers()  # after which something did not fit
 
     def fresh(self) -> Self:
         made = super().fresh()
-        made._walked, made._closings, made._limited = [], self._closings[:1], set()
+        made._walked, made._closings, made._limited = [], self._closings[:1], _Answers()
         return made
 
     @property
@@ -126,12 +143,13 @@ class Closing(Matched):
         legal, (at_sign, by_letter) = np.flatnonzero(mask.numpy()), self._grows
         by_letter = by_letter if len(legal) > TRIED else at_sign  # a letter of a name or word may decide much
         doubtful = legal[at_sign * self._signs[legal] + by_letter > room - len(closing)]
-        kept = [token for token in doubtful[:TRIED].tolist() if token in self._ends or self._fits(token, closing, room)]
+        tried = doubtful[: min(TRIED, max(WORK // max(len(closing), 1) ** 2, LEAST_TRIED))].tolist()
+        kept = [token for token in tried if token in self._ends or self._fits(token, closing, room)]
         mask[doubtful] = False
         mask[kept] = True
         mask[closing[:1]] = True
         if len(kept) < len(doubtful):
-            self._limited.add(tuple(answer))
+            self._limited.add(answer)
         return mask
 
     def forced(self, answer: Sequence[int]) -> list[int]:
@@ -140,7 +158,7 @@ class Closing(Matched):
 
     def was_limited(self, answer: Sequence[int]) -> bool:
         """Whether the number of tokens decided any of the answer's."""
-        return any(tuple(answer[:i]) in self._limited for i in range(len(answer)))
+        return self._limited.begin(answer)
 
     def _closing_of(self, answer: Sequence[int]) -> list[int]:
         same = in_common(self._walked, answer)
@@ -171,7 +189,7 @@ class Closing(Matched):
     def _shortest(self, before: list[int], steps: int = LONGEST) -> list[int]:
         """A closing here, where `before` was one a token earlier."""
         text = self._tokens.decode_bytes(before)
-        for begin in range(len(text) + 1):
+        for begin in dict.fromkeys([*range(min(len(text), DROPPED) + 1), len(text)]):
             closing = self._tokens.tokenize_bytes(text[begin:])
             if self._ends_with(closing):
                 return list(closing)
@@ -215,7 +233,7 @@ class AfterReasoning:
         self._opening = _written(begin, tokenizer) if begin else []
         self._gap = tokenizer.encode_text("\n\n")
         self._bound: Closing | None = grammar if isinstance(grammar, Closing) else None
-        self._closes, self._limited = _written(end, tokenizer), set[tuple[int, ...]]()
+        self._closes, self._limited = _written(end, tokenizer), _Answers()
         if self._bound is not None:
             self._most, self._gap = self._bound.most, self._gap if len(self._gap) == 1 else []
             # Its mark, perhaps begun in other tokens, and an empty line.
@@ -231,7 +249,7 @@ class AfterReasoning:
         made = copy(self)
         made._grammar = self._grammar.fresh()
         made._bound = made._grammar if isinstance(made._grammar, Closing) else None
-        made._limited, made._read, made._tails = set(), [], []
+        made._limited, made._read, made._tails = _Answers(), [], []
         return made
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
@@ -239,7 +257,7 @@ class AfterReasoning:
         rest, optional = self._after(answer)
         if self._bound is not None:
             if rest is None and not optional and self._most - len(answer) <= self._reserve:
-                self._limited.add(tuple(answer))
+                self._limited.add(answer)
                 return _only([self._next_of_mark(answer)], size)
             if rest is not None:
                 self._bound.most = self._most - (len(answer) - len(rest))
@@ -261,7 +279,7 @@ class AfterReasoning:
     def was_limited(self, answer: Sequence[int]) -> bool:
         """As `Closing.was_limited`."""
         rest = self._after(answer)[0] or []
-        cut = any(tuple(answer[:i]) in self._limited for i in range(len(answer)))
+        cut = self._limited.begin(answer)
         return cut or (self._bound is not None and self._bound.was_limited(rest))
 
     def forced(self, answer: Sequence[int]) -> list[int]:
