@@ -271,7 +271,7 @@ def test_the_newest_answers_wait_and_failed_ones_do_not(world):
     for row in rows:
         audit.keep(row)
     assert 60 < audit.backlog <= 120
-    assert audit._waiting[-1] is rows[-1]
+    assert audit._waiting[-1].id == rows[-1].id
     rows[0].finish_reason = "error"
     for unread, share in ((rows[0], 1.0), (rows[1], 0.0)):
         audit = Audit(made, share)
