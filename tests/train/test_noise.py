@@ -11,6 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.jsonl import write_whole
+from paceline.target.adapter import Adapter
 from paceline.target.folder import tuned_note
 from paceline.target.load import load
 from paceline.train.config import Training
@@ -80,20 +81,27 @@ def test_reports_name_the_model_it_was_made_from(tmp_path):
     assert tuned_note(str(tmp_path)) is None
 
 
-def test_adapters_are_merged_into_a_plain_model(tmp_path):
+def test_an_adapter_is_written_that_is_merged_on_loading(tmp_path):
     pytest.importorskip("peft")
-    tuned(tmp_path, "adapted", (3, 6), lora=4)
-    before, after = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("target", "adapted"))
-    names = dict(before.named_parameters())
-    moved = {name for name, p in after.named_parameters() if not torch.equal(p, names[name])}
-    assert moved
-    assert all("layers" in name and p_is_matrix(names[name]) for name in moved)
+    folder = tuned(tmp_path, "adapted", (3, 6), lora=4)
+    assert not (folder / "model.safetensors").exists()
+    before, after = (load(tmp_path / name, dtype="float32") for name in ("target", "adapted"))
+    record = json.loads((folder / "noise.json").read_text())
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     _, held = split_rows(tmp_path / "answers.jsonl", 32, 0, 0.2)
-    assert clean_loss(after.eval(), held) < clean_loss(before.eval(), held)
-
-
-def p_is_matrix(weight):
-    return weight.ndim == 2
+    unchanged = clean_loss(network.eval(), held)
+    names = dict(network.named_parameters())
+    weights = Adapter.of(folder).merged({name: p.detach() for name, p in names.items()})
+    moved = {name for name, p in names.items() if not torch.equal(p, weights[name])}
+    assert moved
+    assert all("layers" in name and names[name].ndim == 2 for name in moved)
+    network.load_state_dict(weights)
+    assert clean_loss(network, held) == pytest.approx(record["loss"], abs=1e-3)
+    assert record["loss"] < unchanged == pytest.approx(record["losses"]["target"])
+    assert after.weights_fingerprint != before.weights_fingerprint
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    expected, done = (Engine(folder, draft).generate([[4, 5, 6]], params) for draft in ("none", f"jacobi:{folder}"))
+    assert done[0].tokens == expected[0].tokens
 
 
 def test_slots_are_those_of_the_model_itself(tmp_path):

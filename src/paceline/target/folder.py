@@ -144,9 +144,9 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
         hint = f" Did you mean {folder / inside[-1]}?" if inside else ""
         if (folder / "adapter_config.json").exists():
-            hint = " It holds an adapter: merge it into its base model first."
+            hint = " It holds an adapter, and a whole model is needed here: merge it into its base model first."
         raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
-    given = _read_json(file)
+    given = read_json(file)
     model_type = given.get("model_type")
     if model_type is None:
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
@@ -168,7 +168,8 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         raise ModelError(f"{file} cannot be used: {hint}") from None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file with a JSON object. ModelError if it is none."""
     try:
         value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -183,7 +184,7 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
     generation = folder / "generation_config.json"
     if generation.exists():
-        files[generation] = _read_json(generation).get("eos_token_id")
+        files[generation] = read_json(generation).get("eos_token_id")
     ends: set[int] = set()
     for file, ids in files.items():
         every = ids if isinstance(ids, list) else [] if ids is None else [ids]
@@ -238,21 +239,27 @@ def open_weights(folder: Path) -> dict[str, Any]:
     adapter, without which the model is not complete."""
     if (folder / "adapter_config.json").exists():
         raise ModelError(
-            f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it into its base model "
-            "first, with peft's merge_and_unload, or remove its files"
+            f"{folder} holds an adapter (adapter_config.json) beside the model's weights, and it is not clear whether "
+            "they have its changes: merge it into its base model first, with peft's merge_and_unload, or remove the "
+            "files of one of the two"
         )
     tensors: dict[str, Any] = {}
     for file in _weight_files(folder):
-        try:
-            opened = safe_open(file, framework="pt")
-        except OSError as error:
-            why = "it is a folder" if file.is_dir() else error.strerror or one_line(error)
-            raise ModelError(f"{file} cannot be read as weights: {why}") from None
-        except SafetensorError as error:
-            refuse_pointer(file)
-            raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from None
+        opened = open_file(file)
         tensors |= dict.fromkeys(opened.keys(), opened)
     return tensors
+
+
+def open_file(file: Path) -> Any:
+    """Open a safetensors file; only its header is read. ModelError if it cannot be read."""
+    try:
+        return safe_open(file, framework="pt")
+    except OSError as error:
+        why = "it is a folder" if file.is_dir() else error.strerror or one_line(error)
+        raise ModelError(f"{file} cannot be read as weights: {why}") from None
+    except SafetensorError as error:
+        refuse_pointer(file)
+        raise ModelError(f"{file} is cut off or damaged ({one_line(error)}): copy or download it again") from None
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -269,7 +276,7 @@ def refuse_pointer(file: Path) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
-        index = _read_json(folder / INDEX).get("weight_map")
+        index = read_json(folder / INDEX).get("weight_map")
         if not isinstance(index, dict):
             raise ModelError(f"{folder / INDEX} has no weight_map")
         files = sorted({folder / Path(str(file)).name for file in index.values()})

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PretrainedConfig
 from paceline.errors import ModelError, meant
 from paceline.target import checks
 from paceline.target import folder as files
+from paceline.target.adapter import MERGE, Adapter
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
@@ -43,8 +44,8 @@ def load(
 ) -> Target:
     """Load a model, ready to verify.
 
-    model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), or "smollm2",
-             the file of an installed package.
+    model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), "smollm2",
+             the file of an installed package, or a folder with a LoRA adapter (`Adapter`), which names its base model.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4" quantise matrices to blocks of eight or four bits, on CPUs and for our
              decoder; all else is as with "auto", or in the dtype that follows ("int8-float32"). A model in blocks keeps
@@ -62,14 +63,22 @@ def load(
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
+    adapter = None if files.is_gguf(model) else Adapter.of(model)
+    if adapter is not None:
+        model = adapter.base
+        tokenizer = tokenizer or (load_tokenizer(adapter.folder) if has_tokenizer(adapter.folder) else None)
     if files.is_gguf(model):
         path = files.gguf_of(model)
         if dtype == "auto" and files.is_packaged(model) and to.type != "cpu":
             precision = None  # blocks run on CPUs alone
         to = _cpu(path.name, device) if precision else to
-        made: Target = _load_file(path, wanted, precision, to, native, activations, tokenizer)
+        made: Target = _load_file(path, wanted, precision, to, native, activations, tokenizer, adapter)
     else:
-        made = _load_folder(model, wanted, precision, device, to, native, trust_remote_code, activations, tokenizer)
+        made = _load_folder(
+            model, wanted, precision, device, to, native, trust_remote_code, activations, tokenizer, adapter
+        )  # fmt: skip
+    if adapter is not None:
+        made.name, made.folder = adapter.name, adapter.folder
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
     if threads is not None:
@@ -80,6 +89,7 @@ def load(
 def _load_folder(
     model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
     native: bool | None, trust_remote_code: bool, activations: int | None, tokenizer: Tokenizer | None,
+    adapter: Adapter | None,
 ) -> Target:  # fmt: skip
     name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
@@ -96,6 +106,9 @@ def _load_folder(
         raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if adapter and (reason or native is False):
+        why = reason or "native=False asks for another"
+        raise ModelError(f"{adapter.folder}: only the native decoder merges adapters, and {why}: {MERGE}")
     if activations is not None and (reason or native is False):
         raise ModelError(f"{name} runs in transformers, which rounds no activations; leave activations out")
     checks.check_formats(folder, config, files.quantisation(config), tensors)
@@ -116,6 +129,9 @@ def _load_folder(
         else:
             weights = {**native_weights(folder, config, tensors)}
             made_from = files.fingerprint(weights)
+        if adapter:
+            weights = adapter.merged(weights)
+            config, made_from, remarks = files.untied(config, weights), files.fingerprint(weights), [adapter.remark]
         weights, made_of = in_precision(name, weights, precision)
         if round_inputs(name, {} if precision is None else weights, activations, wanted) == 16:
             dtype = wanted or torch.float32
@@ -131,13 +147,13 @@ def _load_folder(
 
 def _load_file(
     path: Path, dtype: torch.dtype | None, precision: str | None, device: torch.device, native: bool | None,
-    activations: int | None, tokenizer: Tokenizer | None,
+    activations: int | None, tokenizer: Tokenizer | None, adapter: Adapter | None,
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
     from paceline.target.quantised.gguf import load_gguf
 
-    made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations)
+    made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations, adapter=adapter)
     made.folder = path
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = tokenizer or load_tokenizer(path)
@@ -169,12 +185,15 @@ def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[Pretr
 
 
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
-    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads.
+    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads. An
+    adapter is merged first.
 
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
     from paceline.target.quantised import checkpoint
 
-    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    adapter = Adapter.of(model)
+    name = files.name_of(model)
+    folder = find(model if adapter is None else adapter.base, [*SMALL_FILES, "*.safetensors"])
     config, tensors = read_config(folder), open_weights(folder)
     checks.check_config(config, folder / "config.json")
     config, tensors = _text_part(config, tensors)
@@ -182,7 +201,9 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
     config = files.untied(config, tensors)
-    weights = native_weights(folder, config, tensors)
+    weights: Any = native_weights(folder, config, tensors)
+    if adapter is not None:
+        weights = adapter.merged(weights)
     return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
 

@@ -24,7 +24,8 @@ from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
-from paceline.jsonl import write_json
+from paceline.jsonl import replacing, write_json
+from paceline.target.adapter import WEIGHTS
 from paceline.target.folder import TUNED_FILE
 from paceline.train.config import TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches
@@ -32,6 +33,7 @@ from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.saving import save_tensors
 from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
 
 SLOTS = 5  # slots that are measured, as many as `jacobi` has
@@ -93,7 +95,9 @@ class NoisyConfig(TrainerConfig):
     own = {"optimiser": "adamw"}
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
+    lora: int = option(
+        0, "Rank of a LoRA adapter to train and write instead of the whole model; 0: train all weights.", least=0
+    )
     lr: float = option(3e-5, "Peak learning rate.", least=0)
 
 
@@ -183,7 +187,8 @@ class Noisy:
 def train_noisy(
     training: Training, config: NoisyConfig = NoisyConfig(), also: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
-    """Tune the target on its answers and write it in its own dtype. False when interrupted; the same call goes on.
+    """Tune the target on its answers and write it in its own dtype, or as an adapter (`NoisyConfig.lora`). False when
+    interrupted; the same call goes on.
 
     also  other models to measure the clean loss of, as folders."""
     trainer, seed = Trainer.open(training, config), training.loop.seed
@@ -194,6 +199,7 @@ def train_noisy(
     if not trainer.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
         return False
     if trainer.first:
+        thin = adapter_of(adapted) if config.lora else {}
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
         held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
         report, measured, slots = [], {}, []
@@ -205,7 +211,11 @@ def train_noisy(
             against = [f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()]
             report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
         facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
-        trainer.save_model(tuned, dtype_of(training_folder(training.target)), {})
+        dtype = dtype_of(training_folder(training.target))
+        if config.lora:
+            save_adapter(training.out, adapted.peft_config["default"], thin, training.target, dtype)
+        else:
+            trainer.save_model(tuned, dtype, {})
         write_json(training.out / TUNED_FILE, facts, indent=2)
         if slots:
             write_slots(training.out, slots)
@@ -220,6 +230,26 @@ def with_adapters(network: Any, rank: int) -> Any:
     except ImportError:
         raise PacelineError(f"--lora needs the package peft; {install('train')}") from None
     return get_peft_model(network, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
+def adapter_of(adapted: Any) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter in a network, by peft's names."""
+    from peft import get_peft_model_state_dict
+
+    return {name: tensor.clone() for name, tensor in get_peft_model_state_dict(adapted).items()}
+
+
+def save_adapter(
+    out: Path, config: Any, tensors: Mapping[str, torch.Tensor], target: str | Path, dtype: torch.dtype
+) -> None:
+    """Write an adapter in peft's layout into the folder `out`; `target` is its base."""
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / WEIGHTS) as file:
+        save_tensors(file, {name: tensor.to(dtype) for name, tensor in tensors.items()}, {"format": "pt"})
+    base = Path(target).expanduser()
+    config.base_model_name_or_path = str(base.resolve() if base.exists() else target)
+    config.inference_mode = True
+    config.save_pretrained(out)
 
 
 @torch.no_grad()

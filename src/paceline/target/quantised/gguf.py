@@ -18,9 +18,10 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
+from paceline.target.adapter import Adapter
 from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import fingerprint, one_line, refuse_pointer
+from paceline.target.folder import fingerprint, one_line, refuse_pointer, untied
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import (
     Blocks,
@@ -242,9 +243,9 @@ _ENDS = frozenset({
 
 def load_gguf(
     path: Path, *, dtype: torch.dtype | None = None, precision: str | None = "auto", device: torch.device | str = "cpu",
-    activations: int | None = None,
+    activations: int | None = None, adapter: Adapter | None = None,
 ) -> Decoder:  # fmt: skip
-    """Load the model in a GGUF file, without tokenizer.
+    """Load the model in a GGUF file, without tokenizer, with the changes of an adapter.
 
     dtype        dtype of all but the blocks; None: bfloat16 if the processor has units for it, else float32; float32 if
                  activations have 16 bits.
@@ -256,6 +257,9 @@ def load_gguf(
     file = GGUF(path)
     config = config_of(file)
     weights, held = weights_of(file, config), None
+    if adapter is not None:
+        weights = adapter.merged(weights)
+        config = untied(config, weights)
     made_from = fingerprint(weights)
     weights, made_of = in_precision(path, weights, precision)
     if precision == "auto":
@@ -274,7 +278,7 @@ def load_gguf(
         weights_fingerprint=made_from,
         made_of=made_of,
         inverse_frequencies=_frequencies(file, config),
-        remarks=[held] if held else [],
+        remarks=([held] if held else []) + ([adapter.remark] if adapter else []),
     )
 
 

@@ -1,0 +1,171 @@
+"""LoRA adapters are merged as peft merges them, into folders, blocks and GGUF files, or refused in one line."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests import models
+from transformers import AutoModelForCausalLM
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.engine.engine import Engine
+from paceline.errors import ModelError
+from paceline.plugins import to_gguf
+from paceline.target.adapter import CONFIG, WEIGHTS
+from paceline.target.base import Target
+from paceline.target.load import load, quantise_folder
+
+TEXT = [5, 17, 9, 40, 22, 31, 8, 13]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("llama2", tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    return made(base, tmp_path / "adapter")
+
+
+def made(base: Path, folder: Path, **changes: Any) -> Path:
+    """Write a random adapter with peft."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **changes}
+    network = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**config))
+    for name, parameter in network.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    network.save_pretrained(folder)
+    return folder
+
+
+def merged(base: Path, adapter: Path) -> torch.Tensor:
+    """The logits after TEXT of the model that peft merges, [T, V]."""
+    from peft import PeftModel
+
+    network: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
+    with torch.no_grad():
+        logits: torch.Tensor = network(torch.tensor([TEXT])).logits[0]
+    return logits
+
+
+def logits(target: Target) -> torch.Tensor:
+    slot = target.add_row(len(TEXT))
+    return target.verify([Segment.chunk(slot, np.array(TEXT), last=False, scored=len(TEXT))]).logits.float()
+
+
+def said(model: Path | str, **options: Any) -> torch.Tensor:
+    return logits(load(model, **options))
+
+
+def is_near(logits: torch.Tensor, expected: torch.Tensor, base: Path) -> bool:
+    """Whether rounding moved the logits, and not a change that is missing."""
+    effect = (said(base, dtype="float32") - expected).abs().mean()
+    return bool((logits - expected).abs().mean() < 0.2 * effect)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.mlp.up_proj": 3}},
+        {"target_modules": ["q_proj", "down_proj", "lm_head"]},
+        {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "norm"]},
+    ],
+)
+def test_it_is_merged_as_peft_merges_it(changes: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    folder = made(base, tmp_path / "adapter", **changes)
+    expected = merged(base, folder)
+    assert (said(folder, dtype="float32") - expected).abs().max() < 1e-4
+    assert (said(base, dtype="float32") - expected).abs().max() > 0.05
+
+
+def test_drafts_stay_lossless_and_it_is_another_model(adapter: Path, base: Path) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    texts = [
+        Engine(model, draft, dtype="float32").generate([TEXT], params)[0].tokens
+        for model, draft in ((adapter, "none"), (adapter, "suffix"), (base, "none"))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    one, other = load(adapter), load(base)
+    assert (one.name, one.folder) == ("adapter", adapter)
+    assert one.weights_fingerprint != other.weights_fingerprint
+    assert one.tokenizer is not None
+
+
+def test_the_base_may_lie_beside_it_and_be_a_file_or_in_blocks(base: Path, adapter: Path, tmp_path: Path) -> None:
+    expected = merged(base, adapter)
+    to_gguf.write(base, tmp_path / "base.gguf")
+    quantise_folder(base, tmp_path / "int8", "int8")
+    for name in ("base.gguf", "int8"):
+        config = json.loads((adapter / CONFIG).read_text())
+        (adapter / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": f"../{name}"}))
+        assert is_near(said(adapter, dtype="auto-float32", native=True), expected, base), name
+    notes = load(adapter, dtype="auto-float32").notes
+    assert any(re.search(r"\d+ weights of .*int8 have the changes", note) for note in notes)
+
+
+def test_it_can_be_quantised(base: Path, adapter: Path, tmp_path: Path) -> None:
+    quantise_folder(adapter, tmp_path / "int8", "int8")
+    assert is_near(said(tmp_path / "int8"), merged(base, adapter), base)
+    assert load(tmp_path / "int8").tokenizer is not None
+
+
+def entry(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text()) | changes
+        (folder / CONFIG).write_text(json.dumps(config))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        every = load_file(folder / WEIGHTS)
+        change(every)
+        save_file(every, folder / WEIGHTS)
+
+    return changed
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (entry(peft_type="IA3"), "of type IA3"),
+        (entry(use_dora=True), "use_dora"),
+        (entry(bias="all"), "has bias"),
+        (entry(init_lora_weights="pissa_niter_4"), "changed its base model"),
+        (entry(base_model_name_or_path=None), "names no base model"),
+        (entry(base_model_name_or_path="./nowhere"), "there is no folder nowhere"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "adapter_model.safetensors cannot be read"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"cut"), "cut off or damaged"),
+        (tensors(lambda every: every.pop(Q.format("B"))), "q_proj.weight is incomplete"),
+        (tensors(lambda every: every.update({Q.format("B"): torch.zeros(3, 4)})), "of another shape"),
+        (tensors(lambda every: every.update({"base_model.model.model.norm.weight": torch.ones(3)})), "has shape [3]"),
+        (tensors(lambda every: every.update({"base_model.model.more.weight": torch.ones(3)})), "which"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(change: Callable[[Path], None], words: str, adapter: Path) -> None:
+    change(adapter)
+    with pytest.raises(ModelError) as caught:
+        load(adapter)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_family_of_transformers_is_refused(adapter: Path) -> None:
+    with pytest.raises(ModelError, match="only the native decoder merges adapters"):
+        load(adapter, native=False)
