@@ -60,7 +60,7 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
 def newest(record: dict[str, Any]) -> dict[str, Any]:
     """Of every run of the plan the newest, whatever processor it ran on."""
     ordered = sorted(record.items(), key=lambda item: item[1]["date"])
-    return {name.split("/")[-1]: run for name, run in ordered}
+    return {name.split("/")[-1].split("@")[0]: run for name, run in ordered}
 
 
 def on(run: dict[str, Any]) -> str:
@@ -76,10 +76,12 @@ def hero(runs: dict[str, Any]) -> str:
     run = runs["qwen-q4-code-edits"]
     methods = run["methods"]
     names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix"}
-    peers = [name for name in methods if name.startswith("peer:xllamacpp,") and methods[name]["speedup"]]
-    names["peer:xllamacpp"] = "llama.cpp, plain"
+    native = bool(methods.get("peer:llama-cpp", {}).get("speedup"))
+    host = "peer:llama-cpp" if native else "peer:xllamacpp"
+    peers = [name for name in methods if name.startswith((f"{host},", f"{host}-")) and methods[name]["speedup"]]
+    names[host] = "llama.cpp, plain"
     drafted = max(peers, key=lambda name: methods[name]["speedup"])
-    names[drafted] = f"llama.cpp, {drafted.split('=')[-1]}"
+    names[drafted] = f"llama.cpp, {'prompt lookup' if native else drafted.split('=')[-1]}"
     plain = methods["none"]["tokens_per_second"]
     most = max(plain * (methods[name]["speedup_high"] or methods[name]["speedup"]) for name in names)
     shapes, y = [], 34.0
@@ -95,7 +97,8 @@ def hero(runs: dict[str, Any]) -> str:
         y += 25
     words = (
         f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
-        "llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone."
+        + ("llama.cpp as it is built for this processor." if native else
+           "llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone.")
         + " Lines are 95 % intervals." * (methods["suffix"]["speedup_low"] is not None)
     )
     return drawn(y + 12, "Tokens a second on code edits", shapes, words)
@@ -141,10 +144,11 @@ def heat(runs: dict[str, Any]) -> str:
             colour = "#fff" if abs(value - 1) > (0.8 if value > 1 else 0.4) else "#1f2328"
             shapes.append(f'<text x="{x + wide / 2 - 1:.1f}" y="{y + 14:.1f}" text-anchor="middle" '
                           f'style="fill:{colour};font-size:10.5px">{value:.2f}</text>')  # fmt: skip
+    wheel = " (xllamacpp: AVX2 alone)" * any("xllamacpp" in name for name in names)
     end, code = 46 + len(names) * 22, "; code is HumanEval" * ("HumanEval" in columns)
     words = (
         f"Qwen2.5-Coder-1.5B in Q4_K_M, speed over our plain decoding, prompts included{code}; the grey rows are "
-        f"llama.cpp (AVX2 alone). Blue gains, red loses. {on(spec)}"
+        f"llama.cpp{wheel}. Blue gains, red loses. {on(spec)}"
     )
     return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
 

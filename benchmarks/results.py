@@ -6,6 +6,7 @@
     python benchmarks/results.py table                     # those of README.md: the speed-ups of every target
     python benchmarks/results.py full                      # runs.md: every figure of every run
     python benchmarks/results.py heads                     # heads.md: trained drafters beside their papers
+    python benchmarks/results.py again                     # rows that ran on a second day beside the first
     python benchmarks/results.py gpu build/gpu             # gpu.md: what benchmarks/gpu.py measured in that folder
 
 `run` goes through the runs, the most important first, each in a folder of its own. Ctrl-C (`timeout -s INT 24m`) stops
@@ -39,6 +40,8 @@ RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
 PUBLISHED = Path(__file__).with_name("published.toml")
 BEGIN, END = "<!-- python benchmarks/results.py table -->\n", "<!-- end -->"
 """Around the table of README.md."""
+AGAIN = "<!-- python benchmarks/results.py again -->\n"
+"""Before README.md's table of two days."""
 FIGURES = (
     "answers", "speedup", "speedup_low", "speedup_high", "speedup_decode", "mean_accepted_tokens", "tokens_per_second",
     "tokens_per_second_decode", "identical", "looping", "speedup_without_loops", "failed",
@@ -48,8 +51,10 @@ FIGURES = (
 COPYING = ("suffix", "sam", "prompt-lookup", "auto")
 OTHERS = ("hierarchy", "recycling", "ngram-pool", "jacobi")
 KINDS = ("ngram-simple", "ngram-mod", "ngram-cache")
-XLLAMA = ("xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
-HOSTS = ("xllamacpp:{model}", "xllamacpp:{model},spec=ngram-simple", "transformers", "transformers-lookup")
+NATIVE = ("llama-cpp:{model}", "llama-cpp-lookup:{model},tokens=10")
+"""llama.cpp as its own build makes it for the processor, where it was built so; the wheel xllamacpp uses AVX2 alone."""
+XLLAMA = (*NATIVE, "xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
+HOSTS = (*NATIVE, "xllamacpp:{model}", "xllamacpp:{model},spec=ngram-simple", "transformers", "transformers-lookup")
 TRAINED = "smollm2-heads"
 """The target with its drafters of models/."""
 VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
@@ -112,12 +117,12 @@ PLANS = (
     Plan(TRAINED, "spec-bench", 24, PAYING, minutes=8),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
-    Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:1], 0.7, minutes=8),
+    Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
     Plan(TRAINED, "spec-bench", 24, PAYING, temperature=0.7, minutes=8),
     *(Plan("smollm2-q4", "spec-bench", 64, (*COPYING, "hierarchy"), batch=batch, minutes=6) for batch in (4, 8, 32)),
     Plan("smollm2-q4", "humaneval", 16, (*COPYING, *OTHERS), HOSTS, minutes=8),
     Plan(TRAINED, "humaneval", 16, PAYING, minutes=5),
-    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), HOSTS[:2], 0.7, minutes=5),
+    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), HOSTS[:4], 0.7, minutes=5),
 )
 """The most telling first: together about three hours. Runs of before, which the record has too, asked for more."""
 
@@ -178,14 +183,17 @@ def _files(spec: str) -> list[Path]:
 
 def collect(out: Path) -> None:
     """Write the record, of every run in `out` that has figures what the tables show, beside the runs of other levels of
-    processors; and the tables into the pages."""
+    processors; and the tables into the pages. A run of a later day that has not all methods of the one before stands
+    beside it, as NAME@DAY."""
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     for plan in PLANS:
         if not (out / plan.name / "summary.json").exists():
             continue
         found = read_run(out / plan.name)
         facts = found.about["environment"]
-        name = f"{facts['level']}/{plan.name}"
+        name, methods = f"{facts['level']}/{plan.name}", {label(m.name) for m in found.methods}
+        if name in record and facts["started"][:10] > record[name]["date"] and record[name]["methods"].keys() - methods:
+            name += f"@{facts['started'][:10]}"
         record[name] = {
             "target": plan.target,
             "suite": plan.suite,
@@ -209,11 +217,17 @@ def collect(out: Path) -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in record.items())
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")  # a line a run
     page, every = RECORD.with_name("README.md"), RECORD.with_name("runs.md")
-    before, after = page.read_text("utf-8").split(BEGIN)[0], page.read_text("utf-8").split(END)[1]
-    page.write_text("".join([before, BEGIN, *(f"{line}\n" for line in speedups(record)), END, after]), "utf-8")
+    text = _between(BEGIN, page.read_text("utf-8"), speedups(record))
+    page.write_text(_between(AGAIN, text, again(record)), "utf-8")
     every.write_text("\n".join(full(record)) + "\n", "utf-8")
     RECORD.with_name("heads.md").write_text("\n".join(heads(record)) + "\n", "utf-8")
     print(f"{RECORD} holds {len(record)} runs")
+
+
+def _between(begin: str, text: str, lines: Iterator[str]) -> str:
+    """The text with other lines from `begin` to END; unchanged where it has no such place."""
+    before, found, rest = text.partition(begin)
+    return text if not found else "".join([before, begin, *(f"{line}\n" for line in lines), END, rest.split(END, 1)[1]])
 
 
 def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
@@ -343,6 +357,21 @@ def full(record: dict[str, Any]) -> Iterator[str]:
             cells += [_number(facts["speedup_without_loops"], 2) if facts["looping"] else ""]
             cells += [_number(facts["by_task"].get(task), 2) for task in one["tasks"]]
             yield f"| {_code(method)} | {' | '.join(cells)} |"
+
+
+def again(record: dict[str, Any]) -> Iterator[str]:
+    """Methods that ran on two days, with the speed-up of each."""
+    yield "| run | method | first day | later day | later / first |"
+    yield "|---|---|---:|---:|---:|"
+    for name, later in record.items():
+        first = record.get(name.partition("@")[0], later)
+        for method, facts in later["methods"].items() if first is not later else ():
+            one = first["methods"].get(method, {}).get("speedup")
+            if one and facts["speedup"] and method != "none":
+                ratio = f"{facts['speedup'] / one:.2f}"
+                cells = [first["date"], later["date"]]
+                speeds = [f"{speed:.2f} ({day})" for speed, day in zip((one, facts["speedup"]), cells, strict=True)]
+                yield f"| {name.partition('@')[0]} | {_code(method)} | {' | '.join(speeds)} | {ratio} |"
 
 
 # Trained drafters beside their papers ----------------------------------------------------------------------------
@@ -506,7 +535,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
     commands.add_parser("gpu").add_argument("out", type=Path)
-    for name in ("plan", "table", "full", "heads"):
+    for name in ("plan", "table", "full", "heads", "again"):
         commands.add_parser(name)
     asked = parser.parse_args(words)
     if asked.command == "run":
@@ -520,7 +549,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{plan.name:34} {plan.questions:4} questions, about {plan.minutes} minutes")
     else:
         record = json.loads(RECORD.read_text("utf-8"))
-        print("\n".join({"table": speedups, "full": full, "heads": heads}[asked.command](record)))
+        print("\n".join({"table": speedups, "full": full, "heads": heads, "again": again}[asked.command](record)))
     return 0
 
 

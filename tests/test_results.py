@@ -67,6 +67,16 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert new.startswith("### AVX-512: Some Xeon (avx512)")
     assert "an older version" in old
     assert "an older version" not in new
+    later = newer | {"started": "2026-11-29T10:00:00+00:00"}
+    (tmp_path / "README.md").write_text(f"{results.BEGIN}{results.END}{results.AGAIN}{results.END} after")
+    change = lambda about, _: about["environment"].update(later)  # noqa: E731
+    make_run(tmp_path / "later" / "qwen-q4-humaneval", {"none": 1.0, "sam": 1.5, "suffix": 1.2}, change=change)
+    assert "holds 8 runs" in printed("collect", str(tmp_path / "later"))
+    row = "| avx512/qwen-q4-humaneval | `sam` | 1.25 (2026-11-28) | 1.50 (2026-11-29) | 1.20 |"
+    assert printed("again").splitlines()[2:] == [row]
+    assert (tmp_path / "README.md").read_text().endswith(f"{row}\n{results.END} after")
+    assert "`sam` | 1.25 (1.20 to 1.31)" in printed("table").split("### AMX")[0], "the first day's is the table's"
+    assert "`suffix` | 1.20" in printed("table"), "which the first day had not"
 
 
 def test_trained_drafters_stand_beside_their_papers(
