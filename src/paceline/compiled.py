@@ -17,7 +17,8 @@ log = logging.getLogger("paceline.compiling")
 
 
 class Compiling(event.Listener):
-    """Says in the log that functions are compiled: what is compiled is kept, so only their first use takes so long.
+    """Warns in the log, which Python prints, that functions are compiled. They are kept, so only their first use takes so
+    long.
 
     Of numba's own functions it hears by an event; for others it is a context."""
 
@@ -31,7 +32,7 @@ class Compiling(event.Listener):
             self._began = monotonic()
             if self._seconds - self._said >= self.EVERY:
                 so_far = f"{self._seconds:.0f} s so far" if self._seconds else "usually 10 to 60 s"
-                log.info("compiling kernels that run here for the first time; they are kept; %s", so_far)
+                log.warning("compiling kernels that run here for the first time; they are kept; %s", so_far)
                 self._said = self._seconds
         self._depth += 1
 
