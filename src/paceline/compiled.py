@@ -17,8 +17,8 @@ log = logging.getLogger("paceline.compiling")
 
 
 class Compiling(event.Listener):
-    """Warns in the log, which Python prints, that functions are compiled. They are kept, so only their first use takes so
-    long.
+    """Warns in the log, which Python prints, that functions are compiled. They are kept, so only the first use takes
+    so long.
 
     Of numba's own functions it hears by an event; for others it is a context."""
 
