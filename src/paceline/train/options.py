@@ -31,14 +31,16 @@ RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; th
 """In the help of every command that trains a drafter."""
 
 _OURS = re.compile(rb'"(paceline\w*|streams|medusa|tuned_from)"')
-"""In config.json, or tuned.json, of a model that a training has written."""
+"""In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
 
 @output
 def check_trained(out: Path | None) -> Path | None:
     """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
     if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
-        notes = [file for file in (config, checked / "tuned.json") if file.is_file()]
+        from paceline.target.folder import TUNED_FILE
+
+        notes = [file for file in (config, checked / TUNED_FILE) if file.is_file()]
         if not any(_OURS.search(file.read_bytes()) for file in notes):
             raise PacelineError(f"{out} holds a model that no training has written; name another folder to write")
     return out
