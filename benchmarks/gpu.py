@@ -446,7 +446,7 @@ def rollouts(part: Part) -> None:
     from paceline.rollout.policy import Policy
     from paceline.rollout.run import rollout
     from paceline.target.load import load_tokenizer
-    from paceline.train.config import training_folder
+    from paceline.train.trainer import training_folder
 
     model_name = str(REPOSITORY / "models/demo") if part.small else part.smollm2
     tokenizer = load_tokenizer(model_name)

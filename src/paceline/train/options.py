@@ -25,7 +25,7 @@ from paceline.jsonl import check_folder, objects, output
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.config import TrainerConfig, Training
+    from paceline.train.trainer import TrainerConfig, Training
 
 RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
 """In the help of every command that trains a drafter."""
@@ -142,8 +142,8 @@ class DrafterOptions(AnswerOptions):
         """The training to run. Generates the target's answers first, if they are not there yet.
 
         PacelineError for two budgets, or a target that the recipe cannot work with, before answers are generated."""
-        from paceline.train.config import Training, training_folder
         from paceline.train.loop import LoopConfig
+        from paceline.train.trainer import Training, training_folder
 
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:
