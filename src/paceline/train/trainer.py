@@ -35,8 +35,7 @@ from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.saving import coverage, must_keep, save_drafter, save_folder
-from paceline.train.states import StateCache, target_states
-from paceline.train.student import Student
+from paceline.train.student import StateCache, Student, target_states
 from paceline.workbench.peers.setup import expanded, folder_of
 
 MEASURED = 1 << 15  # most tokens of held-out rows that are measured
