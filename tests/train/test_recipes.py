@@ -129,7 +129,7 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
 
 
 @pytest.mark.parametrize(("recipe", "more", "where", "says"), [
-    ("model", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
+    ("model", ["--tokens", "64", "--minutes", "1"], {}, "--minutes and --tokens are budgets for one training"),
     ("mtp", ["--tokens", "64"], {"data": "one"}, "too few answers"),
     ("kangaroo", ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it"),
     ("model", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),

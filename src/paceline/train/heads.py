@@ -92,7 +92,7 @@ class HeadsLoss(Student):
     A subclass implements `drafted`. It sets `normed` to False if its heads read the states before the final norm, and
     `lm_heads` if each depth has its own output head; those learn too."""
 
-    has_tree = True
+    has_tree = at_once = True
     normed = True
 
     def __init__(self, teacher: Any, config: HeadsConfig) -> None:

@@ -32,7 +32,8 @@ class Student(nn.Module):
     tokens    tokens int64 [K], ascending: those that it drafts and whose probabilities the loss compares; None: all.
     cache     where its states come from, instead of the target's forward.
     kind      the drafter's name in the registry.
-    has_tree  whether drafts fill a tree of fixed shape, for which `slots.json` is written."""
+    has_tree  whether drafts fill a tree of fixed shape, for which `slots.json` is written.
+    at_once   whether one forward drafts all depths."""
 
     kind = ""
     depths = 5
@@ -40,6 +41,7 @@ class Student(nn.Module):
     tokens: Tensor | None = None
     cache: StateCache | None = None
     has_tree = False
+    at_once = False
     compiled = False
 
     def __init__(self, teacher: Any, loss: str) -> None:
@@ -96,6 +98,17 @@ class Student(nn.Module):
             few = of_target[self.tokens]
             table, of_target = few if table is of_target else table[self.tokens], few
         return distance(self.loss, hidden, table, last, of_target, where, compiled=compiled)
+
+    def read_weights(self) -> tuple[int, int]:
+        """How many weights a draft reads whatever its length, and how many for each of its tokens: its cost, where
+        reading takes the time."""
+        tensors = self.saved()
+        own = sum(tensor.numel() for name, tensor in tensors.items() if tensor.ndim > 1 and "embed" not in name)
+        table = self.table()
+        head = table.shape[1] * (len(table) if self.tokens is None else len(self.tokens))
+        if any(name.endswith(("lm_head.weight", "output.weight")) for name in tensors):
+            head = 0  # it is among its own
+        return (own + head, 0) if self.at_once else (0, own + head)
 
     def saved(self) -> dict[str, Tensor]:
         """The drafter's tensors, by their names in its file."""

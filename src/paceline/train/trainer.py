@@ -30,10 +30,11 @@ from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import as_checkpoint
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
-from paceline.train.loop import LOG, Batch, LoopConfig, Stream, read_log, train
+from paceline.train.loop import LOG, Batch, Look, LoopConfig, Stream, read_log, train
 from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.outlook import Outlook
 from paceline.train.saving import coverage, must_keep, save_drafter, save_folder
 from paceline.train.student import StateCache, Student, target_states
 from paceline.workbench.peers.setup import expanded, folder_of
@@ -155,16 +156,18 @@ class Trainer:
         module: nn.Module,
         validation: dict[str, list[Batch]] | None = None,
         wrap: Callable[[Mixture], Stream] | None = None,
+        look: Look | None = None,
     ) -> bool:
         """Train `module` on batches of the rows. False when interrupted; the same call goes on.
 
         validation  batches by name; None: the first held-out rows of every source.
-        wrap        makes the stream to train on from the stream of batches."""
+        wrap        makes the stream to train on from the stream of batches.
+        look        says now and then what is expected (`outlook.py`)."""
         loop, run = self.training.loop, self.training.run
         rows = Mixture(self.rows, self.config.rows, loop.seed)
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
-        return train(module, wrap(rows) if wrap else rows, loop, run, validation)
+        return train(module, wrap(rows) if wrap else rows, loop, run, validation, look=look)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
         """Entries of config.json about the training: recipe, data, tokens learnt by source, and what was `measured`."""
@@ -295,7 +298,10 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     trainer = Trainer.open(training, config, must_hold_out=True)
     student = config.student(trainer)
     trainer.prepare(student, config)
-    if not trainer.train(student):
+    look = None
+    if trainer.first:
+        look = Outlook.of(student, trainer.held, training.target, read_log(training.run / LOG)).look
+    if not trainer.train(student, look=look):
         return False
     if trainer.first:
         trainer.save_head(student)
