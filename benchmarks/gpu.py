@@ -32,7 +32,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 REPOSITORY = Path(__file__).parent.parent
@@ -278,6 +277,8 @@ def configurations(small: bool) -> dict[str, Any]:
     """Shapes by name. Of the experts' model as many layers as fit twice into a card."""
     from transformers import LlamaConfig, Qwen3MoeConfig
 
+    from forward import SHAPES
+
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
     wide = {"hidden_size": 2048, "num_attention_heads": 32, "head_dim": 128, "vocab_size": 151936}
     if small:
@@ -292,7 +293,7 @@ def configurations(small: bool) -> dict[str, Any]:
             hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
             intermediate_size=8192, vocab_size=128256, max_position_embeddings=4096, tie_word_embeddings=True,
         ),
-        "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
+        "7B": SHAPES["7B"],
         "30B-A3B, 12 of 48 layers": Qwen3MoeConfig(
             **wide, **experts, num_hidden_layers=12, num_key_value_heads=4, intermediate_size=6144,
             max_position_embeddings=4096,
@@ -322,24 +323,11 @@ def bandwidth(device: str) -> float:
     """Bytes a second that the device reads and writes in a large copy."""
     import torch
 
+    from forward import median_ms
+
     one = torch.empty(1 << (26 if device == "cpu" else 31), dtype=torch.uint8, device=device)
     other = torch.empty_like(one)
-    return 2 * one.nbytes / median(timed(lambda: other.copy_(one), 11))
-
-
-def timed(act: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of calls, the device's work included, after three that do not count."""
-    from forward import wait
-
-    seconds = []
-    for turn in range(repeats + 3):
-        wait()
-        began = time.perf_counter()
-        act()
-        wait()
-        if turn >= 3:
-            seconds.append(time.perf_counter() - began)
-    return seconds
+    return 2e3 * one.nbytes / median_ms({"copy": lambda _: other.copy_(one)}, [1], 11)["copy", 1]
 
 
 class Recorded:
@@ -386,9 +374,8 @@ def shapes(part: Part) -> None:
     """Milliseconds of forwards beside the time that reading the weights takes, and rounds of the engine."""
     import numpy as np
 
-    from forward import CONTEXT, Guess, engine_share, median_ms
+    from forward import CONTEXT, Guess, engine_share, filled_rows, median_ms, nodes
     from paceline import DraftTree, Engine, SamplingParams
-    from paceline.core.segment import Segment
     from paceline.draft.base import Drafter
 
     bytes_a_second = bandwidth(part.device)
@@ -412,12 +399,10 @@ def shapes(part: Part) -> None:
     def one(name: str, config: Any) -> None:
         decoder = random_decoder(config, part.device)
         prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
-        slot = decoder.add_row(CONTEXT + 128)
-        decoder.verify([Segment.chunk(slot, prompt, last=True)])
-        decoder.commit(slot, range(CONTEXT))
+        (slot,) = filled_rows(decoder, 1, 128)
 
         def forward(n: int) -> None:
-            decoder.verify([Segment(slot, np.zeros(n, np.int64), np.arange(-1, n - 1), num_logits=n)])
+            decoder.verify([nodes(slot, range(-1, n - 1))])
 
         times = median_ms({"paceline": forward}, widths, rounds)
         bound = 1e3 * decoder.weight_bytes / bytes_a_second
@@ -461,7 +446,7 @@ def rollouts(part: Part) -> None:
     from paceline.rollout.policy import Policy
     from paceline.rollout.run import rollout
     from paceline.target.load import load_tokenizer
-    from paceline.train.config import training_folder
+    from paceline.train.trainer import training_folder
 
     model_name = str(REPOSITORY / "models/demo") if part.small else part.smollm2
     tokenizer = load_tokenizer(model_name)
@@ -543,7 +528,7 @@ def exact(part: Part) -> None:
     import numpy as np
     import torch
 
-    from forward import median_ms
+    from forward import filled_rows, median_ms
     from paceline.core.segment import Segment
     from paceline.errors import PacelineError
     from paceline.target.load import load
@@ -558,11 +543,7 @@ def exact(part: Part) -> None:
         if part.left < 10 or "experts" in name or name.startswith("30B"):
             continue
         decoder = random_decoder(config, part.device)
-        prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, 256)
-        slots = [decoder.add_row(400) for _ in range(2)]
-        for slot in slots:
-            decoder.verify([Segment.chunk(slot, prompt, last=True)])
-            decoder.commit(slot, range(256))
+        slots = filled_rows(decoder, 2, 144)
         tokens = np.random.default_rng(1).integers(0, decoder.vocab_size, 64)
 
         def chain(n: int, decoder: Any = decoder, tokens: Any = tokens, slot: int = slots[0]) -> Any:
@@ -574,7 +555,6 @@ def exact(part: Part) -> None:
         apart = [float((alone[0].float() - one.float()).abs().max()) for one in alone]
         times = median_ms({"chain": chain}, widths, 5 if part.small else 31)
         # With one width for every forward, the library has one kernel for every product, and no row sees its company.
-        rows = [chain(64)]
         changed = tokens.copy()
         changed[1:] = np.random.default_rng(2).integers(0, decoder.vocab_size, 63)
         wide = decoder.verify([Segment(slots[1], changed, np.arange(-1, 63), num_logits=64)]).logits
@@ -582,7 +562,7 @@ def exact(part: Part) -> None:
             shape=name,
             first_row_equal_by_width=dict(zip(widths, equal, strict=True)),
             furthest_logit=round(max(apart), 4),
-            equal_with_other_company_at_64=bool(torch.equal(rows[0][0], wide[0])),
+            equal_with_other_company_at_64=bool(torch.equal(chain(64)[0], wide[0])),
             always_64_over_1=round(times["chain", 64] / times["chain", 1], 3),
             ms={n: round(times["chain", n], 3) for n in widths},
         )
@@ -643,82 +623,6 @@ def memory(part: Part) -> None:
         del hog
 
 
-# Training ------------------------------------------------------------------------------------------------------------
-
-
-def train(asked: argparse.Namespace) -> int:
-    """Write answers in large batches, half greedy and half at temperature 1, and train eagle3 on all there are.
-
-    Both halves go on where they were stopped; the head and its checkpoint lie in OUT in pieces of at most 15 MB."""
-    asked.out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    answers = asked.out / "answers.jsonl"
-    generate(asked, answers, began + 60 * asked.minutes * asked.share)
-    left = asked.minutes - (time.monotonic() - began) / 60 - 0.4
-    head, checkpoints = asked.out / "smollm2-eagle3", asked.out / "run-eagle3"
-    words = [sys.executable, "-m", "paceline.train", "eagle3", asked.smollm2, "--data", str(answers)]
-    words += [word for file in asked.data for word in ("--data", file)]
-    words += ["--out", str(head), "--checkpoints", str(checkpoints), "--minutes", f"{left:.2f}", "--length", "512"]
-    words += ["--rows", str(asked.rows), "--vocab", "8192", "--stored", "int8", "--lr", str(asked.lr)]
-    words += ["--steps", str(asked.steps)]
-    status = ended(words, 60 * left + 60)
-    for file in [f for f in (*head.glob("*"), *asked.out.glob("answers.jsonl")) if f.stat().st_size > PIECE]:
-        split(file)
-    return status
-
-
-PIECE = 15 << 20
-
-
-def split(file: Path) -> None:
-    """Write a file's pieces beside it: FILE.0, FILE.1, ...; `cat FILE.*` joins them."""
-    data = file.read_bytes()
-    for at in range(0, len(data), PIECE):
-        file.with_name(f"{file.name}.{at // PIECE}").write_bytes(data[at : at + PIECE])
-
-
-def generate(asked: argparse.Namespace, out: Path, until: float) -> None:
-    """Add answers of transformers' model, sampled from its own law, to a file as `paceline.train` reads it.
-
-    All rows of a batch begin together, padded on the left, so that thousands of them run in one forward."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from paceline.target.load import load_tokenizer
-    from paceline.train.config import training_folder
-    from paceline.train.data import parse_sources
-    from paceline.train.generated import openings
-
-    tokenizer = load_tokenizer(asked.smollm2)
-    device = "cpu" if asked.cpu else "cuda"
-    dtype = torch.float32 if asked.cpu else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(training_folder(asked.smollm2), dtype=dtype).to(device).eval()
-    prompts = openings(parse_sources(asked.prompts), tokenizer, 384, asked.seed)
-    done = {json.loads(line)["id"] for line in out.read_text().splitlines()} if out.exists() else set()
-    end = tokenizer.eos_token_id or 0
-    for begin in range(0, len(prompts), asked.batch):
-        if time.monotonic() > until:
-            break
-        name = f"gpu {asked.seed} {begin}"
-        if f"{name} 0" in done:
-            continue
-        chunk, greedy = prompts[begin : begin + asked.batch], (begin // asked.batch) % 2 == 0
-        width = max(len(ids) for _, ids in chunk)
-        ids = torch.tensor([[end] * (width - len(p)) + p for _, p in chunk], device=device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for _, p in chunk], device=device)
-        torch.manual_seed(asked.seed + begin)
-        own: Row = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        with torch.inference_mode():
-            made = model.generate(ids, attention_mask=mask, max_new_tokens=asked.max_tokens, pad_token_id=end, **own)
-        lines = []
-        for n, ((source, prompt), new) in enumerate(zip(chunk, made[:, width:].tolist(), strict=True)):
-            new = new[: new.index(end) + 1] if end in new else new
-            lines.append(json.dumps({"id": f"{name} {n}", "source": source, "prompt_tokens": prompt, "tokens": new}))
-        with out.open("a") as file:
-            file.write("".join(f"{line}\n" for line in lines))
-        print(f"{begin + len(chunk):,} of {len(prompts):,} prompts answered", flush=True)
-
-
 # Showing -------------------------------------------------------------------------------------------------------------
 
 
@@ -747,7 +651,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
 def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="run", choices=["run", "part", "train", "table"])
+    parser.add_argument("what", nargs="?", default="run", choices=["run", "part", "table"])
     parser.add_argument("name", nargs="?", choices=[*PARTS], help="of `part`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -755,15 +659,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*PARTS], help="these parts")
     parser.add_argument("--cpu", action="store_true", help="small, on a CPU: a test of this script")
     parser.add_argument("--smollm2", default="smollm2", help="its file (default: the installed package's)")
-    parser.add_argument("--prompts", action="append", default=[], help="train: NAME=FILE, as `paceline train`")
-    parser.add_argument("--data", action="append", default=[], help="train: answers written before")
-    parser.add_argument("--share", type=float, default=0.45, help="train: of the time in which answers are written")
-    parser.add_argument("--batch", type=int, default=1024, help="train: answers written at once")
-    parser.add_argument("--max-tokens", type=int, default=192, help="train: of an answer")
-    parser.add_argument("--rows", type=int, default=32, help="train: of a batch")
-    parser.add_argument("--steps", type=int, default=3, help="train: depth that is learnt")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     asked.out = asked.out.resolve()
     sys.path.insert(0, str(REPOSITORY))  # for the tests' statistics
@@ -772,8 +667,6 @@ def main() -> int:
     if asked.what == "table":
         show(asked.out)
         return 0
-    if asked.what == "train":
-        return train(asked)
     if asked.what == "part":
         os.chdir(REPOSITORY)
         PARTS[asked.name](Part(asked))

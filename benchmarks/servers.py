@@ -20,8 +20,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,15 +28,14 @@ from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
-from tempfile import gettempdir
-from time import perf_counter, process_time, sleep
-from urllib.request import urlopen
+from time import perf_counter, process_time
 
 import numpy as np
 
 from paceline import Engine, SamplingParams
 from paceline.bench.suites import read_suite
 from paceline.target.load import load_tokenizer
+from paceline.workbench.endpoint import Started
 
 ROOM = 2048
 """Tokens of a prompt and its answer at most."""
@@ -77,7 +74,6 @@ class Pass:
     def first(self) -> float:
         """Milliseconds to the first token, the median."""
         return 1000 * median(one.first for one in self.answers)
-
 
 
 # Over HTTP -----------------------------------------------------------------------------------------------------------
@@ -125,40 +121,14 @@ async def asked(port: int, prompts: Iterable[Sequence[int]], clients: int, most:
 
 
 @contextmanager
-def running(command: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """A server's process, and the seconds it took until it answered."""
-    began = perf_counter()
-    with (Path(gettempdir()) / f"serve-{port}.log").open("wb") as told:
-        server = subprocess.Popen(command, stdout=told, stderr=told)
-    try:
-        while True:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
-                    break
-            except OSError:
-                if server.poll() is not None:
-                    sys.exit(f"{' '.join(command)} ended; {told.name} says why")
-                sleep(0.02)
-        yield server, perf_counter() - began
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def ours(options: argparse.Namespace, port: int, draft: str, batch: int) -> list[str]:
-    """The command that serves with Paceline."""
-    return [
-        *(sys.executable, "-m", "paceline", "serve", options.model, "--port", str(port), "--draft", draft),
-        *("--max-batch", str(batch), "--dtype", options.dtype),
-        *(("--threads", str(options.threads)) if options.threads else ()),
-    ]
+def running(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """Port and process id of a server of Paceline with room for as many requests as there are clients."""
+    words = [sys.executable, "-m", "paceline", "serve", options.model, "--draft", options.draft]
+    words += ["--max-batch", str(options.clients[-1]), "--dtype", options.dtype]
+    words += ["--threads", str(options.threads)] if options.threads else []
+    with Started(words) as server:
+        assert server._process is not None
+        yield int(server.url.split(":")[2].split("/")[0]), server._process.pid
 
 
 # What is measured ----------------------------------------------------------------------------------------------------
@@ -203,18 +173,19 @@ def answered(engine: Engine, prompts: Prompts, clients: int, most: int) -> Pass:
 def overhead(options: argparse.Namespace) -> None:
     """The server and the engine in turn."""
     prompts, most, many = read_prompts(options), options.max_tokens, options.clients[-1]
-    draft, port = options.draft, free_port()
-    engine = Engine(options.model, draft, dtype=options.dtype, max_batch=many, threads=options.threads)
+    engine = Engine(options.model, options.draft, dtype=options.dtype, max_batch=many, threads=options.threads)
     passes: dict[tuple[str, int], list[Pass]] = {}
     asking: dict[int, list[float]] = defaultdict(list)
-    with running(ours(options, port, draft, many), port) as (server, startup):
+    began = perf_counter()
+    with running(options) as (port, server):
+        startup = perf_counter() - began
         for repeat in range(-1, options.repeats):  # the first is for warming up
             for clients in (many, 1):
                 some = prompts if clients > 1 else prompts[: len(prompts) // 3]
                 both = {"engine": answered(engine, some, clients, most)}
-                before, own = worked(server.pid), process_time()
+                before, own = worked(server), process_time()
                 both["server"] = asyncio.run(asked(port, some, clients, most))
-                both["server"].worked = worked(server.pid) - before
+                both["server"].worked = worked(server) - before
                 asking[clients].append(1000 * (process_time() - own) / both["server"].tokens)
                 counts = [one.tokens for one in both.values()]
                 # In bfloat16 a batch of another width rounds differently, and an answer may end elsewhere.
@@ -240,16 +211,15 @@ def overhead(options: argparse.Namespace) -> None:
 
 def soak(options: argparse.Namespace) -> None:
     """Memory over time."""
-    prompts, port = read_prompts(options), free_port()
-    many = options.clients[-1]
-    with running(ours(options, port, options.draft, many), port) as (server, _):
-        began, seen = perf_counter(), [(0.0, memory_mb(server.pid))]
+    prompts, many = read_prompts(options), options.clients[-1]
+    with running(options) as (port, server):
+        began, seen = perf_counter(), [(0.0, memory_mb(server))]
         requests = tokens = 0
         for part in range(10):
             until = began + (part + 1) * options.seconds / 10
             done = asyncio.run(asked(port, cycle(prompts), many, options.max_tokens, until))
             requests, tokens = requests + len(done.answers), tokens + done.tokens
-            seen.append((perf_counter() - began, memory_mb(server.pid)))
+            seen.append((perf_counter() - began, memory_mb(server)))
             print(f"{seen[-1][0]:.0f} s: {seen[-1][1]} MB, {requests} requests, {tokens} tokens", flush=True)
     print("MB: " + ", ".join(f"{size} ({at:.0f} s)" for at, size in seen))
 

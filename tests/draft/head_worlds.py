@@ -14,8 +14,15 @@ from transformers import PreTrainedModel
 from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.target.decoder import Decoder
-from paceline.train.amphista import AmphistaConfig, AmphistaLoss
-from paceline.train.heads import HeadsLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
+from paceline.train.heads import (
+    AmphistaConfig,
+    AmphistaLoss,
+    HeadsLoss,
+    HydraConfig,
+    HydraLoss,
+    MedusaConfig,
+    MedusaLoss,
+)
 from paceline.train.saving import save_drafter
 from tests import models, native
 

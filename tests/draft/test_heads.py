@@ -145,7 +145,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
     """Every residual output at zero and the identity before stage 2: the base head's logits at every depth."""
     here = World(family)
     torch.manual_seed(0)
-    from paceline.train.amphista import AmphistaConfig, AmphistaLoss
+    from paceline.train.heads import AmphistaConfig, AmphistaLoss
 
     module = AmphistaLoss(here.model, AmphistaConfig(depth=HEADS)).eval()
     ids = torch.tensor([here.prompts[0]])

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.methods.sam import Sam
 from paceline.errors import MethodError
 from paceline.plugins import vllm, vllm_v2
 from paceline.plugins.vllm_v2 import Speculator
@@ -264,32 +263,6 @@ def test_fewer_tokens_when_vllm_wants_fewer_and_none_in_a_dummy_run():
     names = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled", "seeds")
     drafts = host.speculator.propose(input_batch=batch, **dict.fromkeys(names), dummy_run=True, is_profile=True)
     assert (drafts.tolist(), host.speculator.rows) == ([[0] * K] * 2, rows)
-
-
-def test_a_failing_drafter_never_ends_the_engine(monkeypatch):
-    host = Host(speculator())
-    host.join("a", [1, 2, 3, 1, 2, 3])
-    host.step()
-    host.step()
-    good, failing = Sam.draft, True
-
-    def bad(self, row):
-        if failing and row.tokens[0] == 1:
-            raise RuntimeError("broken")
-        return good(self, row)
-
-    monkeypatch.setattr(Sam, "draft", bad)
-    host.step()
-    assert host.requests["a"].draft == []
-    failing = False
-    host.step()
-    assert host.requests["a"].draft, "it begins again with a new drafter"
-    failing = True
-    for _ in range(vllm.FAILURES):
-        host.step()
-    failing = False
-    host.step()
-    assert host.requests["a"].draft == [], "it is left out"
 
 
 class BaseSpeculator(ABC):

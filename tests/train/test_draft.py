@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.target.load import load, load_tokenizer
-from paceline.train.config import Training
 from paceline.train.data import parse_sources
 from paceline.train.draft import DistilLoss, DraftConfig, train_draft
 from paceline.train.generated import generated_rows
 from paceline.train.loop import LoopConfig
 from paceline.train.measure import measure
+from paceline.train.trainer import Training
 from tests import models
 
 SHAPE = {"hidden": 64, "layers": 1}

@@ -17,7 +17,6 @@ from paceline.draft.published.eagle3 import Flags
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train import unrolled
-from paceline.train.config import Training
 from paceline.train.data import counts_of
 from paceline.train.eagle import (
     Eagle3Config,
@@ -31,7 +30,7 @@ from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
 from paceline.train.student import Student
-from paceline.train.trainer import train_head
+from paceline.train.trainer import Training, train_head
 from tests import models, native
 from tests.pairs import paired
 from tests.train.conftest import rounds

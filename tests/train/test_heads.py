@@ -17,8 +17,7 @@ from paceline.train.data import Example
 from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss, go_on
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fit, measure, measure_heads, write_slots
-from paceline.train.states import StateCache, target_states
-from paceline.train.student import known_depths
+from paceline.train.student import StateCache, known_depths, target_states
 from tests import models
 from tests.draft.head_worlds import HEADS, World
 

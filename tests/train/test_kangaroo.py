@@ -13,13 +13,12 @@ from paceline.draft.methods.kangaroo import Adapter
 from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.engine.engine import Engine
 from paceline.target.load import load
-from paceline.train.config import Training
 from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import measure
 from paceline.train.saving import save_drafter
-from paceline.train.trainer import train_head
+from paceline.train.trainer import Training, train_head
 from tests import models, native
 
 EXIT = 1

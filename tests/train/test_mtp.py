@@ -14,12 +14,11 @@ from paceline.draft.methods.mtp import MtpNetwork
 from paceline.draft.published.mtp import head_of
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.train.config import Training
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
 from paceline.train.mtp import MtpConfig, MtpLoss, command
 from paceline.train.options import DrafterOptions
-from paceline.train.trainer import train_head
+from paceline.train.trainer import Training, train_head
 from tests import models, native
 from tests.draft import mtps
 from tests.draft.test_mtp import STEPS, forced, make

@@ -14,10 +14,10 @@ from paceline.jsonl import write_whole
 from paceline.target.adapter import Adapter
 from paceline.target.folder import tuned_note
 from paceline.target.load import load
-from paceline.train.config import Training
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig
 from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, measure_slots, train_noisy
+from paceline.train.trainer import Training
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}

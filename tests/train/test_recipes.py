@@ -120,6 +120,8 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
     spec = RECIPES[recipe][1].format(out=out)
     plain, drafted = ([one.tokens for one in Engine(model, d).generate(prompts, params)] for d in ("none", spec))
     assert drafted == plain
+    if recipe == "jacobi":  # whose config.json is the model's own
+        assert run(root, recipe, out, *budget).exit_code == 0, "what a training has written may be written again"
     if recipe == "medusa":
         (out / SLOTS_FILE).unlink()
         words = ["tools", "tree", str(root / "target"), f"medusa:{out}", "--data", str(root / "answers.jsonl")]
@@ -127,7 +129,7 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
 
 
 @pytest.mark.parametrize(("recipe", "more", "where", "says"), [
-    ("model", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
+    ("model", ["--tokens", "64", "--minutes", "1"], {}, "--minutes and --tokens are budgets for one training"),
     ("mtp", ["--tokens", "64"], {"data": "one"}, "too few answers"),
     ("kangaroo", ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it"),
     ("model", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),

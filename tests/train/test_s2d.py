@@ -12,10 +12,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.train.config import Training
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, measure, train_sorted
+from paceline.train.trainer import Training
 from tests import models
 from tests.train.conftest import following_answers
 

@@ -13,11 +13,11 @@ from paceline.draft.methods.model import Model
 from paceline.draft.models.streams import FILE
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.train.config import Training
 from paceline.train.draft import StreamsConfig, StreamsLoss, later, seen, train_streams
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import measure
+from paceline.train.trainer import Training
 from tests import models
 from tests.train.conftest import following_answers
 from tests.train.test_s2d import SMALL

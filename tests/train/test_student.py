@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.train.amphista import AmphistaConfig, AmphistaLoss
 from paceline.train.dflash import DFlash2Config, DFlash2Loss, DFlashConfig, DFlashLoss
 from paceline.train.draft import begin_embedding
 from paceline.train.eagle import Eagle3Loss, EagleLoss
-from paceline.train.heads import HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
+from paceline.train.heads import AmphistaConfig, AmphistaLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
 from paceline.train.kangaroo import KangarooLoss
 from paceline.train.mtp import MtpLoss
 from paceline.train.student import Student

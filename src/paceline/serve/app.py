@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from itertools import zip_longest
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -256,23 +257,13 @@ class Server:
 
     async def chat(self, http: Request, request: ChatRequest) -> Response:
         """The response to a chat, whole or as a stream."""
-        top = (request.top_logprobs or 0) if request.logprobs else None
-        prompt, jobs = await self.ask(http, request, top)
-        frame = Frame("chat.completion", self.settings.model, self.tokenizer)
-        reader = partial(self.reader, request, prompt)
+        prompt, jobs = await self.ask(http, request, (request.top_logprobs or 0) if request.logprobs else None)
+        frame, reader = (
+            Frame("chat.completion", self.settings.model, self.tokenizer),
+            partial(self.reader, request, prompt),
+        )
         style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
-        if request.stream:
-            return self.stream(jobs, [style] * len(jobs))
-        completions = await self.finished(http, jobs)
-
-        def body() -> dict[str, Any]:
-            choices = [
-                style.whole(i, done) | closed(job) for i, (done, job) in enumerate(zip(completions, jobs, strict=True))
-            ]
-            return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
-
-        entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
-        return await _reply(request, prompt, entries, body)
+        return await self.reply(http, [style], [jobs])
 
     async def text(self, http: Request, request: TextRequest) -> Response:
         """The response to a text completion, whole or as a stream."""
@@ -283,35 +274,41 @@ class Server:
         styles = [
             Style(frame, request, one.prompt, logprobs=logprobs, pieces=pieces, echo=one.text) for one in prompted
         ]
-        submitted = self.submit(http, request, prompted)
+        return await self.reply(http, styles, self.submit(http, request, prompted))
+
+    async def reply(self, http: Request, styles: Sequence[Style], submitted: Sequence[list[Job]]) -> Response:
+        """The response of the jobs of every prompt, each in its style, whole or as a stream."""
+        frame, request = styles[0].frame, styles[0].request
+        jobs = [job for some in submitted for job in some]
         if request.stream:
-            each = [style for style, jobs in zip(styles, submitted, strict=True) for _ in jobs]
-            return self.stream([job for jobs in submitted for job in jobs], each)
+            each = [style for style, some in zip(styles, submitted, strict=True) for _ in some]
+            return StreamingResponse(stream(jobs, each, self.note, self.abort), media_type="text/event-stream")
         every: list[tuple[Style, Completion, list[TokenLogprob | None], dict[str, Any]]] = []
         try:
-            for style, jobs in zip(styles, submitted, strict=True):
-                completions = await self.finished(http, jobs)
-                scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
-                if _only_echo(request):
+            for style, some in zip(styles, submitted, strict=True):
+                completions = await self.finished(http, some)
+                if _only_echo(request):  # of which there may be no job
                     completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
-                ends = [closed(job) for job in jobs] or [{}]
-                every += [(style, *each) for each in zip(completions, scored, ends, strict=True)]
+                for done, job in zip_longest(completions, some):
+                    scored = job.row.prompt_logprobs if job and job.row else []
+                    every.append((style, done, scored, closed(job) if job else {}))
         except Unavailable:
-            self.note([job for jobs in submitted for job in jobs])
+            self.note(jobs)
             raise
         finally:  # where one fails or the client leaves, nobody waits for the others
-            self.abort([job for jobs in submitted for job in jobs])
+            self.abort(jobs)
 
-        def body() -> dict[str, Any]:
+        def body() -> Response:
             choices = [style.whole(i, done, scored) | end for i, (style, done, scored, end) in enumerate(every)]
-            prompts = sum(len(one.prompt) for one in prompted)
-            return frame.whole(choices, [done for _, done, *_ in every], prompt=prompts)
+            prompts = sum(len(style.prompt) for style in styles)
+            predicted = sum(len(job.params.prediction) for job in jobs[:1])
+            whole = frame.whole(choices, [done for _, done, *_ in every], prompt=prompts, predicted=predicted)
+            ids = {"prompt_token_ids": styles[0].prompt} if request.return_token_ids else {}
+            return JSONResponse(whole | ids)
 
-        entries = sum(len(done.logprobs) + len(scored) for _, done, scored, _ in every) * (1 + (request.logprobs or 0))
-        return await _reply(request, prompted[0].prompt, entries, body)
-
-    def stream(self, jobs: list[Job], styles: list[Style]) -> Response:
-        return StreamingResponse(stream(jobs, styles, self.note, self.abort), media_type="text/event-stream")
+        top = max((job.params.logprobs or 0 for job in jobs[:1]), default=0)
+        entries = sum(len(done.logprobs) + len(scored) for _, done, scored, _ in every) * (1 + top)
+        return body() if entries < MANY else await asyncio.to_thread(body)
 
     def note(self, jobs: list[Job]) -> None:
         """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
@@ -432,15 +429,6 @@ def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
 def _only_echo(request: Common) -> bool:
     """Whether a request wants its prompt back and no answer."""
     return isinstance(request, TextRequest) and request.echo and request.max_tokens == 0 and not request.stream
-
-
-async def _reply(request: Common, prompt: list[int], entries: int, body: Callable[[], dict[str, Any]]) -> Response:
-    """A whole answer. entries: log-probabilities in it, which take long to write down where they are many."""
-
-    def written() -> Response:
-        return JSONResponse(body() | ({"prompt_token_ids": prompt} if request.return_token_ids else {}))
-
-    return written() if entries < MANY else await asyncio.to_thread(written)
 
 
 def _pieces(http: Request) -> bool:

@@ -214,6 +214,7 @@ class BlockLoss(TapsLoss):
     """A drafter whose forward is its loss: a weighted mean over the positions of blocks, over the draft vocabulary."""
 
     kind = DFlash.name
+    at_once = True
     config: Any
 
     def __init__(self, teacher: Any, keep: Tensor, config: BlockConfig, of_trainer: dict[str, Any]) -> None:

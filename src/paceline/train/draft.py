@@ -29,14 +29,23 @@ from paceline.draft.models.streams import FILE, KEY
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
-from paceline.train.config import LOSS_HELP, StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.layers import use_blocks
 from paceline.train.loss import IGNORE, Distance, chunked_cross_entropy
 from paceline.train.measure import fit_lines, measure, rows_of
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.saving import save_tensors
 from paceline.train.student import Student, chain
-from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
+from paceline.train.trainer import (
+    LOSS_HELP,
+    StudentConfig,
+    Trainer,
+    TrainerConfig,
+    Training,
+    dtype_of,
+    open_teacher,
+    pad_token,
+    training_folder,
+)
 from paceline.workbench.llama import ModelConfig, new_llama
 
 

@@ -6,7 +6,9 @@ the settings they were made with. An interrupted call resumes where it stopped."
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -31,12 +33,14 @@ Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling par
 def generated_rows(
     target: str | Path, *, prompts: Sequence[Source] | None = None, answers: Sequence[Path] = (), count: int = 1000,
     max_tokens: int = 128, temperature: float | None = None, seed: int = 0, out: Path, progress: Progress | None = None,
+    seconds: float = inf,
 ) -> Path:  # fmt: skip
     """Write the recorded `answers` and `count` new ones of the target to the JSON Lines file `out`; returns it.
 
     prompts      sources of prompts, an equal share from each; None: the target writes from its first token.
     answers      recorded answers of this target with their prompts, as `read_examples` reads them.
     temperature  of the new answers; None: half of them greedy, half at temperature 1.
+    seconds      after which no more are made; those that were begun are dropped.
 
     Answers that `out` already holds are not made again, so an interrupted call resumes. Of several processes only the
     first writes. PacelineError if `out` was made with other settings, or if there is nothing to answer."""
@@ -62,11 +66,14 @@ def generated_rows(
                 if f"recorded {number}" not in lines:
                     _append(lines, f"recorded {number}", example)
             questions = _questions(starts, count, max_tokens, temperature, seed)
-            left = {name: question for name, question in questions.items() if name not in lines}
+            left = {name: question for name, question in questions.items() if name not in lines and seconds > 0}
+            ends = monotonic() + seconds
             for done, (name, example) in enumerate(_answers(engine, left), len(questions) - len(left) + 1):
                 _append(lines, name, example)
                 if progress is not None:
                     progress(done, len(questions))
+                if monotonic() > ends:
+                    break
     return out
 
 

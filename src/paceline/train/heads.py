@@ -1,4 +1,4 @@
-"""Draft heads: the training that all of them share, and Medusa's and Hydra's.
+"""Draft heads: the training that all of them share, and Medusa's, Hydra's and Amphista's.
 
 Heads that read the state after token t propose tokens t + 2, t + 3, ...; token t + 1 is known when they draft, because
 the target has just chosen it. Depth k, counted from 0, predicts token t + 2 + k. It is trained on if that token and all
@@ -11,7 +11,11 @@ norm and shares the target's output head, or has its own, which begins as a copy
 
 Hydra (Ankner et al. 2024, arXiv 2402.05109): each head also reads the drafted tokens before it; in training, those of
 the text. With `--prefix`, a part of Hydra++, a decoder layer and a norm of their own come between the target's state
-and the heads. The target's output head is shared: own ones would be most of the network."""
+and the heads. The target's output head is shared: own ones would be most of the network.
+
+Amphista (Li et al., NAACL 2025, arXiv 2406.13170): causal layers of its own, K heads, and an encoder in which the heads
+attend to each other. The layers are causal over the text. The encoder attends over the K depths of one position, never
+across positions, so one forward trains all positions. docs/methods/amphista.md measures what each part brings."""
 
 from __future__ import annotations
 
@@ -24,10 +28,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.draft.methods.amphista import Amphista
 from paceline.draft.methods.hydra import Hydra
 from paceline.draft.methods.medusa import Medusa
 from paceline.draft.models.checkpoint import open_drafter
-from paceline.draft.models.networks import PREFIX, GroundedHeads, ResidualHeads
+from paceline.draft.models.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.layers import DecoderLayers
@@ -72,13 +77,22 @@ class HeadsConfig(HeadConfig):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnHeadsConfig(HeadsConfig):
+    """What heads have in common that may have output heads of their own."""
+
+    own_heads: bool = option(
+        False, "Give each head its own output head; output heads are then most of the size.", names=("--own-heads",)
+    )
+
+
 class HeadsLoss(Student):
     """Heads whose forward is their loss, a weighted mean over depths.
 
     A subclass implements `drafted`. It sets `normed` to False if its heads read the states before the final norm, and
     `lm_heads` if each depth has its own output head; those learn too."""
 
-    has_tree = True
+    has_tree = at_once = True
     normed = True
 
     def __init__(self, teacher: Any, config: HeadsConfig) -> None:
@@ -173,7 +187,7 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaConfig(HeadsConfig):
+class MedusaConfig(OwnHeadsConfig):
     """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
 
     paceline train medusa smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
@@ -182,9 +196,6 @@ class MedusaConfig(HeadsConfig):
     that."""
 
     layers: int = option(1, "Number of residual blocks of a head.", least=1)
-    own_heads: bool = option(
-        False, "Give each head its own output head; output heads are then most of the size.", names=("--own-heads",)
-    )
 
     def heads(self, teacher: Any) -> HeadsLoss:
         return MedusaLoss(teacher, self)
@@ -272,3 +283,54 @@ class HydraLoss(HeadsLoss):
 
 
 hydra_command = head_command(HydraConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmphistaConfig(OwnHeadsConfig):
+    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
+
+    paceline train amphista smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+
+    encoder_ffn: bool = option(True, "Put a gated MLP into the encoder, after the attention.")
+
+    def heads(self, teacher: Any) -> HeadsLoss:
+        return AmphistaLoss(teacher, self)
+
+
+class AmphistaLoss(HeadsLoss):
+    """The causal layers over the whole text, then heads and encoder at the chosen positions."""
+
+    kind = Amphista.name
+    normed = False
+
+    def __init__(self, teacher: Any, config: AmphistaConfig) -> None:
+        super().__init__(teacher, config)
+        shape, width = teacher.config, teacher.config.hidden_size
+        self.stage1, self.stage2 = DecoderLayers(teacher, 1), DecoderLayers(teacher, 1)
+        self.fusion2 = nn.Linear(2 * width, width, bias=False)  # before stage 2
+        with torch.no_grad():
+            self.fusion2.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], 1))
+        self.ffn = config.encoder_ffn
+        inner = shape.intermediate_size if self.ffn else None
+        self.network = JointHeads(config.depth, width, shape.num_attention_heads, inner, shape.rms_norm_eps)
+        self.lm_heads = own_output_heads(teacher, config.depth) if config.own_heads else None
+
+    def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
+        read: Tensor = self.teacher.model.norm(self.network(self.adapted(input_ids, states).flatten(0, 1)[at]))
+        return read
+
+    def adapted(self, input_ids: Tensor, states: Tensor) -> Tensor:
+        """The states [B, T, H] after both stages."""
+        turns = self.turns(states)
+        following = self.embedded(input_ids).roll(-1, 1)  # the last position gets a wrong token, but has no label
+        return self.stage2(self.fusion2(concat_scaled(self.stage1(states, turns), following)), turns)
+
+    def facts(self) -> dict[str, Any]:
+        own = self.lm_heads is not None
+        return {"network": {"heads": self.depths, "encoder_ffn": self.ffn, "own_heads": own}}
+
+
+amphista_command = head_command(AmphistaConfig)

@@ -113,6 +113,11 @@ class KangarooLoss(Student):
     def saved(self) -> dict[str, Tensor]:
         return dict(self.adapter.named_parameters())
 
+    def read_weights(self) -> tuple[int, int]:
+        once, each = super().read_weights()
+        early = self.teacher.model.layers[: self.exit]
+        return once, each + sum(weight.numel() for weight in early.parameters())
+
     def facts(self) -> dict[str, Any]:
         return {"exit_layer": self.exit}
 

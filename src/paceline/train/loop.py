@@ -11,7 +11,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,6 +150,10 @@ def load_checkpoint(
     return Progress(**header["progress"])
 
 
+Look = Callable[[int], tuple[dict[str, float], str]]
+"""From the tokens read so far to figures for the log, and a line that says them (`outlook.py`)."""
+
+
 class Reporter:
     """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm, speed. quiet: neither."""
 
@@ -214,9 +218,16 @@ class Reporter:
         )  # fmt: skip
         self._since = (now, progress.tokens)
 
-    def validation(self, progress: Progress, row: dict[str, float]) -> None:
-        self._write(progress, {"minutes": round(progress.seconds / 60, 2), "valid": row})
-        self.say("  valid  " + "  ".join(f"{name} {loss:.3f}" for name, loss in row.items()))
+    def validation(
+        self, progress: Progress, losses: dict[str, float], expected: tuple[dict[str, float], str] | None
+    ) -> None:
+        """Log and say the losses by source, and what `Look` returns."""
+        figures, line = expected or ({}, "")
+        row = {"minutes": round(progress.seconds / 60, 2), "valid": losses}
+        self._write(progress, row | ({"expected": figures} if figures else {}))
+        self.say("  valid  " + "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+        if line:
+            self._console.print(f"  {line}", highlight=False, soft_wrap=True)
 
     def _write(self, progress: Progress, row: dict[str, Any]) -> None:
         if not self._quiet:
@@ -259,12 +270,13 @@ def _is_table(name: str) -> bool:
 
 def train(
     module: nn.Module, stream: Stream, config: LoopConfig, run: Path, validation: dict[str, list[Batch]] | None = None,
-    stop_after: int | None = None,
+    stop_after: int | None = None, look: Look | None = None,
 ) -> bool:  # fmt: skip
     """Train `module` in place until the budget is spent. Returns True then, and False when a signal stopped the run.
 
     run         folder of checkpoint and log; the run resumes from a checkpoint in it.
     validation  held-out batches by source.
+    look        called whenever these are read, with the tokens read so far.
     stop_after  a step after which to stop as on a signal; for tests."""
     from accelerate import Accelerator  # not for --help, which needs no extra
 
@@ -291,7 +303,11 @@ def train(
 
     def check() -> None:
         if validation:
-            reporter.validation(progress, validate(module, accelerator, validation) if first else {})
+            losses = validate(module, accelerator, validation) if first else {}
+            with accelerator.autocast():
+                expected = look(progress.tokens) if look is not None and first else None
+            module.train()
+            reporter.validation(progress, losses, expected)
             accelerator.wait_for_everyone()
 
     with Interrupt(signal.SIGINT, signal.SIGTERM) as stop, reporter:

@@ -23,12 +23,11 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, as_checkpoint
-from paceline.train.config import training_folder
 from paceline.train.eagle import LayerConfig, LayerLoss
 from paceline.train.loss import IGNORE
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.student import Student
-from paceline.train.trainer import Trainer, train_head
+from paceline.train.trainer import Trainer, train_head, training_folder
 from paceline.train.unrolled import Memory, Unrolled, attend, begin_as_last
 
 ATTENTION = "paceline_unrolled"  # transformers' name for the attention of steps

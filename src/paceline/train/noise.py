@@ -27,14 +27,13 @@ from paceline.errors import PacelineError, install
 from paceline.jsonl import replacing, write_json
 from paceline.target.adapter import WEIGHTS
 from paceline.target.folder import TUNED_FILE
-from paceline.train.config import TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
 from paceline.train.saving import save_tensors
-from paceline.train.trainer import Trainer, dtype_of, open_teacher, pad_token
+from paceline.train.trainer import Trainer, TrainerConfig, Training, dtype_of, open_teacher, pad_token, training_folder
 
 SLOTS = 5  # slots that are measured, as many as `jacobi` has
 MOST_ROWS, PLACES = 32, 4  # held-out rows measured per source, and measurements per row

@@ -14,31 +14,36 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, objects, output
+from paceline.jsonl import as_object, check_folder, objects, output, write_json
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.config import TrainerConfig, Training
+    from paceline.train.trainer import TrainerConfig, Training
 
+ANSWERING = 1 / 3  # of --hours, at most, for answers
 RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
 """In the help of every command that trains a drafter."""
 
 _OURS = re.compile(rb'"(paceline\w*|streams|medusa|tuned_from)"')
-"""In config.json, or tuned.json, of a model that a training has written."""
+"""In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
 
 @output
 def check_trained(out: Path | None) -> Path | None:
     """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
     if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
-        notes = [file for file in (config, checked / "tuned.json") if file.is_file()]
+        from paceline.target.folder import TUNED_FILE
+
+        notes = [file for file in (config, checked / TUNED_FILE) if file.is_file()]
         if not any(_OURS.search(file.read_bytes()) for file in notes):
             raise PacelineError(f"{out} holds a model that no training has written; name another folder to write")
     return out
@@ -48,6 +53,14 @@ Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_train
 Minutes = Annotated[
     float | None,
     typer.Option(help="How many minutes to train, including the decay of the learning rate.", min=0),
+]
+Hours = Annotated[
+    float | None,
+    typer.Option(
+        help="How many hours to take in all, answers included (at most a third of them), at the lowest priority: a "
+        "night on a machine that others use, too.",
+        min=0.01,
+    ),
 ]
 Tokens = Annotated[
     int | None, typer.Option(
@@ -93,8 +106,10 @@ class AnswerOptions:
     seed: Seed = 0
     threads: Threads = 1
 
-    def answer(self, target: str, out: Path, recorded: list[Path] | None = None) -> Path:
-        """Write the `recorded` answers and the generated ones to the file `out`, and return it."""
+    def answer(self, target: str, out: Path, recorded: list[Path] | None = None, seconds: float = inf) -> Path:
+        """Write the `recorded` answers and the generated ones to the file `out`, and return it.
+
+        seconds  after which no more are generated."""
         from rich.console import Console
 
         from paceline.train.data import parse_sources
@@ -110,6 +125,7 @@ class AnswerOptions:
                 temperature=self.temperature,
                 seed=self.seed,
                 out=out,
+                seconds=seconds,
                 progress=lambda done, total: status.update(f"{done:,} of {total:,} answers"),
             )
 
@@ -130,8 +146,13 @@ class DrafterOptions(AnswerOptions):
         ),
     ] = None
     data: list[Path] | None = option(
-        None, "JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False
+        None,
+        "Recorded answers with their prompts, in any format that `paceline replay` reads: the target's own, or the log "
+        "of a service; may be repeated.",
+        names=("--data", "--log"),
+        dir_okay=False,
     )
+    hours: Hours = None
     minutes: Minutes = None
     tokens: Tokens = None
     save_every: SaveEvery = 5.0
@@ -140,21 +161,42 @@ class DrafterOptions(AnswerOptions):
         """The training to run. Generates the target's answers first, if they are not there yet.
 
         PacelineError for two budgets, or a target that the recipe cannot work with, before answers are generated."""
-        from paceline.train.config import Training, training_folder
         from paceline.train.loop import LoopConfig
+        from paceline.train.trainer import Training, training_folder
 
         use_threads(self.threads)
-        if self.minutes is not None and self.tokens is not None:
-            raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
+        budgets = {"--hours": self.hours, "--minutes": self.minutes, "--tokens": self.tokens}
+        given = [name for name, budget in budgets.items() if budget is not None]
+        if len(given) > 1:
+            raise PacelineError(f"{' and '.join(given)} are budgets for one training: give one of them, or none")
         config.check(training_folder(self.target))
-        run, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.tokens
-        answers = self.answer(self.target, run / "answers.jsonl", self.data)
-        if self.minutes is None and tokens is None:
+        run, minutes, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.minutes, self.tokens
+        if self.hours is None:
+            answers = self.answer(self.target, run / "answers.jsonl", self.data)
+        else:
+            answers, minutes = self._answers_of_a_night(run, 3600 * self.hours)
+        if minutes is None and tokens is None:
             rows = objects(answers, PacelineError, "an answer")
             tokens = config.passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
         settings = {"seed": self.seed, "save_every": self.save_every, **config.loop}
-        loop = LoopConfig(minutes=self.minutes, tokens=tokens, **settings)
+        loop = LoopConfig(minutes=minutes, tokens=tokens, **settings)
         return Training(self.target, answers, self.out, run, loop)
+
+    def _answers_of_a_night(self, run: Path, seconds: float) -> tuple[Path, float]:
+        """(the answers, minutes that are left for training) of `seconds` in all, from now on at the lowest priority.
+
+        The file answers.seconds.json has what answers took in earlier calls."""
+        if hasattr(os, "nice"):
+            os.nice(19)
+        note, began = run / "answers.seconds.json", monotonic()
+        before = float(as_object(note.read_bytes(), "a time")["seconds"]) if note.exists() else 0.0
+        try:
+            answers = self.answer(self.target, run / "answers.jsonl", self.data, seconds * ANSWERING - before)
+        finally:
+            spent = before + monotonic() - began
+            run.mkdir(parents=True, exist_ok=True)
+            write_json(note, {"seconds": round(spent, 1)})
+        return answers, max(seconds - spent, 0.0) / 60
 
 
 def drafter_command(command: Callable[..., bool]) -> Callable[..., bool]:

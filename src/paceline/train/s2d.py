@@ -31,14 +31,13 @@ from paceline.draft.models.checkpoint import KIND
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
-from paceline.train.config import LOSS_HELP, TrainerConfig, Training, training_folder
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, Distance, LmLoss, chunked_cross_entropy, distance
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
 from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
-from paceline.train.trainer import Trainer, dtype_of, open_teacher
+from paceline.train.trainer import LOSS_HELP, Trainer, TrainerConfig, Training, dtype_of, open_teacher, training_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The steps that all recipes share: load the target and rows of its answers, train, measure, write the drafter, report.
+"""What a recipe is told, and the steps that all recipes share: load the target and rows of its answers, train, measure,
+write the drafter, report. Recipes add options of their own to one of the configurations here.
 
 Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`."""
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from rich.console import Console
@@ -19,6 +20,7 @@ from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
+from paceline.jsonl import check_folder
 from paceline.target.checks import unsupported
 from paceline.target.folder import fingerprint, gguf_of, is_gguf
 from paceline.target.hf import quiet
@@ -27,17 +29,90 @@ from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import as_checkpoint
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.config import StudentConfig, TrainerConfig, Training, training_folder
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
-from paceline.train.loop import LOG, Batch, Stream, read_log, train
-from paceline.train.loss import IGNORE
+from paceline.train.loop import LOG, Batch, Look, LoopConfig, Stream, read_log, train
+from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.outlook import Outlook
 from paceline.train.saving import coverage, must_keep, save_drafter, save_folder
-from paceline.train.states import StateCache, target_states
-from paceline.train.student import Student
+from paceline.train.student import StateCache, Student, target_states
+from paceline.workbench.peers.setup import expanded, folder_of
 
 MEASURED = 1 << 15  # most tokens of held-out rows that are measured
+
+
+# What a recipe is told -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a recipe trains on, and for how long.
+
+    target   the model to draft for, named as in `load`.
+    answers  a file of `generated_rows`.
+    out      folder to write.
+    run      folder of checkpoint and log, for resuming."""
+
+    target: str | Path
+    answers: Path
+    out: Path
+    run: Path
+    loop: LoopConfig
+
+
+def training_folder(target: str | Path) -> Path:
+    """The folder of a model's weights. Those of a GGUF file are expanded to bfloat16 in the user's cache; those are the
+    weights of `smollm2` in generation too, on a processor with units for bfloat16."""
+    return expanded(gguf_of(target), torch.bfloat16) if is_gguf(target) else folder_of(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Batches and held-out rows. Recipes add their own fields.
+
+    passes  over the answers, if no budget is given.
+    own     the recipe's settings of `LoopConfig`, with the learning rate."""
+
+    passes: ClassVar[int]
+    own: ClassVar[Mapping[str, Any]] = {}
+
+    length: int = option(512, "Number of tokens in a training row.", least=8)
+    rows: int = option(16, "Number of rows in a batch.", least=1)
+    held_out: float = 0.05  # share of the prompts
+    lr: float = option(2e-3, "Peak learning rate.", least=0)
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        """The settings of `LoopConfig`."""
+        return {**self.own, "peak_lr": self.lr}
+
+    def check(self, target: Path) -> None:
+        """PacelineError if the recipe cannot work with the model in `target`. Called before answers are generated."""
+
+
+LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), kl+tv (plus total variation), lk (LK loss)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentConfig(TrainerConfig):
+    """What drafters that learn the target's distribution have in common."""
+
+    loss: Distance = option("soft", LOSS_HELP)
+    loss_vocab: int = option(
+        8192,
+        "Number of tokens over which the loss compares distributions; these are the most frequent ones of the answers.",
+        least=1,
+    )
+    states: Path | None = option(
+        None,
+        "Folder to keep the target's states in, so that other trainings on the same answers need not compute them.",
+        file_okay=False,
+        callback=check_folder,
+    )
+
+
+# The steps -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,16 +156,18 @@ class Trainer:
         module: nn.Module,
         validation: dict[str, list[Batch]] | None = None,
         wrap: Callable[[Mixture], Stream] | None = None,
+        look: Look | None = None,
     ) -> bool:
         """Train `module` on batches of the rows. False when interrupted; the same call goes on.
 
         validation  batches by name; None: the first held-out rows of every source.
-        wrap        makes the stream to train on from the stream of batches."""
+        wrap        makes the stream to train on from the stream of batches.
+        look        says now and then what is expected (`outlook.py`)."""
         loop, run = self.training.loop, self.training.run
         rows = Mixture(self.rows, self.config.rows, loop.seed)
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
-        return train(module, wrap(rows) if wrap else rows, loop, run, validation)
+        return train(module, wrap(rows) if wrap else rows, loop, run, validation, look=look)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
         """Entries of config.json about the training: recipe, data, tokens learnt by source, and what was `measured`."""
@@ -221,7 +298,10 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     trainer = Trainer.open(training, config, must_hold_out=True)
     student = config.student(trainer)
     trainer.prepare(student, config)
-    if not trainer.train(student):
+    look = None
+    if trainer.first:
+        look = Outlook.of(student, trainer.held, training.target, read_log(training.run / LOG)).look
+    if not trainer.train(student, look=look):
         return False
     if trainer.first:
         trainer.save_head(student)

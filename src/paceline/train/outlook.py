@@ -1,0 +1,92 @@
+"""What a head in training is expected to bring, said now and then while it trains: tokens a round, the speed-up that
+this machine's times make of them, and what twice as much training would add.
+
+Tokens a round are those of a greedy chain over held-out answers (`measure.py`). The target's forwards are timed here.
+A draft is taken to cost what reading its weights costs at the speed at which the target's are read; this flatters heads
+so small that other work bounds them. `paceline bench` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from paceline.core.tree import Floats
+from paceline.draft.tree_size import time_forwards
+from paceline.errors import PacelineError
+from paceline.target.load import load
+from paceline.train.data import Rows
+from paceline.train.measure import Fit, measure
+from paceline.train.student import Student
+
+TOKENS = 1 << 13  # most tokens of held-out rows that are measured each time, of each source
+HALF = 0.6  # share of the tokens read up to which an earlier figure counts as one of half the training
+LITTLE = 0.01  # share of the tokens a round below which twice the training is hardly worth it
+
+
+@dataclass
+class Outlook:
+    """The expectations of a training.
+
+    forward  seconds of a forward of the target by its nodes, as `forward_times` gives them.
+    once     seconds for which a draft reads weights whatever its length; each: for every token.
+    seen     tokens a round by the tokens read, of earlier figures in the log."""
+
+    student: Student
+    held: Mapping[str, Rows]
+    forward: Floats
+    once: float
+    each: float
+    seen: list[tuple[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, student: Student, held: Mapping[str, Rows], target: Any, log: Sequence[Mapping[str, Any]]) -> Outlook:
+        """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
+        model = load(target)
+        forward = time_forwards(model)
+        if forward is None:
+            raise PacelineError(f"{target} cannot be timed here")
+        wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
+        once, each = (count * wide * float(forward[1]) / model.weight_bytes for count in student.read_weights())
+        few = {name: (ids[: _rows(ids)], labels[: _rows(ids)]) for name, (ids, labels) in held.items()}
+        seen = [(row["tokens"], row["expected"]["tokens"]) for row in log if "expected" in row]
+        return cls(student, few, forward, once, each, seen)
+
+    def look(self, tokens_read: int) -> tuple[dict[str, float], str]:
+        """Figures for the log, and a line: what is expected after so many tokens."""
+        tokens = tokens_a_round(measure(self.student, self.held)["all"])
+        speeds = [made / self._cost(drafted) for drafted, made in enumerate(tokens)]
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        longest = len(tokens) - 1
+        shown = best or min(3, longest)
+        line = f"expected: {tokens[shown]:.2f} tokens a round with chains of {shown}"
+        line += f", about {speeds[shown]:.2f} times plain decoding here" + "; no chain pays yet" * (best == 0)
+        gain = self._doubling(tokens_read, tokens[longest])
+        self.seen.append((tokens_read, tokens[longest]))
+        if gain is not None:
+            more = f"twice the training would add about {max(gain, 0.0):.2f} tokens"
+            line += f"; {more}" + ", so more is hardly worth it" * (gain < LITTLE * tokens[longest])
+        return {"tokens": round(tokens[longest], 4), "speedup": round(speeds[best], 3), "chain": best}, line
+
+    def _cost(self, drafted: int) -> float:
+        """A round in plain forwards."""
+        draft = self.once + drafted * self.each if drafted else 0.0
+        return float(self.forward[1 + drafted] + draft) / float(self.forward[1])
+
+    def _doubling(self, tokens_read: int, now: float) -> float | None:
+        """What twice the training would add: what the second half of it did, since gains fall as its logarithm does."""
+        before = [tokens for read, tokens in self.seen if 0 < read <= HALF * tokens_read]
+        return now - before[-1] if before else None
+
+
+def tokens_a_round(fits: Sequence[Fit]) -> list[float]:
+    """Mean tokens of a round with a greedy chain of 0, 1, 2, ... drafted tokens, the target's own included."""
+    return [*accumulate(accumulate((fit.row["accepted"] for fit in fits), mul), initial=1.0)]
+
+
+def _rows(ids: np.ndarray) -> int:
+    return max(1, TOKENS // ids.shape[1])
