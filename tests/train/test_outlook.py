@@ -1,5 +1,6 @@
 """What a training is expected to bring, at this machine's costs, and a night of it."""
 
+import itertools
 import json
 import os
 
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.draft.tree_size import forward_times
-from paceline.train import options, outlook
+from paceline.train import generated, options, outlook
 from paceline.train.__main__ import app
 from paceline.train.loop import read_log
 from paceline.train.measure import Fit
@@ -82,10 +83,11 @@ def test_a_training_says_what_it_expects(recipe, root, tmp_path):
 
 def test_a_night(root, tmp_path, monkeypatch):
     """Answers have a third of it, however many were asked for; what they took is not trained; nothing else waits."""
-    niced, loops = [], []
+    niced, loops, ticks = [], [], itertools.count()
     monkeypatch.setattr(os, "nice", niced.append)
     monkeypatch.setattr("paceline.train.trainer.train", lambda *args, **named: loops.append(args[2]) or False)
-    monkeypatch.setattr(options, "ANSWERING", 0.02)
+    for module in (options, generated):  # a twentieth of a second for each answer
+        monkeypatch.setattr(module, "monotonic", lambda: 0.05 * next(ticks))
     words = ["eagle3", str(root / "target"), "--prompts", f"q={root / 'prompts.jsonl'}", "--generate", "3000"]
     words += ["--max-tokens", "16", "--out", str(tmp_path / "out"), "--hours", "0.01", "--length", "32", "--rows", "4"]
     assert CliRunner().invoke(app, words).exit_code == 130
@@ -94,7 +96,7 @@ def test_a_night(root, tmp_path, monkeypatch):
     count, spent = len(answers.read_text().splitlines()), json.loads(
         (tmp_path / "out-run" / "answers.seconds.json").read_text()
     )["seconds"]
-    assert 0 < count < 3000
+    assert 200 < count < 260
     assert loops[0].minutes == pytest.approx((36 - spent) / 60, abs=0.01)
     assert CliRunner().invoke(app, words).exit_code == 130
     assert len(answers.read_text().splitlines()) == count, "the time for answers was over"
