@@ -12,6 +12,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.target.adapter import Adapter
+from paceline.target.load import load
+from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, measure, train_sorted
@@ -126,6 +129,34 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path):
         assert isinstance(engines[1].drafter, Sorted)
         used = [(section.last, section.threshold) for section in engines[1].drafter.sections]
         assert used == exits_in_use([1, 2, 3], config["thresholds"], 3)
+
+
+def test_a_draft_may_be_an_adapter_of_the_first_layers(tmp_path):
+    pytest.importorskip("peft")
+    target = models.make("llama2", tmp_path / "target", **SMALL)
+    out, made = tmp_path / "thin", following_answers(tmp_path / "answers.jsonl")
+    loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
+    recipe = SortedConfig(layers=2, exits=(1, 2), length=32, rows=4, held_out=0.2, lora=8)
+    assert train_sorted(Training(target, made, out, tmp_path / "run", loop), recipe, compiled=False)
+    assert not (out / "model.safetensors").exists()
+    losses = [row["loss"] for row in json.loads((out / "config.json").read_text())["held_out"]["all"]]
+    untrained = cut(target, 2)
+    network = load(out, dtype="float32")
+    weights = Adapter.of(out).merged(dict(untrained.named_parameters()))
+    assert network.num_layers == 2
+    assert any("norm" in name and not torch.equal(w, weights[name]) for name, w in untrained.named_parameters())
+    untrained.load_state_dict(weights, strict=False)
+    made_ids, made_labels = split_rows(made, 32, 0, 0.2)[1]["made"]
+    each = [
+        float(SortedLoss(untrained, (1, 2)).eval()(*(torch.from_numpy(side).long() for side in (made_ids, made_labels)),
+                                                    torch.full((len(made_ids),), number)).detach())
+        for number in range(2)
+    ]  # fmt: skip
+    assert each == pytest.approx(losses, abs=0.02)
+    engines = [Engine(target, spec, dtype="float32", device="cpu") for spec in ("none", f"s2d:{out}")]
+    plain, drafted = (e.generate([[5, 6, 7]], SamplingParams(max_tokens=16)) for e in engines)
+    assert drafted[0].tokens == plain[0].tokens
+    assert drafted[0].mean_accepted_tokens > 1
 
 
 def test_what_is_watched_of_every_exit(tmp_path):

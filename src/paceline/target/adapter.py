@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target.folder import SMALL_FILES, find, name_of, open_file, read_json
+from paceline.target.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
 from paceline.target.quantised.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
+from paceline.target.shape import weight_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge it into its base model first, with peft's merge_and_unload"
@@ -40,7 +42,9 @@ class Adapter:
     """The adapter in a folder.
 
     base    the model that it changes: a folder, a GGUF file, or a name as `load` takes them.
-    config  its adapter_config.json."""
+    config  its adapter_config.json.
+
+    Beside an adapter of a model's first layers is a config.json of these layers: the sorted drafts of `train s2d`."""
 
     folder: Path
     base: str
@@ -52,7 +56,7 @@ class Adapter:
 
         ModelError if there is no such model, or for an adapter that cannot be merged."""
         folder = find(model, [*SMALL_FILES, "*.safetensors"])
-        if not (folder / CONFIG).exists() or (folder / "config.json").exists():
+        if not (folder / CONFIG).exists() or any(folder.glob("model*.safetensors*")):
             return None
         config = read_json(folder / CONFIG)
         if (kind := config.get("peft_type")) != "LORA":
@@ -88,6 +92,14 @@ class Adapter:
     def changed(self) -> list[str]:
         """Names of the weights that it changes."""
         return sorted({f"{part[1]}.weight" if (part := _PART.fullmatch(key)) else key for key in self.tensors})
+
+    def applied(self, config: PretrainedConfig, weights: WeightsByName) -> tuple[PretrainedConfig, Weights]:
+        """Configuration and weights of the model that the adapter makes of its base's."""
+        if (self.folder / "config.json").exists():
+            config = read_config(self.folder)
+            weights = {name: weights[name] for name in weight_shapes(config) if name in weights}
+        made = self.merged(weights)
+        return untied(config, made), made
 
     def merged(self, weights: WeightsByName) -> Weights:
         """The base's weights with the changes. A changed matrix in blocks is then one in Q8_0, since blocks of fewer

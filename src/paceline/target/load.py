@@ -130,8 +130,8 @@ def _load_folder(
             weights = {**native_weights(folder, config, tensors)}
             made_from = files.fingerprint(weights)
         if adapter:
-            weights = adapter.merged(weights)
-            config, made_from, remarks = files.untied(config, weights), files.fingerprint(weights), [adapter.remark]
+            config, weights = adapter.applied(config, weights)
+            made_from, remarks = files.fingerprint(weights), [adapter.remark]
         weights, made_of = in_precision(name, weights, precision)
         if round_inputs(name, {} if precision is None else weights, activations, wanted) == 16:
             dtype = wanted or torch.float32

@@ -23,16 +23,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.draft.spec import option
-from paceline.errors import PacelineError, install
-from paceline.jsonl import replacing, write_json
-from paceline.target.adapter import WEIGHTS
+from paceline.errors import PacelineError
+from paceline.jsonl import write_json
 from paceline.target.folder import TUNED_FILE
 from paceline.train.data import Rows, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
 from paceline.train.options import Compiled, DrafterOptions, drafter_command
-from paceline.train.saving import save_tensors
+from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
 from paceline.train.trainer import Trainer, TrainerConfig, Training, dtype_of, open_teacher, pad_token, training_folder
 
 SLOTS = 5  # slots that are measured, as many as `jacobi` has
@@ -198,7 +197,7 @@ def train_noisy(
     if not trainer.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
         return False
     if trainer.first:
-        thin = adapter_of(adapted) if config.lora else {}
+        thin = adapter_tensors(adapted) if config.lora else {}
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
         held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
         report, measured, slots = [], {}, []
@@ -220,35 +219,6 @@ def train_noisy(
             write_slots(training.out, slots)
         trainer.report(report)
     return True
-
-
-def with_adapters(network: Any, rank: int) -> Any:
-    """Add LoRA adapters to every matrix of the layers of `network`, and freeze its other weights."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise PacelineError(f"--lora needs the package peft; {install('train')}") from None
-    return get_peft_model(network, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
-
-
-def adapter_of(adapted: Any) -> dict[str, torch.Tensor]:
-    """The tensors of the adapter in a network, by peft's names."""
-    from peft import get_peft_model_state_dict
-
-    return {name: tensor.clone() for name, tensor in get_peft_model_state_dict(adapted).items()}
-
-
-def save_adapter(
-    out: Path, config: Any, tensors: Mapping[str, torch.Tensor], target: str | Path, dtype: torch.dtype
-) -> None:
-    """Write an adapter in peft's layout into the folder `out`; `target` is its base."""
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / WEIGHTS) as file:
-        save_tensors(file, {name: tensor.to(dtype) for name, tensor in tensors.items()}, {"format": "pt"})
-    base = Path(target).expanduser()
-    config.base_model_name_or_path = str(base.resolve() if base.exists() else target)
-    config.inference_mode = True
-    config.save_pretrained(out)
 
 
 @torch.no_grad()

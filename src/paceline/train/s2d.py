@@ -27,9 +27,10 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.methods.s2d import NEVER
-from paceline.draft.models.checkpoint import KIND
+from paceline.draft.models.checkpoint import CONFIG, KIND
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.jsonl import write_json
 from paceline.target.load import read_config
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
@@ -37,7 +38,17 @@ from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, Distance, LmLoss, chunked_cross_entropy, distance
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
 from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
-from paceline.train.trainer import LOSS_HELP, Trainer, TrainerConfig, Training, dtype_of, open_teacher, training_folder
+from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
+from paceline.train.trainer import (
+    LOSS_HELP,
+    Trainer,
+    TrainerConfig,
+    Training,
+    dtype_of,
+    model_config,
+    open_teacher,
+    training_folder,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,12 @@ class SortedConfig(TrainerConfig):
         names=("--teacher",),
     )
     loss: Distance = option("kl+tv", f"With --teacher: {LOSS_HELP}")
+    lora: int = option(
+        0,
+        "Rank of a LoRA adapter of the layers to train and write instead of the layers, with their norms; 0: train all "
+        "weights.",
+        least=0,
+    )
     lr: float = option(3e-4, "Peak learning rate.", least=0)
 
     def check(self, target: Path) -> None:
@@ -132,10 +149,13 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
     teacher, held = trainer.teacher, trainer.held
     layers, exits = config.depths(teacher.config.num_hidden_layers)
     network = cut(training_folder(training.target), layers)
+    adapted = with_adapters(network, config.lora, norms=True) if config.lora else network
     loss = SortedLoss(network, exits, teacher if config.teacher else None, config.loss, compiled)
     if not trainer.train(loss, validation(held, exits)):
         return False
     if trainer.first:
+        thin = adapter_tensors(adapted) if config.lora else {}
+        network = adapted.merge_and_unload() if config.lora else network
         fits: Fits = {}
         thresholds, report = None, []
         if held:
@@ -149,7 +169,12 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
             )
         of_target = {KIND: "s2d", "paceline": __version__, "target": asdict(trainer.target_facts())}
         facts = trainer.facts("sorted", exits=list(exits), thresholds=thresholds, held_out=rows_of(fits))
-        trainer.save_model(network, dtype_of(training_folder(training.target)), of_target | facts)
+        dtype = dtype_of(training_folder(training.target))
+        if config.lora:
+            save_adapter(training.out, adapted.peft_config["default"], thin, training.target, dtype)
+            write_json(training.out / CONFIG, model_config(network, dtype) | of_target | facts, indent=2)
+        else:
+            trainer.save_model(network, dtype, of_target | facts)
         trainer.report(report)
     return True
 

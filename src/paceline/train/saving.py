@@ -20,7 +20,10 @@ from torch import Tensor
 from paceline import __version__
 from paceline.draft.models.checkpoint import BLOCKS, CONFIG, KIND, WEIGHTS, TargetFacts
 from paceline.draft.models.vocab import Vocabulary, vocab_size
+from paceline.errors import PacelineError, install
 from paceline.jsonl import replacing, write_whole
+from paceline.target.adapter import CONFIG as ADAPTER_CONFIG
+from paceline.target.adapter import WEIGHTS as ADAPTER
 from paceline.target.quantised.blocks import Blocks, WeightsByName
 from paceline.target.tokenizer import Tokenizer
 
@@ -52,6 +55,46 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     except SafetensorError as error:
         raise OSError(str(error)) from None
     file.chmod(0o644)  # safetensors writes for the owner alone
+
+
+# Adapters --------------------------------------------------------------------------------------------------------
+
+
+def with_adapters(network: Any, rank: int, norms: bool = False) -> Any:
+    """Add LoRA adapters to every matrix of the layers of `network`, and freeze its other weights, but norms if they
+    are to learn whole."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise PacelineError(f"--lora needs the package peft; {install('train')}") from None
+    whole = ["norm"] if norms else None
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", modules_to_save=whole)
+    return get_peft_model(network, config)
+
+
+def adapter_tensors(adapted: Any) -> dict[str, Tensor]:
+    """Copies of an adapter's tensors in a network, by peft's names."""
+    from peft import get_peft_model_state_dict
+
+    return {name: tensor.clone() for name, tensor in get_peft_model_state_dict(adapted).items()}
+
+
+def drop_adapter(out: Path) -> None:
+    """Delete the adapter that an earlier training wrote into the folder `out`."""
+    for name in (ADAPTER, ADAPTER_CONFIG):
+        (out / name).unlink(missing_ok=True)
+
+
+def save_adapter(out: Path, config: Any, tensors: Mapping[str, Tensor], target: str | Path, dtype: torch.dtype) -> None:
+    """Write an adapter in peft's layout into the folder `out`; config is peft's, `target` the base."""
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / ADAPTER) as file:
+        save_tensors(file, {name: tensor.to(dtype) for name, tensor in tensors.items()}, {"format": "pt"})
+    (out / WEIGHTS).unlink(missing_ok=True)  # of a whole model that an earlier training wrote
+    base = Path(target).expanduser()
+    config.base_model_name_or_path = str(base.resolve() if base.exists() else target)
+    config.inference_mode = True
+    config.save_pretrained(out)
 
 
 # Vocabularies ----------------------------------------------------------------------------------------------------

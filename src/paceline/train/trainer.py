@@ -35,7 +35,7 @@ from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.outlook import Outlook
-from paceline.train.saving import coverage, must_keep, save_drafter, save_folder
+from paceline.train.saving import coverage, drop_adapter, must_keep, save_drafter, save_folder
 from paceline.train.student import StateCache, Student, target_states
 from paceline.workbench.peers.setup import expanded, folder_of
 
@@ -264,10 +264,9 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         self.tokenizer.inner.save_pretrained(out)
         network.generation_config.save_pretrained(out)
-        config = json.loads(network.config.to_json_string(use_diff=False))
-        config |= {"architectures": [type(network).__name__], "dtype": str(dtype).removeprefix("torch.")}
         weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
-        save_folder(out, config | dict(facts), weights)
+        drop_adapter(out)
+        save_folder(out, model_config(network, dtype) | dict(facts), weights)
 
     def report(self, lines: Sequence[str]) -> None:
         """Print the measurements, and where the drafter was written."""
@@ -326,6 +325,12 @@ def open_teacher(target: Path) -> Any:
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")
     return teacher
+
+
+def model_config(network: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """The entries of config.json of a model, whose weights are stored in `dtype`."""
+    config: dict[str, Any] = json.loads(network.config.to_json_string(use_diff=False))
+    return config | {"architectures": [type(network).__name__], "dtype": str(dtype).removeprefix("torch.")}
 
 
 def dtype_of(folder: Path) -> torch.dtype:

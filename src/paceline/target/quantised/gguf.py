@@ -21,7 +21,7 @@ from paceline.errors import ModelError, shortened
 from paceline.target.adapter import Adapter
 from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import fingerprint, one_line, refuse_pointer, untied
+from paceline.target.folder import fingerprint, one_line, refuse_pointer
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import (
     Blocks,
@@ -258,8 +258,7 @@ def load_gguf(
     config = config_of(file)
     weights, held = weights_of(file, config), None
     if adapter is not None:
-        weights = adapter.merged(weights)
-        config = untied(config, weights)
+        config, weights = adapter.applied(config, weights)
     made_from = fingerprint(weights)
     weights, made_of = in_precision(path, weights, precision)
     if precision == "auto":
