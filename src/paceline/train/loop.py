@@ -11,6 +11,7 @@ import json
 import math
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # of norms under autocast: as intended
 
 Batch = dict[str, Tensor]
 LOG = "log.jsonl"  # the log of a run, in its folder

@@ -196,6 +196,8 @@ class DrafterOptions(AnswerOptions):
             spent = before + monotonic() - began
             run.mkdir(parents=True, exist_ok=True)
             write_json(note, {"seconds": round(spent, 1)})
+        if spent >= seconds * ANSWERING:
+            typer.echo("the time for answers is over; training goes on with those that are there", err=True)
         return answers, max(seconds - spent, 0.0) / 60
 
 
