@@ -136,7 +136,10 @@ class Adapter:
 
     def _scale(self, module: str, rank: int) -> float:
         """alpha / r, or alpha / sqrt(r) with rsLoRA. A pattern of alphas names modules by the ends of their names."""
-        patterns = self.config.get("alpha_pattern") or {}
-        own = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
-        alpha = float(next(own, self.config.get("lora_alpha", 8)))
+        try:
+            patterns = self.config.get("alpha_pattern") or {}
+            own = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+            alpha = float(next(own, self.config.get("lora_alpha", 8)))
+        except (TypeError, ValueError, AttributeError, re.error):
+            raise ModelError(f"{self.folder / CONFIG}: lora_alpha and the values of alpha_pattern are numbers") from None
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
