@@ -141,5 +141,5 @@ class Adapter:
             own = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
             alpha = float(next(own, self.config.get("lora_alpha", 8)))
         except (TypeError, ValueError, AttributeError, re.error):
-            raise ModelError(f"{self.folder / CONFIG}: lora_alpha and the values of alpha_pattern are numbers") from None
+            raise ModelError(f"{self.folder / CONFIG}: lora_alpha and values of alpha_pattern are numbers") from None
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
