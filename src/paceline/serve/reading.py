@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from paceline.core.request import overlap
 from paceline.errors import PacelineError
-from paceline.strict_json import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 
 
 @dataclass(frozen=True)
