@@ -122,15 +122,10 @@ class DrafterOptions(AnswerOptions):
 
     target: TargetName
     out: Out
-    # Not --run: torchrun would read it as its own --run-path.
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoints",
-            help="Folder of answers, checkpoint and log, for resuming. [default: OUT-run next to OUT]",
-            callback=check_folder,
-        ),
-    ] = None
+    run: Path | None = option(  # not --run: torchrun would read it as its own --run-path
+        None, "Folder of answers, checkpoint and log, for resuming. [default: OUT-run next to OUT]",
+        names=("--checkpoints",), callback=check_folder,
+    )  # fmt: skip
     data: list[Path] | None = option(
         None, "JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False
     )
