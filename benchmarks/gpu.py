@@ -40,10 +40,7 @@ SHARES = {
 }  # fmt: skip
 """Of the time, by part, in the order in which they run."""
 
-REUSE = (
-    ("vanilla", "none"), ("residual", "past-answer"), ("residual", "past-answer,first=8"),
-    ("residual", "past-answer,first=8+sam,past=65536"),
-)  # fmt: skip
+REUSE = (("vanilla", "none"), ("residual", "past-answer"), ("residual", "past-answer,first=8"))
 """Rules and drafters of rollouts with the answers of the last epoch."""
 
 Row = dict[str, Any]
@@ -471,7 +468,7 @@ def rollouts(part: Part) -> None:
             for weight in model.parameters():
                 noise = torch.randn(weight.shape, generator=generator, device=part.device)
                 weight += 0.02 * weight.std() * noise.to(weight)
-        for rule, draft in REUSE[:3]:
+        for rule, draft in REUSE:
             store = RolloutStore()
             store.load_state_dict(filled.state_dict())
             with Policy(model, draft, eos_token_ids=ends, max_batch=batch).engine() as engine:

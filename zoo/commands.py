@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import check_folder
 from paceline.train.options import (
@@ -38,19 +39,13 @@ class StageOptions:
 
     sources: Sources
     out: Out
-    run: Annotated[
-        Path,
-        typer.Option(
-            "--checkpoints",
-            help="Folder of the checkpoint and log; run the same command again to resume.",
-            callback=check_folder,
-        ),
-    ]
+    run: Path = option(
+        help="Folder of the checkpoint and log; run the same command again to resume.",
+        names=("--checkpoints",), callback=check_folder,
+    )  # fmt: skip
     minutes: Minutes = None
     tokens: Tokens = None
-    generated: Annotated[
-        int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.", min=0)
-    ] = 150_000
+    generated: int = option(150_000, "Generated examples (sums, translation, reading) mixed in; 0: none.", least=0)
     save_every: SaveEvery = 5.0
     compiled: Compiled = True
     threads: Threads = 1

@@ -356,7 +356,7 @@ def many(tmp_path, items, concurrency, delay):
 
 
 def test_concurrency_is_used_and_kept(tmp_path):
-    _, _, server = many(tmp_path, items=32, concurrency=16, delay=0.1)
+    _, _, server = many(tmp_path, items=32, concurrency=16, delay=0.4)  # long beside what a busy machine adds
     assert server.most_busy == 16
 
 

@@ -131,7 +131,7 @@ def test_another_model_that_judges_has_neither_the_tokenizer_nor_the_thoughts_of
         for judge in judges:
             assert isinstance(judge, ModelJudge)
             assert isinstance(judge.backend.endpoint, Remote)
-            seen.append((judge.markers.opened, judge.backend.tokenizer is not None))
+            seen.append((judge.opened, judge.backend.tokenizer is not None))
             await judge.backend.close()
         return seen
 

@@ -219,20 +219,3 @@ def test_the_selector_learns_the_texts_token_after_the_texts_token():
     assert sums[1, 1] > 0, "some text is among the best"
     wanted = (sums[:, 0] / sums[:, 1]).sum()
     torch.testing.assert_close(loss(ids, labels).detach(), wanted.detach(), atol=1e-3, rtol=1e-4)
-
-
-def test_the_loss_of_dflash2_falls():
-    """To less than the distributions alone can bring it: tokens follow from the ones before."""
-    torch.manual_seed(0)
-    model = network()
-    loss = second_of(model, torch.arange(models.VOCAB_SIZE), randomized=False).train()
-    ids = (torch.arange(4, 4 + 24) * 7 % 200 + 4).repeat(4, 1)
-    labels, optimiser = ids.roll(-1, 1), torch.optim.AdamW(loss.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        value = loss(ids, labels)
-        value.backward()
-        optimiser.step()
-        losses.append(value.item())
-    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3

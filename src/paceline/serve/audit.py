@@ -9,8 +9,7 @@ Each token must be one that the model could say there, by the request's own para
 * Sampled: none that is filtered out, as far as rounding moves the filters' borders; and over many answers, rare tokens
   and the best one come as often as the model says. These counts are martingales (`chance.bounds`) if nobody chose the
   noise, so answers to a seed that the request gave do not count: a client could look for seeds that draw rare tokens.
-  Window k of WINDOW tokens may give a false alarm
-  with probability LEVEL / (k (k + 1)), so all windows together with LEVEL.
+  Window k of WINDOW tokens may give a false alarm with probability LEVEL / (k (k + 1)), so all windows with LEVEL.
 
 What the plain path computes wrongly itself, such as broken weights, shows nowhere here."""
 

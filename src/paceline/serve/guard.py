@@ -24,8 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError, shortened
+from paceline.jsonl import NotJSON, loads
 from paceline.serve.settings import Limits, Refused, Settings
-from paceline.strict_json import NotJSON, loads
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
 Fields = TypeVar("Fields", bound=BaseModel)

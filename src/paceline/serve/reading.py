@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from paceline.core.request import overlap
 from paceline.errors import PacelineError
-from paceline.strict_json import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 
 
 @dataclass(frozen=True)
@@ -436,15 +436,7 @@ class Reader:
         call = None if not object_.end else _parsed(self._text[: object_.end], head if key is None else None)
         if call is None or call[0] not in self._names or (arguments and head and head[1] != call[0]):
             return False
-        if call[0] in self._strict and not self._strict[call[0]](call[1]):
-            return False
-        if arguments is None:
-            self._begin(call[0])
-            self._pass_on(call[1])
-        self._out.append(Piece("called", "", self._begun - 1))
-        self.called += 1
-        self._text = self._text[object_.end :]
-        return True
+        return self._take(*call, object_.end, begun=arguments is not None)
 
     def _written(self, way: Writing, begun: re.Match[str]) -> Generator[None, None, bool]:
         """As `_call`, for a call that is no JSON object."""
@@ -467,14 +459,20 @@ class Reader:
             else:
                 at = max(at, len(self._text) - len(way.end) + 1)
                 yield
-        text = json.dumps(arguments, ensure_ascii=False)
-        if name in self._strict and not self._strict[name](text):
+        return self._take(name, json.dumps(arguments, ensure_ascii=False), end if way.stays else at)
+
+    def _take(self, name: str, arguments: str, end: int, begun: bool = False) -> bool:
+        """Hand out the rest of a whole call, which ends at `end`; False if the arguments do not fit a strict function.
+
+        begun  its name and arguments are handed out already."""
+        if name in self._strict and not self._strict[name](arguments):
             return False
-        self._begin(name)
-        self._pass_on(text)
+        if not begun:
+            self._begin(name)
+            self._pass_on(arguments)
         self._out.append(Piece("called", "", self._begun - 1))
         self.called += 1
-        self._text = self._text[end if way.stays else at :]
+        self._text = self._text[end:]
         return True
 
     def _begin(self, name: str) -> None:

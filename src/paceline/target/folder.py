@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import PATHS, ModelError, meant, shortened
-from paceline.strict_json import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 from paceline.target.checks import check_limits, is_number, short
 from paceline.target.quantised.blocks import Blocks, WeightsByName
 

@@ -63,6 +63,14 @@ class LayerLoss(Student):
         unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, self.teacher.model.embed_tokens.weight, steps)
         return unrolled
 
+    def of_steps(self, input_ids: Tensor, used: Tensor, steps: int, decay: float) -> Tensor:
+        """The sum of the distances of so many steps at the positions of `used` [B, T], step s weighing decay**s."""
+        read, last = self.states(input_ids)
+        total = torch.zeros((), device=last.device)
+        for step, hidden in enumerate(self.unroll(read, input_ids, steps)):
+            total = total + decay**step * self.distance(hidden, last[:, 1 + step :], used[:, 1 + step :])
+        return total
+
     def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
         read, last = self.states(input_ids)
         return last, self.unroll(read, input_ids, depths)
@@ -230,6 +238,9 @@ class TapsLoss(Student):
         states, last = self.target_states(input_ids)
         return states[..., :-1, :].flatten(-2), last
 
+    def distance(self, hidden: Tensor, last: Tensor, where: Tensor, depth: int = 0) -> Tensor:
+        return distance(self.loss, hidden, self.table(), last, self.of_target, where)
+
     def probs(self, hidden: Tensor, depth: int) -> Tensor:
         return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.vocab_size)
 
@@ -321,14 +332,8 @@ class Eagle3Loss(TapsLoss, LayerLoss):
         return table
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        taps, last = self.taps(input_ids)
         used = (labels != IGNORE) & self.is_kept[labels.clamp_min(0)]
-        total, config = torch.zeros((), device=last.device), self.config
-        for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
-            here, target = used[:, 1 + step :], last[:, 1 + step :]
-            loss = distance(self.loss, read, self.table(), target, self.of_target, here)
-            total = total + config.decay**step * loss
-        return total
+        return self.of_steps(input_ids, used, self.config.steps, self.config.decay)
 
     def facts(self) -> dict[str, Any]:
         config = speculators_config(self.teacher.config, self.reads, len(self.tokens), self.config.flags)

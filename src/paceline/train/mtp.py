@@ -135,12 +135,9 @@ class MtpLoss(LayerLoss):
         self.module = MtpModule(teacher, self.head)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        read, last = self.states(input_ids)
-        total, weights = torch.zeros((), device=last.device), [self.config.decay**k for k in range(self.config.steps)]
-        for step, hidden in enumerate(self.unroll(read, input_ids, len(weights))):
-            known = labels[:, 1 + step :] != IGNORE
-            total = total + weights[step] * self.distance(hidden, last[:, 1 + step :], known)
-        return total / sum(weights)
+        steps, decay = self.config.steps, self.config.decay
+        total = self.of_steps(input_ids, labels != IGNORE, steps, decay)
+        return total / sum(decay**k for k in range(steps))
 
     def saved(self) -> dict[str, Tensor]:
         return {f"mtp.{name}": tensor for name, tensor in as_checkpoint(super().saved()).items()}

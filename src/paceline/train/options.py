@@ -136,15 +136,10 @@ class DrafterOptions(AnswerOptions):
 
     target: TargetName
     out: Out
-    # Not --run: torchrun would read it as its own --run-path.
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoints",
-            help="Folder of answers, checkpoint and log, for resuming. [default: OUT-run next to OUT]",
-            callback=check_folder,
-        ),
-    ] = None
+    run: Path | None = option(  # not --run: torchrun would read it as its own --run-path
+        None, "Folder of answers, checkpoint and log, for resuming. [default: OUT-run next to OUT]",
+        names=("--checkpoints",), callback=check_folder,
+    )  # fmt: skip
     data: list[Path] | None = option(
         None,
         "Recorded answers with their prompts, in any format that `paceline replay` reads: the target's own, or the log "

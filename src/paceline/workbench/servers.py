@@ -27,7 +27,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
-from paceline.strict_json import loads
+from paceline.jsonl import loads
 from paceline.workbench.client import (
     Client,
     Completion,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.strict_json import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 
 INTRODUCTION = (
     'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'

@@ -18,6 +18,9 @@ from paceline.workbench.endpoint import Endpoint
 if TYPE_CHECKING:
     from paceline.target.tokenizer import Tokenizer
 
+OPEN, CLOSE = "<think>", "</think>"
+"""The marks around a thought."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -66,46 +69,40 @@ class Response:
         return self.call.finish_reason
 
 
-@dataclass(frozen=True)
-class Markers:
-    """The marks around a thought. opened: the user says that the server's chat template opens the thought."""
-
-    open: str = "<think>"
-    close: str = "</think>"
-    opened: bool = False
-
-
-def split_thought(reply: Response, markers: Markers, before: str | None = None, keep_open: bool = False) -> Output:
+def split_thought(
+    reply: Response, opened: bool = False, before: str | None = None, keep_open: bool = False
+) -> Output:
     """Split a response into thought and answer, at its last closing marker.
 
+    opened     the user says that the server's chat template opens the thought.
     before     the thought so far, if the response continues a forced one; None if the model began its turn.
     keep_open  take a thought without an end as the answer, as the official code does."""
     text = reply.text
-    thinking = before is not None or markers.opened or reply.opened or text.lstrip().startswith(markers.open)
-    if markers.close in text:
-        thought, _, response = text.rpartition(markers.close)
+    thinking = before is not None or opened or reply.opened or text.lstrip().startswith(OPEN)
+    if CLOSE in text:
+        thought, _, response = text.rpartition(CLOSE)
     elif thinking and not reply.reasoning and not keep_open:
         why = "the budget ended within the thought" if reply.finish_reason == "length" else "the thought never ended"
         return Output((before or "") + text, "", reply.finish_reason, why, True)
     else:
         thought, response = reply.reasoning, text
-    thought = thought if before is not None else thought.strip().removeprefix(markers.open)
+    thought = thought if before is not None else thought.strip().removeprefix(OPEN)
     response = response.strip()
     return Output((before or "") + thought, response, reply.finish_reason, None if response else "the answer is empty")
 
 
-def opened(prompt: str, markers: Markers = Markers()) -> bool:
+def opens(prompt: str) -> bool:
     """Whether a rendered conversation ends with the marker of a thought: some chat templates open it."""
-    return prompt.rstrip().endswith(markers.open)
+    return prompt.rstrip().endswith(OPEN)
 
 
-def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Request:
+def continued(request: Request, prompt: str) -> Request:
     """`request` without the part of its prefix that `prompt`, its rendered messages, already ends with."""
-    if not opened(prompt, markers):
+    if not opens(prompt):
         return request
-    prefix, opening = request.prefix, prompt[prompt.rindex(markers.open) :]
+    prefix, opening = request.prefix, prompt[prompt.rindex(OPEN) :]
     written = in_common(opening, prefix)
-    if written < len(markers.open):  # the prefix does not begin with a thought
+    if written < len(OPEN):  # the prefix does not begin with a thought
         return request
     return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
 
@@ -167,7 +164,7 @@ class Backend:
             tries=completion.tries,
             speculation=_speculation(completion),
         )
-        return Response(completion.text, call, completion.reasoning, opened(rendered))
+        return Response(completion.text, call, completion.reasoning, opens(rendered))
 
 
 def _speculation(done: Completion) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ All figures are computed from verdicts, so another alpha or another reading of N
 pool all answers; with scenarios of equal size this is also the mean over scenarios. Shares are between 0 and 1."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, combinations, product
 from pathlib import Path
@@ -166,14 +166,14 @@ def _mean(values: Sequence[Any]) -> float | None:
     return None if not values or any(value is None for value in values) else float(np.mean(values))
 
 
-def intervals(scores: Sequence[Score], seed: int = 0) -> dict[str, Any]:
+def intervals(scores: Sequence[Score]) -> dict[str, Any]:
     """95 % intervals by bootstrap over answers, (low, high) each; None for fewer answers than ENOUGH."""
     if len(scores) < ENOUGH:
         return dict.fromkeys(FIGURES)
     from scipy.stats import bootstrap
 
     values = np.array([astuple(one) for one in scores])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     bounds = bootstrap([values], np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=random)
     low, high = bounds.confidence_interval
     return {name: (float(low[i]), float(high[i])) for i, name in enumerate(FIGURES)}
@@ -252,24 +252,21 @@ def _columns(judges: Sequence[str], results: Sequence[Row], name: str) -> np.nda
     return np.array(whole).T if whole else np.empty((len(judges), 0))
 
 
-def by_phase(folder: Path, about: About, only: Container[tuple[str, str]] | None = None) -> list[dict[str, Any]]:
+def by_phase(folder: Path, about: About) -> list[dict[str, Any]]:
     """The cost of each phase of each method on our engine; empty for a model over HTTP. For phases see `Call`.
-    tokens_a_round: new tokens for each forward that gave any; plain decoding has 1.
-
-    only  (item, method) of the answers that count; None: all."""
+    tokens_a_round: new tokens for each forward that gave any; plain decoding has 1."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     # Only the last attempt of each failed item.
     failed = {row["key"]: row for row in planned_rows(folder / ERRORS, about)}
     for row in chain(*(planned_rows(folder / file, about) for file in (GENERATIONS, JUDGEMENTS)), failed.values()):
-        if only is None or (row["item"], row["method"]) in only:
-            for call in row.get("calls") or ():
-                if call["speculation"] is not None:
-                    phase = sums.setdefault((row["method"], call["phase"]), Counter())
-                    phase["requests"] += 1
-                    for name in ("prefilled", "cached", "injected", "generated", "seconds"):
-                        phase[name] += call[name] or 0
-                    for name in ("rounds", "draft_tokens"):
-                        phase[name] += call["speculation"][name]
+        for call in row["calls"]:
+            if call["speculation"] is not None:
+                phase = sums.setdefault((row["method"], call["phase"]), Counter())
+                phase["requests"] += 1
+                for name in ("prefilled", "cached", "injected", "generated", "seconds"):
+                    phase[name] += call[name] or 0
+                for name in ("rounds", "draft_tokens"):
+                    phase[name] += call["speculation"][name]
     return [
         {
             "method": method,

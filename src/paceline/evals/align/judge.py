@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import ModelError
 from paceline.evals.align import prompts, sample
-from paceline.evals.align.backend import Backend, Markers, Request, split_thought
+from paceline.evals.align.backend import Backend, Request, split_thought
 from paceline.evals.align.figures import score
 from paceline.evals.align.options import Decoding, JudgeConfig, Scoring
 from paceline.evals.align.prompts import BLOCKS, Message
@@ -48,8 +48,8 @@ class Unjudged(CompletionError):
 
 
 class ModelJudge:
-    def __init__(self, backend: Backend, config: JudgeConfig = JudgeConfig(), markers: Markers = Markers()):
-        self.backend, self.config, self.markers, self.label = backend, config, markers, backend.label
+    def __init__(self, backend: Backend, config: JudgeConfig = JudgeConfig(), opened: bool = False):
+        self.backend, self.config, self.opened, self.label = backend, config, opened, backend.label
 
     @property
     def identity(self) -> Any:
@@ -87,7 +87,7 @@ class ModelJudge:
             request = Request(turns, decoding, "judge", f"judge {scope}", schema=schema)
             response = await self.backend.complete(request)
             calls.append(response.call)
-            output = split_thought(response, self.markers)
+            output = split_thought(response, self.opened)
             try:
                 return read(output.response)
             except Unreadable as error:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.draft.spec import Options, option, parse, values
 from paceline.errors import MethodError, meant
 from paceline.evals.align import prompts
-from paceline.evals.align.backend import Backend, Markers, Request, Response, split_thought
+from paceline.evals.align.backend import CLOSE, OPEN, Backend, Request, Response, split_thought
 from paceline.evals.align.judge import Scorer
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Call, Generation, Item, Output, Scenario
@@ -25,12 +25,13 @@ class Setting:
     adversarial  ask the disguised prompts, not the plain ones.
     rules_first  put the rules before the query, so that all prompts of a scenario share a cached prefix; the official
                  prompt has them after it.
+    opened       the server's chat template opens the thought.
     keep_open    take a thought that never ended as the answer, as the official code does."""
 
     decoding: Decoding = field(default_factory=Decoding)
     adversarial: bool = True
     rules_first: bool = False
-    markers: Markers = field(default_factory=Markers)
+    opened: bool = False
     keep_open: bool = False
 
 
@@ -87,7 +88,7 @@ class Task:
 
     def split(self, response: Response, thought: str | None = None) -> Output:
         """A response, split. thought: the forced thought that it continues, if any."""
-        return split_thought(response, self.setting.markers, thought, self.setting.keep_open)
+        return split_thought(response, self.setting.opened, thought, self.setting.keep_open)
 
     def done(self, answer: Output, **extra: object) -> Generation:
         """The generation of the last output. `extra["cut"]` names the earlier phases that ran out of budget."""
@@ -108,10 +109,9 @@ async def vanilla(task: Task, _: None) -> Generation:
 
 async def zero_think(task: Task, _: None) -> Generation:
     """Vanilla with an empty thought before the answer, so there are no thought tokens."""
-    markers = task.setting.markers
-    forced = f"{markers.open}\n\n{markers.close}\n\n"
+    forced = f"{OPEN}\n\n{CLOSE}\n\n"
     response = await task.ask(prompts.chat(task.turn), "answer", prefix=forced, forced=forced)
-    text = response.text.rpartition(markers.close)[2].strip()
+    text = response.text.rpartition(CLOSE)[2].strip()
     return task.done(Output("", text, response.finish_reason, None if text else "the answer is empty"))
 
 
@@ -125,8 +125,7 @@ async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int
     *first, (last, final) = forced
     for phase, text in first:
         prefix += text
-        stop = (task.setting.markers.close,)
-        response = await task.ask(turn, phase, prefix=prefix, forced=text, stop=stop, max_tokens=step_tokens)
+        response = await task.ask(turn, phase, prefix=prefix, forced=text, stop=(CLOSE,), max_tokens=step_tokens)
         prefix += response.text.rstrip()
     prefix += final
     return await task.ask(turn, last, prefix=prefix, forced=final), prefix
@@ -139,10 +138,9 @@ class MoreThinkOptions(Options):
 
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
     """Where a thought ends "Wait" is appended, and the model thinks again. One pass forces only the opening marker."""
-    opening = task.setting.markers.open
-    texts = [f"{opening}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
+    texts = [f"{OPEN}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
     response, prefix = await _think(task, [(f"pass {n}", text) for n, text in enumerate(texts, 1)])
-    return task.done(task.split(response, prefix.removeprefix(opening)))
+    return task.done(task.split(response, prefix.removeprefix(OPEN)))
 
 
 @dataclass(frozen=True)
@@ -160,14 +158,13 @@ class Align3Options(Options):
 async def align3(task: Task, options: Align3Options) -> Generation:
     """One thought that deliberates on the rules (Zhang et al. 2025, arXiv 2509.14760, section 4). It begins with the
     behavioural rules (step 1). Where it would end, the safety rules are inserted (step 2), then all rules (step 3)."""
-    markers = task.setting.markers
-    glue = [f"{markers.open}\n", *["\n\n"] * (len(options.steps) - 1)]
+    glue = [f"{OPEN}\n", *["\n\n"] * (len(options.steps) - 1)]
     steps = zip(glue, options.steps, strict=True)
     forced = [(f"step {step}", g + prompts.text("step", step, task.scenario)) for g, step in steps]
     response, prefix = await _think(task, forced, options.step_tokens)
-    answer = task.split(response, prefix.removeprefix(markers.open))
+    answer = task.split(response, prefix.removeprefix(OPEN))
     if answer.open and options.close:
-        end = f"\n{markers.close}\n\n"
+        end = f"\n{CLOSE}\n\n"
         prefix += response.text.rstrip() + end
         response = await task.ask(prompts.chat(task.turn), "answer", prefix=prefix, forced=end)
         answer = task.split(replace(response, text=end + response.text), answer.thought)

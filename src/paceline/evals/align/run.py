@@ -23,7 +23,7 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import MethodError, PacelineError
 from paceline.evals.align import prompts
-from paceline.evals.align.backend import Backend, Markers
+from paceline.evals.align.backend import Backend
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, KIND, results
 from paceline.evals.align.judge import CHECKS, Checks, Judge, ModelJudge, Scorer, Unjudged, open_scorer
@@ -113,7 +113,7 @@ async def _align(
         judges = [await open_judge(name, asked, backends) for name in names]
         if len({judge.label for judge in judges}) < len(judges):
             raise PacelineError("two judges have the same name; a run tells judges apart by their models")
-        setting = Setting(asked.decoding, not asked.plain_prompts, asked.rules_first, _markers(asked), asked.compat)
+        setting = Setting(asked.decoding, not asked.plain_prompts, asked.rules_first, asked.thinking, asked.compat)
         chooses = any(method.chooses for method in methods)
         scorer = open_scorer(asked.reward, judges, asked.scoring, _retry(asked)) if chooses else None
         plan = Plan(data, methods, backend, judges, setting, scorer, asked.concurrency)
@@ -162,11 +162,7 @@ async def open_judge(name: str, asked: AlignOptions, backends: dict[str, Backend
     spec = asked.model if name == SELF else name
     if spec not in backends:
         backends[spec] = await open_backend(spec, asked, asked.judge_keys)
-    return ModelJudge(backends[spec], asked.judging, _markers(asked) if spec == asked.model else Markers())
-
-
-def _markers(asked: AlignOptions) -> Markers:
-    return Markers(opened=asked.thinking)
+    return ModelJudge(backends[spec], asked.judging, asked.thinking and spec == asked.model)
 
 
 def _retry(asked: AlignOptions) -> Retry:

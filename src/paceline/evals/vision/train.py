@@ -51,7 +51,7 @@ class Pairs:
     images: Tensor  # (n, d), of unit length
     texts: Tensor  # (n, d), of unit length
     captions: Tensor  # (n,): equal numbers for equal captions
-    cases: Tensor | None = None  # (n,): equal numbers for pairs of one case; None where there are no cases
+    cases: Tensor  # (n,): equal numbers for pairs of one case
 
     def same_caption(self) -> Tensor:
         """(n, n): true for two different pairs with one caption, which would be false negatives."""
@@ -66,9 +66,7 @@ def clip_loss(pairs: Pairs, scale: Tensor) -> Tensor:
     """The contrastive loss, the mean of both directions. Pairs with the same caption are not each other's negatives.
 
     scale: of the logits."""
-    never = pairs.same_caption()
-    to_text = direction_loss(pairs.images, pairs.texts, None, never, scale)
-    return (to_text + direction_loss(pairs.texts, pairs.images, None, never, scale)) / 2
+    return hard_loss(pairs, None, scale, "batch")
 
 
 def hard_loss(
@@ -77,7 +75,6 @@ def hard_loss(
     """L_hn, the mean of both directions: each hard pair against the generic pairs and its hard negatives.
 
     scope: hard negatives of the pair's own case, or of all cases. negatives: their modality; "text" before SPEC."""
-    assert hard.cases is not None
     same_case = hard.cases[:, None] == hard.cases[None]
     never = hard.same_caption()
     if scope == "own":

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
-from paceline.strict_json import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 from paceline.target.checks import check_shapes
 from paceline.target.folder import INDEX, METHOD, SMALL_FILES, fingerprint, quantisation, shapes_of
 from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights, quantised
