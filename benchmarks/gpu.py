@@ -620,6 +620,82 @@ def memory(part: Part) -> None:
         del hog
 
 
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def train(asked: argparse.Namespace) -> int:
+    """Write answers in large batches, half greedy and half at temperature 1, and train eagle3 on all there are.
+
+    Both halves go on where they were stopped; the head and its checkpoint lie in OUT in pieces of at most 15 MB."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    answers = asked.out / "answers.jsonl"
+    generate(asked, answers, began + 60 * asked.minutes * asked.share)
+    left = asked.minutes - (time.monotonic() - began) / 60 - 0.4
+    head, checkpoints = asked.out / "smollm2-eagle3", asked.out / "run-eagle3"
+    words = [sys.executable, "-m", "paceline.train", "eagle3", asked.smollm2, "--data", str(answers)]
+    words += [word for file in asked.data for word in ("--data", file)]
+    words += ["--out", str(head), "--checkpoints", str(checkpoints), "--minutes", f"{left:.2f}", "--length", "512"]
+    words += ["--rows", str(asked.rows), "--vocab", "8192", "--stored", "int8", "--lr", str(asked.lr)]
+    words += ["--steps", str(asked.steps)]
+    status = ended(words, 60 * left + 60)
+    for file in [f for f in (*head.glob("*"), *asked.out.glob("answers.jsonl")) if f.stat().st_size > PIECE]:
+        split(file)
+    return status
+
+
+PIECE = 15 << 20
+
+
+def split(file: Path) -> None:
+    """Write a file's pieces beside it: FILE.0, FILE.1, ...; `cat FILE.*` joins them."""
+    data = file.read_bytes()
+    for at in range(0, len(data), PIECE):
+        file.with_name(f"{file.name}.{at // PIECE}").write_bytes(data[at : at + PIECE])
+
+
+def generate(asked: argparse.Namespace, out: Path, until: float) -> None:
+    """Add answers of transformers' model, sampled from its own law, to a file as `paceline.train` reads it.
+
+    All rows of a batch begin together, padded on the left, so that thousands of them run in one forward."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from paceline.target.load import load_tokenizer
+    from paceline.train.data import parse_sources
+    from paceline.train.generated import openings
+    from paceline.train.trainer import training_folder
+
+    tokenizer = load_tokenizer(asked.smollm2)
+    device = "cpu" if asked.cpu else "cuda"
+    dtype = torch.float32 if asked.cpu else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(training_folder(asked.smollm2), dtype=dtype).to(device).eval()
+    prompts = openings(parse_sources(asked.prompts), tokenizer, 384, asked.seed)
+    done = {json.loads(line)["id"] for line in out.read_text().splitlines()} if out.exists() else set()
+    end = tokenizer.eos_token_id or 0
+    for begin in range(0, len(prompts), asked.batch):
+        if time.monotonic() > until:
+            break
+        name = f"gpu {asked.seed} {begin}"
+        if f"{name} 0" in done:
+            continue
+        chunk, greedy = prompts[begin : begin + asked.batch], (begin // asked.batch) % 2 == 0
+        width = max(len(ids) for _, ids in chunk)
+        ids = torch.tensor([[end] * (width - len(p)) + p for _, p in chunk], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for _, p in chunk], device=device)
+        torch.manual_seed(asked.seed + begin)
+        own: Row = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        with torch.inference_mode():
+            made = model.generate(ids, attention_mask=mask, max_new_tokens=asked.max_tokens, pad_token_id=end, **own)
+        lines = []
+        for n, ((source, prompt), new) in enumerate(zip(chunk, made[:, width:].tolist(), strict=True)):
+            new = new[: new.index(end) + 1] if end in new else new
+            lines.append(json.dumps({"id": f"{name} {n}", "source": source, "prompt_tokens": prompt, "tokens": new}))
+        with out.open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        print(f"{begin + len(chunk):,} of {len(prompts):,} prompts answered", flush=True)
+
+
 # Showing -------------------------------------------------------------------------------------------------------------
 
 
@@ -648,7 +724,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
 def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="run", choices=["run", "part", "table"])
+    parser.add_argument("what", nargs="?", default="run", choices=["run", "part", "train", "table"])
     parser.add_argument("name", nargs="?", choices=[*PARTS], help="of `part`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -656,6 +732,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*PARTS], help="these parts")
     parser.add_argument("--cpu", action="store_true", help="small, on a CPU: a test of this script")
     parser.add_argument("--smollm2", default="smollm2", help="its file (default: the installed package's)")
+    parser.add_argument("--prompts", action="append", default=[], help="train: NAME=FILE, as `paceline train`")
+    parser.add_argument("--data", action="append", default=[], help="train: answers written before")
+    parser.add_argument("--share", type=float, default=0.45, help="train: of the time in which answers are written")
+    parser.add_argument("--batch", type=int, default=1024, help="train: answers written at once")
+    parser.add_argument("--max-tokens", type=int, default=192, help="train: of an answer")
+    parser.add_argument("--rows", type=int, default=32, help="train: of a batch")
+    parser.add_argument("--steps", type=int, default=3, help="train: depth that is learnt")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     asked.out = asked.out.resolve()
     sys.path.insert(0, str(REPOSITORY))  # for the tests' statistics
@@ -664,6 +749,8 @@ def main() -> int:
     if asked.what == "table":
         show(asked.out)
         return 0
+    if asked.what == "train":
+        return train(asked)
     if asked.what == "part":
         os.chdir(REPOSITORY)
         PARTS[asked.name](Part(asked))

@@ -1,16 +1,18 @@
-"""benchmarks/gpu.py, which nobody can try without a GPU but by its own `--cpu`; and that the harnesses run."""
+"""benchmarks/gpu.py and parcel.py, which nobody can try without a GPU but by their own `--cpu`; and that the harnesses
+run."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import gpu, results
+from benchmarks import gpu, parcel, results
 
 from paceline import DraftTree, Engine, SamplingParams
 from tests import drafters, models, native
@@ -53,6 +55,21 @@ def test_a_case_that_breaks_is_a_line_and_the_next_one_follows(tmp_path: Path) -
     first, second = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
     assert first["error"].startswith("ZeroDivisionError")
     assert second["ms"] == 0.5
+
+
+def test_pieces_of_a_parcel_are_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel, "FOLDERS", ("benchmarks",))
+    (tmp_path / "large").write_bytes(bytes(100) * 100)
+    large = f"large.gguf={tmp_path / 'large'}"
+    words = ["parcel.py", str(tmp_path / "out"), "--wheels", "--file", large, "--piece", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    parcel.main()
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"".join(piece.read_bytes() for piece in sorted((tmp_path / "out").iterdir())))
+    with tarfile.open(whole) as tar:
+        names = tar.getnames()
+    assert {"pyproject.toml", "benchmarks/gpu.py", "large.gguf"} <= {*names}
+    assert not [name for name in names if "__pycache__" in name]
 
 
 @pytest.mark.slow
