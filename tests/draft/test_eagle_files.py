@@ -15,7 +15,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.published.eagle3 import Flags, default_taps
+from paceline.draft.published.eagle import Flags, default_taps
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder

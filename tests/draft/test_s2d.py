@@ -150,7 +150,7 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
 
 
 def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.draft.models.text_model.CHUNK", 16)
+    monkeypatch.setattr("paceline.draft.models.draft_model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
     alone.drafter.model.catch_up(alone.row)
     assert {section.cache.length(0) for section in alone.drafter.sections} == {64}

@@ -22,7 +22,7 @@ from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.published import Equal, Grouped, create_schedule
+from paceline.engine.scheduler import Equal, Grouped, create_schedule
 from paceline.errors import ModelError, PacelineError
 from paceline.target.base import Needs
 from paceline.target.rectangles import Block, RectangularCache, RectangularTarget, rectangular

@@ -40,7 +40,7 @@ from paceline.engine.budget import Budget
 from paceline.engine.config import EngineConfig
 from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
-from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn
+from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
 from paceline.target.threads import Threads
@@ -63,8 +63,6 @@ class Engine:
             config.max_batch, config.prefill_chunk, self._pace, config.max_rows_per_client
         )  # fmt: skip
         if config.schedule is not None:
-            from paceline.engine.published import create_schedule
-
             self.schedule = create_schedule(config.schedule, config.max_batch, config.prefill_chunk)
         self.target = _target(model, self.schedule, config)
         self.tokenizer = config.tokenizer or self.target.tokenizer
@@ -459,25 +457,19 @@ class Engine:
 
 
 def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig) -> Target:
-    """Make the target: load `model`, or take it as it is, and give it the cache that `schedule` needs. Loaders and
-    rectangular caches are imported on demand.
+    """Make the target: load `model`, or take it as it is, and give it the cache that `schedule` needs.
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
-    is_rectangular = getattr(schedule, "is_rectangular", False)
     if isinstance(model, Target):
-        target = model
-    else:
-        from paceline.target.load import load
+        target = fitted(model, schedule)
+        if config.exact:
+            target.make_exact()
+        return target
+    from paceline.target.load import load  # on demand, like rectangular caches
 
-        how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
-        target = load(model, native=False if is_rectangular else None, **how)
-    if is_rectangular:
-        from paceline.target.rectangles import rectangular
-
-        target = rectangular(target)
-    if isinstance(model, Target) and config.exact:
-        target.make_exact()
-    return target
+    how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
+    native = False if getattr(schedule, "is_rectangular", False) else None
+    return fitted(load(model, native=native, **how), schedule)
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:

@@ -23,10 +23,10 @@ from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
-from paceline.draft.published import dflash, eagle3
+from paceline.draft.models.vocab import MEMBERS, OFFSETS
+from paceline.draft.published import dflash, eagle
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.draft.published.gguf import names_of
-from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
@@ -82,7 +82,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     model = load(target, native=True)
     config, tensors = open_head(folder, method, model)
     network: Any = HEADS[method](folder, config, tensors, model)
-    layout = (eagle3 if method == "eagle3" else dflash).LAYOUT
+    layout = eagle.EAGLE3 if method == "eagle3" else dflash.LAYOUT
     tensors = {name: one for name, one in layout.named(tensors).items() if name not in TABLES}
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table

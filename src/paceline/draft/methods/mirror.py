@@ -23,9 +23,9 @@ from paceline.core.clock import seconds_of
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
+from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.models.proposers import drawn_chain
-from paceline.draft.models.text_model import TextModel
 from paceline.draft.options import Options, option, quoted
 from paceline.draft.spec import parse
 from paceline.errors import MethodError

@@ -21,8 +21,7 @@ import numpy as np
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, ahead
 from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import continuation, up_to_end
-from paceline.draft.text.past import TwoHalves
+from paceline.draft.text.copying import TwoHalves, continuation, up_to_end
 from paceline.draft.text.store import open_for
 
 if TYPE_CHECKING:

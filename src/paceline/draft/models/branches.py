@@ -28,10 +28,9 @@ from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.tree import Floats, IntArray
 from paceline.draft.base import View
-from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Chain, top_with_logprobs
-from paceline.draft.models.text_model import TextModel
 
 Top = Sequence[tuple[int, float]]
 """(token, probability) of candidates for the next token, best first."""

@@ -24,7 +24,7 @@ from paceline.draft import shapes
 from paceline.draft.base import Drafter
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
-from paceline.draft.models.pending import Pending
+from paceline.draft.models.states import Pending
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.options import Options, option
 from paceline.draft.shapes import RankPath, Template

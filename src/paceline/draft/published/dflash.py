@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import TABLE, Entries, Tensors
+from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.draft.published.layout import Layout, layer_config
-from paceline.draft.published.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.shape import Shape

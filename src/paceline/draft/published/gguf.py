@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.draft.models.vocab import OFFSETS
 from paceline.draft.options import quoted
 from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.draft.published.mtp import OUTER as NEXTN
 from paceline.draft.published.mtp import head_shape
-from paceline.draft.published.vocab import OFFSETS
 from paceline.errors import MethodError
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
