@@ -251,7 +251,7 @@ def test_branches_go_where_windows_end():
     made.bind(target)
     ahead = Lookahead(made, num_candidates=3)
     for _ in range(400):
-        ahead.lengths.note(1, len(window))
+        ahead.survival.note_asked(len(window), len(window), 1, len(window))
     keys = ahead._outcomes(window, tops)
     assert len(keys) == len(set(keys)) == 12
     assert 6 < sum(a == 1 for a, _ in keys) <= 12
