@@ -19,10 +19,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.cost import forward_times
 from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
-from paceline.draft.tree_size import forward_times
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.train.heads import HeadsLoss

@@ -31,8 +31,7 @@ from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
 from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
-from paceline.target.load import load, load_tokenizer
-from paceline.target.quantised import checkpoint
+from paceline.target.load import load, load_tokenizer, read_blocks
 from paceline.target.quantised.blocks import Blocks, Weights, quantised
 from paceline.target.quantised.gguf import GGUF
 from paceline.target.shape import Shape
@@ -56,7 +55,7 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     config = untied(config, opened)
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
-        weights, own = checkpoint.read(folder, config, opened)[0], config.quantization_config["precision"]
+        weights, own = read_blocks(folder, config, opened)[0], config.quantization_config["precision"]
         kind = FILE_TYPES["int8" if dtype == "q8_0" else own]  # q8_0 expands blocks of four bits
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)

@@ -133,10 +133,9 @@ class DFlashSpec:
 
         vocab  number of the target's tokens. drafted: number of tokens that it drafts."""
         h = shape.hidden_size
-        shapes = {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
+        shapes = neural.head_shapes(shape)
+        shapes |= {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         for number in range(shape.num_layers):
-            of_layer = neural.head_shapes(shape, h, ("input_layernorm",))
-            shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
             for conv in CONVOLVED.values() if self.kernel else ():
                 shapes[f"layers.{number}.{conv}.base_kernel"] = (2, self.kernel, h)
                 rows = 2 * self.kernel * (h // self.group)

@@ -30,12 +30,8 @@ EAGLE = Layout(
 def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Name and shape of a head's tensors. names: those it has, some of which are optional."""
     h = shape.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, 2 * h)}
-    shapes |= {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
-    for number in range(shape.num_layers):
-        of_layer = neural.head_shapes(shape, h, ("input_layernorm",) if number else ())
-        shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
-    return shapes
+    optional = {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
+    return {"fc.weight": (h, 2 * h)} | optional | neural.head_shapes(shape, norms=())
 
 
 def read_eagle(
@@ -147,19 +143,12 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 
     width  width of one tapped state. taps: number of tapped states."""
     h = shape.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (h, taps * width),
-        NORM: (h,),
-        OUTPUT: (vocab, h),
-    }
+    shapes = {"fc.weight": (h, taps * width), NORM: (h,), OUTPUT: (vocab, h)}
+    shapes |= neural.head_shapes(shape, width=2 * h, norms=("input_layernorm", "hidden_norm"))
     if flags.norm_before_fc:
         shapes["input_norm.weight"] = (taps * width,)
     if flags.fc_norm:
         shapes |= {f"fc_norm.{n}.weight": (width,) for n in range(taps)}
-    for number in range(shape.num_layers):
-        norms = ("input_layernorm", "hidden_norm")[: 1 if number else 2]
-        of_layer = neural.head_shapes(shape, h if number else 2 * h, norms)
-        shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
 
 
