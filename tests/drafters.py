@@ -2,8 +2,10 @@
 
     Random          random trees, often deeper than the row has room for
     Oracle          knows the answers, and gets tokens wrong at a given rate; chains, or trees full of distractors
+    Right           an oracle that is never wrong: chains
     Idle            an oracle that drafts only in some rounds
     Drawing         draws from a q of its own; chains, or trees with and without replacement
+    Bigrams         draws from what the target says behind one token alone
     Probing         hangs probe nodes on another drafter's trees, some of them with the right token
     EarlyExit       drafts with the target's own first layers and hands their states back
     Listening       asks for hidden states, top-k logits and the callback, and checks what it is given
@@ -14,7 +16,7 @@ What they draft for a row depends on the row alone, never on the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import draw, probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
+from paceline.draft import registry
 from paceline.draft.base import Drafter, stamp
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
@@ -106,6 +109,14 @@ class Oracle(Drafter):
         return DraftTree.of(row.last_token, tokens, parent, source=self.name)
 
 
+class Right(Oracle):
+    """Drafts `deep` tokens of the answer: every draft stands whole."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        text = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
+        return self.chain_after(row, np.array(text[len(row) : len(row) + min(self.deep, row.max_draft)]))
+
+
 class Idle(Oracle):
     """Drafts only in some rounds, and several tokens then."""
 
@@ -157,6 +168,20 @@ class Drawing(Drafter):
         nothing = torch.zeros_like(self.table[0])
         probs = torch.stack([q.get(node, nothing) for node in range(len(tokens))])
         return DraftTree(np.array(tokens), np.array(parent), probs, self.replacement, source=self.name)
+
+
+class Bigrams(Drawing):
+    """Draws from what the target says behind one token alone: close enough to be accepted, far enough to be wrong."""
+
+    def __init__(self, widths: Sequence[int], replacement: bool = False):
+        super().__init__(torch.empty(0), widths, replacement)
+
+    def bind(self, target: Target) -> None:
+        slot = target.add_row(4)
+        tokens = np.array([1, *range(target.vocab_size)])
+        star = np.array([-1] + [0] * target.vocab_size)
+        self.table = target.verify([Segment(slot, tokens, star, num_logits=target.vocab_size)]).logits.float()
+        target.drop_row(slot)
 
 
 class Probing(Drafter):
@@ -346,3 +371,19 @@ class Failing(Drafter):
 
     def drop(self, row: Row) -> None:
         self._maybe_fail("drop")
+
+
+BY_NAME: dict[str, Callable[[Mapping[tuple[int, ...], Sequence[int]]], Drafter]] = {
+    "random chain": lambda answers: Random(tree=False),
+    "random tree": lambda answers: Random(),
+    "oracle chain": lambda answers: Oracle(answers, error=0.2),
+    "oracle tree": lambda answers: Oracle(answers, error=0.2, branches=2),
+    "probes": lambda answers: Probing(Oracle(answers, error=0.3, branches=1), answers),
+    "early exit": lambda answers: EarlyExit(exit=2),
+    "early exit, chain": lambda answers: EarlyExit(exit=1, branch=False),
+}
+
+
+def by_name(name: str, answers: Mapping[tuple[int, ...], Sequence[int]]) -> Drafter:
+    """One of those, which know whole texts by prompt, or a registered drafter."""
+    return BY_NAME[name](answers) if name in BY_NAME else registry.create(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +61,9 @@ class World:
         known = {tuple(p): self.text(i) for i, p in enumerate(self.prompts)}
         return drafters.Oracle(known, **kw)
 
+    def drafter(self, name: str) -> Drafter:
+        return drafters.by_name(name, self.oracle().answers)
+
     def engine(self, drafter: Drafter | None = None, **kw: Any) -> Engine:
         assert not self.taken, "an earlier test left rows behind"
         return Engine(self.decoder, drafter or Drafter(), tokenizer=self.tokenizer, **kw)
@@ -87,14 +90,7 @@ def listening(inner: Drafter) -> drafters.Listening:
     return drafters.Listening(inner, Needs(hidden_layers=(0, 2, 3), top_k=3, callback_layer=1))
 
 
-MAKERS: dict[str, Callable[[World], Drafter]] = {
-    "none": lambda world: Drafter(),
-    "random tree": lambda world: drafters.Random(),
-    "oracle chain": lambda world: world.oracle(error=0.2),
-    "oracle tree": lambda world: world.oracle(error=0.2, branches=2),
-    "probes": lambda world: drafters.Probing(world.oracle(error=0.3), world.oracle().answers),
-    "early exit": lambda world: drafters.EarlyExit(exit=2),
-}
+NAMES = ("none", "random tree", "oracle chain", "oracle tree", "probes", "early exit")
 
 
 # Rows come and go -------------------------------------------------------------------------------------------------
@@ -120,9 +116,9 @@ def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -
     assert {name: id(vars(world.decoder)[name]) for name in known} == known
 
 
-@pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (1, 3) * 3, strict=True)], ids=MAKERS)
-def test_rows_join_and_leave_between_rounds(world: World, make: Callable[[World], Drafter], batch: int) -> None:
-    drafter = listening(make(world))
+@pytest.mark.parametrize(("name", "batch"), [*zip(NAMES, (1, 3) * 3, strict=True)])
+def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int) -> None:
+    drafter = listening(world.drafter(name))
     engine = world.engine(drafter, max_batch=batch, prefill_chunk=20)
     lengths = [3, NEW, 10, 1, 17, NEW, 2, 8, 5]
     params = [SamplingParams(max_tokens=n) for n in lengths]
@@ -296,12 +292,12 @@ def test_broken_weights_are_said_to_be_broken(world: World) -> None:
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_whose_logits_are_not_numbers_ends_alone(
-    world: World, make: Callable[[World], Drafter], monkeypatch: pytest.MonkeyPatch
+    world: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [SamplingParams(max_tokens=NEW, temperature=0.9 * (i % 2), seed=i) for i in range(len(world.prompts))]
-    engine = world.engine(make(world), max_batch=4)
+    engine = world.engine(world.drafter(name), max_batch=4)
     expected = [world.answer(prompt, of_row).tokens for prompt, of_row in zip(world.prompts, params, strict=True)]
     verify, bad = engine.target.verify, (1, 4)  # a sampled one and a greedy one
 
@@ -416,14 +412,7 @@ def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, c
     target = TableTarget(8, order=2, seed=seed, eos=(7,), max_context=30)
     rows = [target.plain(wish.prompt, wish.params) for wish in every]
     known = {tuple(w.prompt): row.tokens.tolist() + [0] * 9 for w, row in zip(every, rows, strict=True)}
-    oracle = drafters.Oracle(known, error=0.2, branches=2 * (kind != "oracle chain"))
-    drafter = {
-        "none": Drafter(),
-        "random chain": drafters.Random(tree=False),
-        "random tree": drafters.Random(),
-        "probes": drafters.Probing(oracle, known),
-    }.get(kind, oracle)
-    listening = drafters.Listening(drafter, Needs(top_k=2))
+    listening = drafters.Listening(drafters.by_name(kind, known), Needs(top_k=2))
     engine = Engine(target, listening, max_batch=batch, prefill_chunk=chunk)
     got: dict[int, Row] = {}
     step = 0
@@ -549,11 +538,11 @@ def test_an_engine_without_room_is_refused(world: World) -> None:
             world.engine(**wrong)
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_logprobs_are_those_of_plain_decoding(world: World, make: Callable[[World], Drafter]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_logprobs_are_those_of_plain_decoding(world: World, name: str) -> None:
     params = SamplingParams(max_tokens=9, logprobs=3)
     seen: dict[int, list[Any]] = {}
-    engine = world.engine(make(world), max_batch=3)
+    engine = world.engine(world.drafter(name), max_batch=3)
     out = engine.generate(world.prompts, params, lambda d: seen.setdefault(d.index, []).extend(d.logprobs))
     for i, (prompt, done) in enumerate(zip(world.prompts, out, strict=True)):
         with torch.no_grad():
@@ -646,8 +635,8 @@ def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
 # Parameters and ends ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_every_row_has_its_own_parameters(world: World, make: Callable[[World], Drafter]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_has_its_own_parameters(world: World, name: str) -> None:
     often = world.text(2)[len(world.prompts[2])]
     params = [
         SamplingParams(max_tokens=NEW),
@@ -660,7 +649,7 @@ def test_every_row_has_its_own_parameters(world: World, make: Callable[[World], 
         SamplingParams(max_tokens=NEW, temperature=0.8, top_k=20, top_p=0.9, seed=4),
         SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=0.8, bad_words=[[4]], seed=5),
     ]
-    engine = world.engine(listening(make(world)), max_batch=8)
+    engine = world.engine(listening(world.drafter(name)), max_batch=8)
     out = engine.generate(world.prompts, params)
     for prompt, wish, done in zip(world.prompts, params, out, strict=True):
         assert done.tokens == world.answer(prompt, wish).tokens, wish
@@ -708,13 +697,13 @@ def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, 
     assert inside or after < 3, "no answer ended inside a draft"
 
 
-@pytest.mark.parametrize(("room", "make"), paired([1, 2, 8, 20], MAKERS.values()))
-def test_the_context_fills_to_the_last_token(world: World, make: Callable[[World], Drafter], room: int) -> None:
+@pytest.mark.parametrize(("room", "name"), paired([1, 2, 8, 20], NAMES))
+def test_the_context_fills_to_the_last_token(world: World, name: str, room: int) -> None:
     prompt = world.text(2)[: models.MAX_CONTEXT - room]
     prompt = (prompt + [9] * models.MAX_CONTEXT)[: models.MAX_CONTEXT - room]
     params = SamplingParams(max_tokens=100)
     expected = world.answer(prompt, params)
-    drafter = make(world)
+    drafter = world.drafter(name)
     for oracle in (drafter, getattr(drafter, "inner", None)):
         if isinstance(oracle, drafters.Oracle | drafters.Probing):
             oracle.answers = {tuple(prompt): prompt + expected.tokens + [3] * 9}
@@ -764,9 +753,9 @@ def test_probes_are_never_accepted(world: World) -> None:
 # What is counted ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "batch"), [*zip(MAKERS.values(), (4, 1) * 3, strict=True)], ids=MAKERS)
-def test_statistics_add_up(world: World, make: Callable[[World], Drafter], batch: int) -> None:
-    drafter = make(world)
+@pytest.mark.parametrize(("name", "batch"), [*zip(NAMES, (4, 1) * 3, strict=True)])
+def test_statistics_add_up(world: World, name: str, batch: int) -> None:
+    drafter = world.drafter(name)
     verified: dict[int, list[tuple[int, int]]] = {}
     observe = drafter.observe
 

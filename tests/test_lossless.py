@@ -9,7 +9,7 @@ model in test_lossless_slow.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.core.request import Completion, Row
+from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
@@ -43,16 +43,6 @@ COMPANY = {1: 2, 8: 8}
 Answers = dict[tuple[int, ...], list[int]]
 """Whole texts by prompt."""
 
-TEST_DRAFTERS: dict[str, Callable[[Answers], Drafter]] = {
-    "random chain": lambda answers: drafters.Random(tree=False),
-    "random tree": lambda answers: drafters.Random(),
-    "oracle chain": lambda answers: drafters.Oracle(answers, error=0.2),
-    "oracle tree": lambda answers: drafters.Oracle(answers, error=0.2, branches=2),
-    "probes": lambda answers: drafters.Probing(drafters.Oracle(answers, error=0.3, branches=1), answers),
-    "early exit": lambda answers: drafters.EarlyExit(exit=2),
-    "early exit, chain": lambda answers: drafters.EarlyExit(exit=1, branch=False),
-}
-
 
 def registered() -> list[str]:
     """Every lossless drafter a user can name without a checkpoint, and its variants. `mtp` needs its target's head."""
@@ -69,9 +59,7 @@ def registered() -> list[str]:
 
 
 def drafter_of(name: str, answers: Answers) -> Drafter:
-    if name in TEST_DRAFTERS:
-        return TEST_DRAFTERS[name](answers)
-    drafter = registry.create(name)
+    drafter = drafters.by_name(name, answers)
     if isinstance(drafter, PastAnswer):  # it drafts for prompts that it has seen: half of their answers are right
         for prompt, text in answers.items():
             answer = np.array(text[len(prompt) :])
@@ -186,7 +174,7 @@ EXACT = SamplingParams(temperature=0.8, max_tokens=NEW, seed=4)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="exact needs a CPU")
-@pytest.mark.parametrize("name", [*TEST_DRAFTERS, "sam", "recycling", "ngram-pool", "jacobi"])
+@pytest.mark.parametrize("name", [*drafters.BY_NAME, "sam", "recycling", "ngram-pool", "jacobi"])
 def test_exact_answers_in_bfloat16_are_plain_ones(name: str) -> None:
     """Drafts of every shape, and methods that ask the forward for more; which tokens are drafted does not matter."""
     target, prompts, answers = exact_world()
@@ -241,7 +229,7 @@ def world(stories: Path) -> Stories:
     return Stories(stories)
 
 
-EVERY = [*registered(), *TEST_DRAFTERS]
+EVERY = [*registered(), *drafters.BY_NAME]
 
 
 def batches(name: str) -> dict[int, int]:
@@ -319,17 +307,6 @@ def test_point_mass_drafts_give_plain_samples_seed_for_seed(world: Stories, name
     assert texts(world.prompts, out) == list(world.samples.values())
 
 
-class Drawing(drafters.Drawing):
-    """Draws from the target's own bigrams: what it says behind one token alone."""
-
-    def bind(self, target: Target) -> None:
-        slot = target.add_row(4)
-        tokens = np.array([1, *range(target.vocab_size)])
-        star = np.array([-1] + [0] * target.vocab_size)
-        self.table = target.verify([Segment(slot, tokens, star, num_logits=target.vocab_size)]).logits.float()
-        target.drop_row(slot)
-
-
 DRAWN = {"chain": ((1, 1, 1, 1), False), "tree": ((3, 2, 1), False), "tree, with replacement": ((3, 2, 1), True)}
 
 
@@ -338,7 +315,7 @@ def test_drawn_drafts_are_greedy_at_temperature_zero_and_the_rows_own_above(worl
     (widths, replacement), prompts = DRAWN[kind], world.prompts[:5]
 
     def answer(params: SamplingParams | Sequence[SamplingParams], batch: int, every: int = 1000) -> list[Completion]:
-        engine = world.engine(Drawing(torch.empty(0), widths, replacement), max_batch=batch)
+        engine = world.engine(drafters.Bigrams(widths, replacement), max_batch=batch)
         return preempt_often(engine, every).generate(prompts, params)
 
     greedy = [world.answers[tuple(prompt)][: len(prompt) + NEW] for prompt in prompts]
@@ -373,15 +350,6 @@ def test_a_row_does_not_depend_on_its_batch_mates(world: Stories, name: str, gre
 
 def test_a_drafter_that_is_always_right_saves_most_forwards(world: Stories) -> None:
     """The tests above would pass with drafts that are never used; this one would not."""
-
-    class Right(drafters.Oracle):
-        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-            known = [self.answers[tuple(row.tokens[: row.prompt_length].tolist())] for row in rows]
-            return [
-                DraftTree.chain(row.last_token, text[len(row) : len(row) + min(7, row.max_draft)])
-                for row, text in zip(rows, known, strict=True)
-            ]
-
-    out = world.engine(Right(world.answers)).generate(world.prompts, SamplingParams(max_tokens=33))
+    out = world.engine(drafters.Right(world.answers)).generate(world.prompts, SamplingParams(max_tokens=33))
     assert [done.rounds for done in out] == [5] * len(out)  # 1 token from the prompt, then 8 a round
     assert [done.stats.accepted for done in out] == [[1, 0, 0, 0, 0, 0, 0, 4]] * len(out)

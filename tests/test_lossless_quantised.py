@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
@@ -57,15 +55,6 @@ def alone(target: Decoder, sampled: bool) -> Answers:
 DRAFTERS = ["oracle chain", "oracle tree", "early exit", "recycling", "jacobi"]
 
 
-def drafter(name: str, answers: Answers) -> Drafter:
-    made = {
-        "oracle chain": lambda: drafters.Oracle(answers, error=0.2),
-        "oracle tree": lambda: drafters.Oracle(answers, error=0.2, branches=2),
-        "early exit": lambda: drafters.EarlyExit(exit=2),
-    }
-    return made[name]() if name in made else registry.create(name)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "word"),
     paired(
@@ -78,7 +67,8 @@ def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) 
     target = target_of(word, dtype, exact=True)
     answers = alone(target, sampled=True)
     for batch in (1, 4) if name == "oracle tree" else (4,):
-        out = Engine(target, drafter(name, answers), max_batch=batch, prefill_chunk=32).generate(PROMPTS, wish(True))
+        engine = Engine(target, drafters.by_name(name, answers), max_batch=batch, prefill_chunk=32)
+        out = engine.generate(PROMPTS, wish(True))
         assert texts(PROMPTS, out) == list(answers.values())
         if "oracle" in name:
             assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
@@ -88,7 +78,7 @@ def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) 
 def test_greedy_text_in_float32_is_the_plain_one(name: str) -> None:
     target = target_of("int8", torch.float32, exact=False)
     answers = alone(target, sampled=False)
-    engine = Engine(target, drafter(name, answers), max_batch=3)
+    engine = Engine(target, drafters.by_name(name, answers), max_batch=3)
     assert texts(PROMPTS, engine.generate(PROMPTS, wish(False))) == list(answers.values())
 
 

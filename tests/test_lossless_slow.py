@@ -14,11 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.core.sampling import SamplingParams, probabilities
-from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from tests import drafters
 from tests.lossless_statistics import fit
@@ -82,19 +80,8 @@ def counted(answers: Sequence[Sequence[int]], outcomes: dict[Text, float]) -> np
     return counts
 
 
-class Bigrams(drafters.Drawing):
-    """Draws from what the target says behind one token alone: close enough to be accepted, far enough to be wrong."""
-
-    def bind(self, target: Target) -> None:
-        slot = target.add_row(4)
-        tokens = np.array([1, *range(target.vocab_size)])
-        star = np.array([-1] + [0] * target.vocab_size)
-        self.table = target.verify([Segment(slot, tokens, star, num_logits=target.vocab_size)]).logits.float()
-        target.drop_row(slot)
-
-
 def drawing(widths: Sequence[int], replacement: bool = False) -> Callable[[], Drafter]:
-    return lambda: Bigrams(torch.empty(0), widths, replacement)
+    return lambda: drafters.Bigrams(widths, replacement)
 
 
 LOOP = "Tom had a red ball. Tom had a big red ball. Tom had a"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.draft.tree_size import forward_times
+from paceline.draft.cost import forward_times
 from paceline.errors import PacelineError
 from paceline.replay.report import Cost, predict, read_cost
 from paceline.workbench.walk import Tally

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from paceline.draft.published.dflash import LAYOUT as DFLASH
-from paceline.draft.published.eagle3 import LAYOUT as EAGLE3
+from paceline.draft.published.eagle import EAGLE3
 from paceline.draft.published.layout import FLAGS, OTHERS
 from paceline.draft.registry import MethodInfo, describe, names
 from paceline.draft.spec import OptionInfo

@@ -19,8 +19,8 @@ from paceline.core.sampling import RowRandom, SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.model import Model, StreamedConfig
+from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.stop import RULES
-from paceline.draft.models.text_model import TextModel
 from paceline.target.base import LayerCallback, Needs, Target
 from tests.fakes import Prefix, TableTarget
 

@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.target.decoder import Decoder
+from tests import models
 
 Tensors = dict[str, torch.Tensor]
 
@@ -178,3 +180,24 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     own = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "rope_theta": 1e9}
     return write(folder, described(model, norm_output=True, **own), tensors)
 
+
+LENGTH = 12
+
+
+def given(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of LENGTH tokens, and the tokens after them."""
+    rng = np.random.default_rng(0)
+    states = torch.from_numpy(rng.normal(size=(LENGTH, width))).float()
+    return states, torch.from_numpy(rng.integers(4, models.VOCAB_SIZE, LENGTH))
+
+
+@torch.inference_mode()
+def said(drafter: ModelDrafter) -> torch.Tensor:
+    """Logits of a bound head after every one of LENGTH given pairs."""
+    network = drafter.model.network
+    states, tokens = given(drafter.model.pending._nothing.shape[1])
+    slot = network.cache.add_row(LENGTH)
+    segment = Segment(slot, tokens.numpy(), np.arange(-1, LENGTH - 1), num_logits=LENGTH)
+    _, read = network.forward(network.table[tokens], network.first(states), [segment])
+    network.cache.drop_row(slot)
+    return drafter.model.head(read)

@@ -8,8 +8,17 @@ import json
 import numpy as np
 import pytest
 
-from paceline.draft.cost import DraftTimes, Prices, Table, _nonnegative
-from paceline.draft.tree_size import DEFAULT_SIZE, best_size, best_sizes, forward_times, time_forwards
+from paceline.draft.cost import (
+    DEFAULT_SIZE,
+    DraftTimes,
+    Prices,
+    Table,
+    _nonnegative,
+    best_size,
+    best_sizes,
+    forward_times,
+    time_forwards,
+)
 from tests import native
 from tests.draft.head_worlds import World
 

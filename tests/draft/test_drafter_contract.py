@@ -31,7 +31,7 @@ from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.recycling import Recycling
 from paceline.draft.methods.s2d import Sorted
-from paceline.draft.models import pending
+from paceline.draft.models import states as of_states
 from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
 from paceline.engine.budget import Budget
@@ -347,8 +347,8 @@ def test_rows_that_another_drafter_drafted_meanwhile(
     """Alone, and in a batch where what waits for a head is read in small pieces."""
     right = expected(folders, GREEDY)
     answers = {tuple(prompt): [*prompt, *one] for prompt, one in zip(folders.prompts, right, strict=True)}
-    for batch, chunk, prompts in ((1, pending.CHUNK, 2), (3, 3, 4)):
-        monkeypatch.setattr(pending, "CHUNK", chunk)
+    for batch, chunk, prompts in ((1, of_states.CHUNK, 2), (3, 3, 4)):
+        monkeypatch.setattr(of_states, "CHUNK", chunk)
         both = Fallback([drafters.Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
         _, tokens, _ = answered(folders, both, GREEDY, count=prompts, max_batch=batch, prefill_chunk=8)
         assert tokens == right[:prompts]
@@ -492,8 +492,8 @@ def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
 ) -> None:
     """No drafted token depends on the pieces in which prompt and states were read."""
     rounds = []
-    for chunk, prefill in ((pending.CHUNK, 512), (7, 16)):
-        monkeypatch.setattr(pending, "CHUNK", chunk)
+    for chunk, prefill in ((of_states.CHUNK, 512), (7, 16)):
+        monkeypatch.setattr(of_states, "CHUNK", chunk)
         engine = Engine(folders.target, made(folders, EVERY[name]), prefill_chunk=prefill)
         rounds.append([done.stats.accepted for done in engine.generate(folders.prompts, GREEDY)])
     assert rounds[0] == rounds[1]

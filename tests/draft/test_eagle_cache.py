@@ -15,7 +15,7 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
-from paceline.draft.models import pending
+from paceline.draft.models import states as of_states
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.engine.engine import Engine
 from tests import drafters, models, native
@@ -64,13 +64,13 @@ def fresh_reading(here: Answered, drafter: ModelDrafter, text: list[int], pairs:
 
 
 @pytest.mark.parametrize(
-    ("method", "tree", "chunk"), paired(METHODS, [(0, pending.CHUNK), (12, pending.CHUNK), (0, 3)])
+    ("method", "tree", "chunk"), paired(METHODS, [(0, of_states.CHUNK), (12, of_states.CHUNK), (0, 3)])
 )
 def test_after_every_round_the_cache_is_a_fresh_prefill(
     here: Answered, monkeypatch: pytest.MonkeyPatch, method: str, tree: int, chunk: int
 ) -> None:
     """It holds pairs with the target's own states alone, for what was drafted is read again."""
-    monkeypatch.setattr(pending, "CHUNK", chunk)
+    monkeypatch.setattr(of_states, "CHUNK", chunk)
     drafter = registry.create(f"{method}:{here.folder / method},tree={tree}")
     assert isinstance(drafter, ModelDrafter)
     checked, rounds, stood = 0, Counter[int](), dict[int, int]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,14 +12,11 @@ from transformers import PreTrainedModel
 
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment
-from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.published.eagle3 import Flags, default_taps
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from tests import models, native
-from tests.draft.eagles import bound, d2t_of, described, eagle1, eagle3, speculators, write
+from tests.draft.eagles import bound, d2t_of, described, eagle1, eagle3, said, speculators, write
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +29,6 @@ def target(model: PreTrainedModel) -> Decoder:
     return native.of(model)
 
 
-def said(drafter: ModelDrafter, seed: int = 0) -> torch.Tensor:
-    """Logits of a bound head after five given pairs."""
-    network, rng = drafter.model.network, np.random.default_rng(seed)
-    width = drafter.model.pending._nothing.shape[1]
-    states = torch.from_numpy(rng.normal(size=(5, width))).float()
-    tokens = rng.integers(4, models.VOCAB_SIZE, 5)
-    slot = network.cache.add_row(5)
-    with torch.inference_mode():
-        segment = Segment(slot, tokens, np.arange(-1, 4), num_logits=5)
-        _, read = network.forward(network.table[torch.from_numpy(tokens)], network.first(states), [segment])
-        network.cache.drop_row(slot)
-        return drafter.model.head(read)
-
-
 def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
     with pytest.raises(MethodError) as caught:
         bound(path, target, method)
@@ -55,19 +37,6 @@ def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
 
 
 # Layouts --------------------------------------------------------------------------------------------------------------
-
-
-def test_an_original_head_and_its_speculators_form_are_the_same(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
-    size = len(d2t_of(model)[0])
-    original = write(tmp_path / "a", described(model, draft_vocab_size=size), eagle3(model))
-    converted = write(tmp_path / "b", speculators(model), eagle3(model, prefix="layers.0."))
-    first, second = bound(original, target), bound(converted, target)
-    torch.testing.assert_close(said(first), said(second), atol=0, rtol=0)
-    assert first.model.columns is not None
-    assert first.model.columns.tolist() == second.model.columns.tolist()
-    assert first.needs.hidden_layers == (2, 4, 5) == default_taps(8)  # null: the paper's
 
 
 def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
@@ -119,55 +88,6 @@ def test_a_head_of_another_width_brings_its_embedding(model: PreTrainedModel, ta
     drafter = bound(write(tmp_path / "b", config, tensors), target)
     assert drafter.model.network.table.shape == (models.VOCAB_SIZE, narrow)
     assert said(drafter).isfinite().all()
-
-
-@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
-def test_every_flag_is_another_network(model: PreTrainedModel, target: Decoder, tmp_path: Path, flag: str) -> None:
-    hidden = model.config.hidden_size
-    tensors = eagle3(model, prefix="layers.0.")
-    plain = bound(write(tmp_path / "plain", speculators(model), tensors), target)
-    if flag == "norm_before_fc":
-        tensors["input_norm.weight"] = torch.full((3 * hidden,), 2.0)
-    if flag == "fc_norm":
-        tensors |= {f"fc_norm.{n}.weight": torch.full((hidden,), 2.0) for n in range(3)}
-    other = bound(write(tmp_path / "other", speculators(model, **{flag: True}), tensors), target)
-    if flag == "norm_output":  # it changes what the next node reads
-        assert other.model.network.flags.norm_output  # type: ignore[attr-defined]
-        torch.testing.assert_close(said(plain), said(other))
-    else:
-        assert (said(plain) - said(other)).abs().max() > 1e-3
-
-
-def test_flags_that_are_not_named(model: PreTrainedModel) -> None:
-    assert Flags.of({}) == Flags()
-    assert Flags.of({"speculators_model_type": "eagle3"}) == Flags(norm_before_residual=True)
-    assert Flags.of({"speculators_model_type": "eagle3", "norm_before_residual": False}) == Flags()
-    assert Flags.of({"eagle_config": {"norm_before_fc": True}}) == Flags(norm_before_fc=True)
-
-
-def test_biases_norms_of_heads_and_a_second_layer_are_read(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
-    """A draft of Qwen3's kind with two layers: only the first reads twice the width."""
-    hidden, dim = model.config.hidden_size, 24
-    tensors = eagle3(model, prefix="layers.0.")
-    second = {name.replace("layers.0.", "layers.1."): t for name, t in tensors.items() if name.startswith("layers.0.")}
-    del second["layers.1.hidden_norm.weight"]
-    for name in "qkv":
-        second[f"layers.1.self_attn.{name}_proj.weight"] = second[f"layers.1.self_attn.{name}_proj.weight"][:, :hidden]
-    for number in (0, 1):
-        second |= {f"layers.{number}.self_attn.{name}_norm.weight": torch.ones(dim) for name in "qk"}
-    layers = described(model, model_type="qwen3") | {"num_hidden_layers": 2}
-    drafter = bound(write(tmp_path, speculators(model, transformer_layer_config=layers), tensors | second), target)
-    assert said(drafter).isfinite().all()
-
-
-def test_tapped_states_come_in_the_order_that_the_head_names(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
-    config = described(model, draft_vocab_size=len(d2t_of(model)[0]), eagle_aux_hidden_state_layer_ids=[3, 1, 2])
-    drafter = bound(write(tmp_path, config, eagle3(model)), target)
-    assert drafter.model.pending.layers == drafter.model.network.taps == (3, 1, 2)
 
 
 def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(

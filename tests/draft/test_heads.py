@@ -19,10 +19,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.cost import forward_times
 from paceline.draft.models.fixed_tree import FixedTree
 from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
-from paceline.draft.tree_size import forward_times
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.train.heads import HeadsLoss
@@ -225,9 +225,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
 # Heads for another target --------------------------------------------------------------------------------------------
 
 
-NETWORK = {"heads": HEADS, "tap": "pre_norm", "stage1_layers": 1, "encoder_ffn": True}  # and more, once
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({**NETWORK, "tap": "post_norm", "stage1_layers": 0}, "with tap=post_norm, stage1_layers=0, which is gone: train"),
     ({"own_heads": False}, "heads is None; a whole number from 1 to 64 is wanted"),
     ({"heads": HEADS + 1}, r"has no mlps.3.linear.bias, mlps.3.linear.weight"),
     ({"heads": HEADS, "encoder_ffn": False}, r"has encoder.0.ffn.down_proj.weight, .*which nothing here reads"),
@@ -240,10 +238,6 @@ def test_another_network_of_amphista_is_refused(tmp_path: Path, network: dict[st
     with pytest.raises(MethodError, match=says) as error:
         bound(spec)
     assert "\n" not in str(error.value)
-
-
-def test_a_network_that_names_what_is_no_choice_any_more_is_read(tmp_path: Path) -> None:
-    bound(world().save(world().module("amphista"), "amphista", tmp_path, {"network": NETWORK}))
 
 
 # Acceptance that is not lossless -------------------------------------------------------------------------------------

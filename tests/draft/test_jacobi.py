@@ -47,12 +47,12 @@ class Watched(Jacobi):
 # The shape -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_published_tree_with_the_copied_chain():
+def test_the_published_tree_with_the_copied_chain(monkeypatch):
     drafter, one = bound(TableTarget(1000)), row("abcdef")
     drafter.start(one)
     # All tokens different, so that nothing is joined: 97 + d * 20 + rank are the candidates of slot d.
     drafter._tables[one.id] = [[200 + slot * 20 + rank for rank in range(10)] for slot in range(5)]
-    drafter._copied = lambda _: [1, 2, 3, 4, 5]  # type: ignore[method-assign]
+    monkeypatch.setattr("paceline.draft.methods.jacobi.after_match", lambda *_: np.arange(1, 6))
     tree = drafted(drafter, one)
     assert len(tree) == 69
     assert (ancestors(tree.parent).sum(1) == tree.depth + 1).all()

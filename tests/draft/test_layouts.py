@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,9 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM
@@ -27,6 +24,7 @@ from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.draft import blocks
 from tests.draft.eagles import (
+    LENGTH,
     Tensors,
     bound,
     d2t_of,
@@ -34,12 +32,14 @@ from tests.draft.eagles import (
     eagle1,
     eagle3,
     geometry,
+    given,
     layer_tensors,
+    said,
     speculators,
     write,
 )
 
-H, DIM, LENGTH = 64, 24, 12
+H, DIM = 64, 24
 HEAD = "lm_head.weight"
 
 
@@ -51,25 +51,6 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def target(model: PreTrainedModel) -> Decoder:
     return native.of(model)
-
-
-def given(width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """States of LENGTH tokens, and the tokens after them."""
-    rng = np.random.default_rng(0)
-    states = torch.from_numpy(rng.normal(size=(LENGTH, width))).float()
-    return states, torch.from_numpy(rng.integers(4, models.VOCAB_SIZE, LENGTH))
-
-
-@torch.inference_mode()
-def said(drafter: ModelDrafter) -> torch.Tensor:
-    """Logits of a bound head after every one of LENGTH given pairs."""
-    network = drafter.model.network
-    states, tokens = given(drafter.model.pending._nothing.shape[1])
-    slot = network.cache.add_row(LENGTH)
-    segment = Segment(slot, tokens.numpy(), np.arange(-1, LENGTH - 1), num_logits=LENGTH)
-    _, read = network.forward(network.table[tokens], network.first(states), [segment])
-    network.cache.drop_row(slot)
-    return drafter.model.head(read)
 
 
 # What heads compute --------------------------------------------------------------------------------------------------
@@ -199,6 +180,7 @@ EAGLE3: dict[str, Case] = {
     "ids that begin with the paper's": Case({"eagle_config": {IDS: [2, 4, 6]}}, taps=(2, 4, 6)),
     "ids of inputs at the top": Case({IDS: [1, 3, 4]}, taps=(1, 3, 4)),
     "ids by the other name": Case({"aux_hidden_state_layer_ids": [1, 3, 4]}, taps=(1, 3, 4)),
+    "ids in another order": Case({IDS: [3, 1, 2]}, taps=(3, 1, 2)),
     "state before the last norm": Case({"eagle_config": {IDS: [4, 6, 8]}}, taps=(4, 6, BEFORE_NORM)),
     "ModelOpt": Case(
         {"eagle_config": {"use_aux_hidden_state": True, "use_last_layernorm": True, "next_layer_regular": True,

@@ -114,6 +114,7 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
         assert counts.hits
         assert counts.misses
         assert {0} <= {*counts.hits, *counts.misses} <= set(range(6)), "by how many of five tokens stood"
+        assert 0 < engine.drafter.side.survival._trials[0, 1] <= counts.hits.total() + counts.misses.total()
 
 
 def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies_it(folders):
@@ -251,7 +252,7 @@ def test_branches_go_where_windows_end():
     made.bind(target)
     ahead = Lookahead(made, num_candidates=3)
     for _ in range(400):
-        ahead.lengths.note(1, len(window))
+        ahead.survival.note_asked(len(window), len(window), 1, len(window))
     keys = ahead._outcomes(window, tops)
     assert len(keys) == len(set(keys)) == 12
     assert 6 < sum(a == 1 for a, _ in keys) <= 12

@@ -16,7 +16,7 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.model import Model, StreamedConfig, check_tokenizer
 from paceline.draft.models.checkpoint import TargetFacts
-from paceline.draft.models.text_model import CHUNK
+from paceline.draft.models.draft_model import CHUNK
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget

@@ -72,15 +72,12 @@ def test_a_tree_holds_the_likeliest_nodes():
     assert tree.source == "suffix"
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
-    drafter = Suffix(SuffixConfig(past=10))
+def test_finished_requests_are_remembered_and_the_oldest_are_forgotten():
+    drafter = Suffix(SuffixConfig(past=12))
     for text in ["abcdef", "mnop", "uvwxyz"]:
         finish(drafter, text)
-        assert len(drafter._past) <= 10
+        assert sum(map(len, drafter._past.halves)) <= 12
     assert [offered(drafter, text) for text in ["9ab", "9mn", "9uv"]] == ["", "op", "wx"]
-    finish(drafter, "0123456789ABCDEF")
-    assert len(drafter._past) == 10
-    assert [offered(drafter, text) for text in ["9mn", "x12", "xAB"]] == ["", "", "CD"]
 
 
 def test_a_corpus_is_a_source_too(tmp_path):

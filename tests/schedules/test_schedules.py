@@ -18,11 +18,8 @@ from tests.schedules.world import NEW, SAMPLED, World
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.core.tree import DraftTree
-from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.published import Equal, Grouped, create_schedule
+from paceline.engine.scheduler import Equal, Grouped, create_schedule
 from paceline.errors import ModelError, PacelineError
 from paceline.target.base import Needs
 from paceline.target.rectangles import Block, RectangularCache, RectangularTarget, rectangular
@@ -34,28 +31,6 @@ GREEDY = SamplingParams(max_tokens=NEW)
 @pytest.fixture(scope="module")
 def llama() -> World:
     return world.of()
-
-
-class Right(Drafter):
-    """Drafts `depth` tokens of the answer: every draft stands whole."""
-
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], depth: int):
-        self.answers, self.depth = answers, depth
-
-    def draft(self, row: Row) -> DraftTree:
-        text = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
-        return self.chain_after(row, np.array(text[len(row) : len(row) + min(self.depth, row.max_draft)]))
-
-
-def made(name: str, of: World) -> Drafter:
-    own = {
-        "oracle chain": lambda: drafters.Oracle(of.answers, error=0.2),
-        "oracle tree": lambda: drafters.Oracle(of.answers, error=0.2, branches=2),
-        "random chain": lambda: drafters.Random(tree=False),
-        "random tree": drafters.Random,
-        "probes": lambda: drafters.Probing(drafters.Oracle(of.answers, error=0.3, branches=1), of.answers),
-    }
-    return own[name]() if name in own else registry.create(name)
 
 
 # The promise -----------------------------------------------------------------------------------------------------
@@ -80,7 +55,7 @@ def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
 ) -> None:
     for batch in batches:
         chunk = 16 if batch == 3 else 512
-        engine = Engine(llama.target, made(name, llama), max_batch=batch, schedule=schedule, prefill_chunk=chunk)
+        engine = Engine(llama.target, llama.drafter(name), max_batch=batch, schedule=schedule, prefill_chunk=chunk)
         out = engine.generate(llama.prompts, GREEDY)
         assert texts(llama.prompts, out) == list(llama.answers.values())
         assert name == "none" or sum(done.stats.draft_tokens for done in out) > 0
@@ -91,13 +66,13 @@ def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
 @pytest.mark.parametrize(("schedule", "family"), paired(SCHEDULES, ["gpt2", "gpt-neox"]))
 def test_other_architectures(family: str, schedule: str) -> None:
     of = world.of(family)
-    out = Engine(of.target, made("oracle tree", of), max_batch=3, schedule=schedule).generate(of.prompts, GREEDY)
+    out = Engine(of.target, of.drafter("oracle tree"), max_batch=3, schedule=schedule).generate(of.prompts, GREEDY)
     assert texts(of.prompts, out) == list(of.answers.values())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sampled_answers_are_plain_ones_seed_for_seed(llama: World, schedule: str) -> None:
-    engine = Engine(llama.target, made("random tree", llama), max_batch=8, schedule=schedule)
+    engine = Engine(llama.target, llama.drafter("random tree"), max_batch=8, schedule=schedule)
     assert texts(llama.prompts, engine.generate(llama.prompts, SAMPLED)) == list(llama.samples.values())
 
 
@@ -128,7 +103,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(llama: World, schedule: str
     for _ in range(4):
         order = rng.permutation(len(llama.prompts))[: int(rng.integers(2, 9))]
         prompts = [llama.prompts[i] for i in order]
-        engine = Engine(llama.target, made("oracle tree", llama), max_batch=int(rng.integers(1, 9)), schedule=schedule)
+        drafter = llama.drafter("oracle tree")
+        engine = Engine(llama.target, drafter, max_batch=int(rng.integers(1, 9)), schedule=schedule)
         params = [SamplingParams(max_tokens=int(n)) for n in rng.integers(1, NEW + 1, len(prompts))]
         for prompt, wish, done in zip(prompts, params, engine.generate(prompts, params), strict=True):
             whole = llama.answers[tuple(prompt)][len(prompt) :]
@@ -137,7 +113,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(llama: World, schedule: str
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama: World, schedule: str) -> None:
-    engine = Engine(llama.target, made("oracle chain", llama), max_batch=4, schedule=schedule)
+    engine = Engine(llama.target, llama.drafter("oracle chain"), max_batch=4, schedule=schedule)
     rows = [engine.add(prompt, GREEDY) for prompt in llama.prompts]
     for _ in range(3):
         engine.step()
@@ -163,7 +139,7 @@ def test_a_draft_that_stands_whole_brings_one_token_more_and_moves_nothing(llama
     prompts = llama.prompts[:3]
     free = Engine(llama.target, "none").generate(prompts, params)
     answers = {tuple(p): [*p, *done.tokens] for p, done in zip(prompts, free, strict=True)}
-    engine = Engine(llama.target, Right(answers, depth), max_batch=3, schedule="equal")
+    engine = Engine(llama.target, drafters.Right(answers, deep=depth), max_batch=3, schedule="equal")
     out = engine.generate(prompts, params)
     assert texts(prompts, out) == list(answers.values())
     assert {done.rounds for done in out} == {1 + -(-(NEW - 1) // (depth + 1))}

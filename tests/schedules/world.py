@@ -6,10 +6,11 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from tests import models, plain
+from tests import drafters, models, plain
 from transformers import PreTrainedModel
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.base import Drafter
 from paceline.target.hf import HFTarget
 
 NEW = 9
@@ -24,6 +25,9 @@ class World(NamedTuple):
     prompts: list[list[int]]
     answers: dict[tuple[int, ...], list[int]]
     samples: dict[tuple[int, ...], list[int]]
+
+    def drafter(self, name: str) -> Drafter:
+        return drafters.by_name(name, self.answers)
 
 
 @cache

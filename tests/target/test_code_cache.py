@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.target.kernels import code_cache as keeping
 from paceline.target.kernels import vectors as v
-from paceline.target.kernels.code_cache import UNUSED_DAYS, load_or_compile
+from paceline.target.kernels.vectors import UNUSED_DAYS, load_or_compile
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +70,7 @@ def test_a_damaged_file_is_made_anew(folder: Path, damage: Callable[[bytes], byt
 def test_other_sources_have_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_or_compile("key", lambda: b"old") == b"old"
     assert load_or_compile("key", lambda: b"new") == b"old"
-    monkeypatch.setattr(keeping, "_sources", lambda: "changed")
+    monkeypatch.setattr(v, "_sources", lambda: "changed")
     assert load_or_compile("key", lambda: b"new") == b"new"
 
 

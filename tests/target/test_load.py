@@ -52,7 +52,7 @@ def test_a_native_model_imports_what_it_needs_alone_and_before_it_answers(good: 
         f"paceline.{name}"
         for name in (
             "draft.text.suffix_array", "target.graphs", "target.hf", "target.kernels.integer",
-            "target.quantised.checkpoint", "target.quantised.gguf", "target.quantised.gguf_tokenizer",
+            "target.quantised.gguf", "target.quantised.gguf_tokenizer",
         )
     ]  # fmt: skip
     code = f"""

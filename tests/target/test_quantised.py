@@ -17,9 +17,8 @@ from paceline.errors import ModelError, PacelineError
 from paceline.target import kernels
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear, Linear
-from paceline.target.load import load, load_tokenizer, quantise_folder
+from paceline.target.load import MEASURED, load, load_tokenizer, quantise_folder
 from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised, usual
-from paceline.target.quantised.checkpoint import MEASURED
 from paceline.target.shape import as_checkpoint, weight_shapes
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.published.eagle3 import Flags
+from paceline.draft.published.eagle import Flags
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train import unrolled

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paceline.draft.tree_size import forward_times
+from paceline.draft.cost import forward_times
 from paceline.train import generated, options, outlook
 from paceline.train.__main__ import app
 from paceline.train.loop import read_log

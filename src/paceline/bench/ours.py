@@ -19,8 +19,7 @@ from paceline.core.request import Delta, Row
 from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.published import check_schedule, create_schedule, fitted
-from paceline.engine.scheduler import Schedule, Turn
+from paceline.engine.scheduler import Schedule, Turn, check_schedule, create_schedule, fitted
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.rectangles import RectangularTarget

@@ -13,7 +13,7 @@ from paceline.bench.ours import mixed_groups
 from paceline.bench.record import Answer
 from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
-from paceline.engine.published import check_schedule
+from paceline.engine.scheduler import check_schedule
 from paceline.errors import PromptError
 from paceline.target.base import Target
 from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf

@@ -62,9 +62,8 @@ def quality(
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
     from paceline.evals.quality import WINDOW, compare
-    from paceline.target.load import load, load_tokenizer
+    from paceline.target.load import MEASURED, load, load_tokenizer
     from paceline.target.quantised.blocks import split_dtype
-    from paceline.target.quantised.checkpoint import MEASURED
 
     folder, original = Path(model), against or model
     if against is None and dtype == "auto":

@@ -41,13 +41,19 @@ def best_token(logits: torch.Tensor, row: int) -> int:
     """The most probable token in `logits[row]`, logits [n, V] of any dtype; the lowest id of equals.
 
     Raises NumericError if the row has NaN or infinity, or only minus infinity."""
+    token = best_or_none(logits, row)
+    if token is None:
+        raise NumericError(BROKEN)
+    return token
+
+
+def best_or_none(logits: torch.Tensor, row: int) -> int | None:
+    """`best_token`, or None where it raises NumericError."""
     if logits.dtype not in (torch.bfloat16, torch.float32):
         logits, row = logits[row : row + 1].float(), 0
     logits, where, is_wide = _row(logits, row)
     token = int(_best_at(where, logits.shape[1], is_wide))
-    if token < 0:
-        raise NumericError(BROKEN)
-    return token
+    return token if token >= 0 else None
 
 
 def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

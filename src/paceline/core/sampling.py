@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.core.logits import best_token, keep_best, log_total, softmax, token_at, top_tokens
+from paceline.core.logits import best_or_none, keep_best, log_total, softmax, token_at, top_tokens
 from paceline.core.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -274,18 +274,11 @@ def best_of_rows(logits: torch.Tensor) -> list[int | None]:
     """The best token of each row of logits [R, V], the lowest id of equals; None for a row with NaN or infinity, or of
     minus infinity alone. On an accelerator in one wait."""
     if not on_accelerator(logits):
-        return [_best_of_row(logits, r) for r in range(len(logits))]
+        return [best_or_none(logits, r) for r in range(len(logits))]
     values, indices = logits.max(-1)
     # Both in one wait; float64 holds every token id exactly.
     finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
     return [int(token) if good else None for good, token in zip(finite, best, strict=True)]
-
-
-def _best_of_row(logits: torch.Tensor, row: int) -> int | None:
-    try:
-        return best_token(logits, row)
-    except NumericError:
-        return None
 
 
 def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:

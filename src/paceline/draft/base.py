@@ -35,7 +35,7 @@ class Drafter:
     name            name in the registry and in reports.
     lossless        "yes", or a description of the distribution that answers have instead of the target's.
     paper           source of the method.
-    Config          a frozen dataclass of its options (`paceline.draft.options.Options`), its only argument; or None.
+    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
     needs           outputs and hooks of the target's forward that it needs.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
     wants           description of the input, beside tokens, that a request must have for a draft; "": none.

@@ -77,7 +77,12 @@ def create(spec: str) -> Drafter:
 
 def _group(parts: Sequence[Part], spec: str, *, in_front: bool) -> Drafter:
     """The drafter of a part of `spec` that has no +."""
-    first, *more = [_build(part, in_front=in_front or i > 0) for i, part in enumerate(parts)]
+    made: list[Drafter] = []
+    for i, part in enumerate(parts):
+        kind: Any = _load(part.name)
+        given = values(part, kind.Config, in_front=in_front or i > 0)
+        made.append(kind() if kind.Config is None else kind(kind.Config(**given)))
+    first, *more = made
     if not more:
         return first
     if len(more) > 1:
@@ -93,12 +98,6 @@ def by_request(specs: Sequence[str]) -> Drafter:
     from paceline.draft.fallback import Choice, Fallback
 
     return Choice({spec: Fallback([create("grammar"), create("prediction"), create(spec)]) for spec in specs})
-
-
-def _build(part: Part, *, in_front: bool) -> Drafter:
-    drafter = _load(part.name)
-    given = values(part, drafter.Config, in_front=in_front)
-    return drafter() if drafter.Config is None else drafter(drafter.Config(**given))  # type: ignore[call-arg]
 
 
 @cache

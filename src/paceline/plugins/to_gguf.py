@@ -23,16 +23,15 @@ from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
-from paceline.draft.published import dflash, eagle3
+from paceline.draft.models.vocab import MEMBERS, OFFSETS
+from paceline.draft.published import dflash, eagle
 from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.draft.published.gguf import names_of
-from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
 from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
-from paceline.target.load import load, load_tokenizer
-from paceline.target.quantised import checkpoint
+from paceline.target.load import load, load_tokenizer, read_blocks
 from paceline.target.quantised.blocks import Blocks, Weights, quantised
 from paceline.target.quantised.gguf import GGUF
 from paceline.target.shape import Shape
@@ -56,7 +55,7 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     config = untied(config, opened)
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
-        weights, own = checkpoint.read(folder, config, opened)[0], config.quantization_config["precision"]
+        weights, own = read_blocks(folder, config, opened)[0], config.quantization_config["precision"]
         kind = FILE_TYPES["int8" if dtype == "q8_0" else own]  # q8_0 expands blocks of four bits
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
@@ -82,7 +81,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
     model = load(target, native=True)
     config, tensors = open_head(folder, method, model)
     network: Any = HEADS[method](folder, config, tensors, model)
-    layout = (eagle3 if method == "eagle3" else dflash).LAYOUT
+    layout = eagle.EAGLE3 if method == "eagle3" else dflash.LAYOUT
     tensors = {name: one for name, one in layout.named(tensors).items() if name not in TABLES}
     if not torch.equal(network.table, table_and_head(model)[0]):
         tensors[TABLE] = network.table

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from paceline.core.tree import Floats
-from paceline.draft.tree_size import forward_times
+from paceline.draft.cost import forward_times
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.conversations import Reading

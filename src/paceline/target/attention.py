@@ -270,11 +270,10 @@ class Layer(LayerPart):
         return residual, delta if of_mlp is None else self.ops.norm(delta, of_mlp)
 
 
-def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the matrices of `Attention`. width: size of its input, if not the hidden size."""
-    names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
-    parts = layer_shapes(replace(shape, fused=False, gated=False), width)
-    return {names[name]: size for name, size in parts.items() if name in names}
+def attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the matrices of `Attention`."""
+    parts = layer_shapes(replace(shape, fused=False, gated=False))
+    return {f"{part}_proj.weight": parts[f"self_attn.{part}_proj.weight"] for part in "qkvo"}
 
 
 def begin(

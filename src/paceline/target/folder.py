@@ -195,7 +195,7 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
-    """quantization_config of a folder that `quantised.checkpoint.write` made; empty for other folders."""
+    """quantization_config of a folder that `load.quantise_folder` made; empty for other folders."""
     method = getattr(config, "quantization_config", None)
     return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 

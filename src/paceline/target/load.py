@@ -2,6 +2,8 @@
 
 A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files."""
 
+import json
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,23 +12,35 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, PretrainedConfig
 
-from paceline.errors import ModelError, meant
+from paceline.errors import ModelError, PacelineError, meant
+from paceline.jsonl import NotJSON, loads
 from paceline.target import checks
 from paceline.target import folder as files
 from paceline.target.adapter import MERGE, Adapter
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.folder import SMALL_FILES, find, open_weights, read_config
+from paceline.target.folder import INDEX, METHOD, SMALL_FILES, find, open_weights, read_config
 from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import PRECISIONS, in_precision, round_inputs, split_dtype
+from paceline.target.quantised.blocks import (
+    KINDS,
+    PRECISIONS,
+    Blocks,
+    Weights,
+    in_precision,
+    quantised,
+    round_inputs,
+    split_dtype,
+)  # fmt: skip
 from paceline.target.shape import weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
 """Families that also read images, of which only the text model runs, and the prefix of its tensors."""
+MEASURED = "quality.json"  # in a model folder: the result of `paceline quality --save`
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
@@ -91,10 +105,7 @@ def _load_folder(
     native: bool | None, trust_remote_code: bool, activations: int | None, tokenizer: Tokenizer | None,
     adapter: Adapter | None,
 ) -> Target:  # fmt: skip
-    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
-    config = read_config(folder, trust_remote_code)
-    checks.check_config(config, folder / "config.json")
-    config, tensors = _text_part(config, open_weights(folder))
+    name, folder, config, tensors = _opened(model, trust_remote_code)
     in_blocks, makes_blocks = bool(files.quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
         to = _cpu(name, device)
@@ -122,10 +133,8 @@ def _load_folder(
         config = files.untied(config, tensors)
         remarks: list[str] = []
         if in_blocks:
-            from paceline.target.quantised import checkpoint
-
-            weights, made_from = checkpoint.read(folder, config, tensors)
-            remarks = [] if makes_blocks else checkpoint.measured(folder)
+            weights, made_from = read_blocks(folder, config, tensors)
+            remarks = [] if makes_blocks else _measured(folder)
         else:
             weights = {**native_weights(folder, config, tensors)}
             made_from = files.fingerprint(weights)
@@ -160,6 +169,14 @@ def _load_file(
     return made
 
 
+def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Path, PretrainedConfig, dict[str, Any]]:
+    """Name, folder, configuration and open tensors of the text model in a folder."""
+    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    config = read_config(folder, trust_remote_code)
+    checks.check_config(config, folder / "config.json")
+    return name, folder, *_text_part(config, open_weights(folder))
+
+
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors that the native decoder reads, mapped from disk. ModelError if `checks.check_shapes` fails."""
     shapes = weight_shapes(config)
@@ -189,22 +206,67 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     adapter is merged first.
 
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
-    from paceline.target.quantised import checkpoint
-
     adapter = Adapter.of(model)
-    name = files.name_of(model)
-    folder = find(model if adapter is None else adapter.base, [*SMALL_FILES, "*.safetensors"])
-    config, tensors = read_config(folder), open_weights(folder)
-    checks.check_config(config, folder / "config.json")
-    config, tensors = _text_part(config, tensors)
+    name, folder, config, tensors = _opened(model if adapter is None else adapter.base)
     checks.check_formats(folder, config, files.quantisation(config), tensors)
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
-    config = files.untied(config, tensors)
-    weights: Any = native_weights(folder, config, tensors)
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise PacelineError(f"unknown precision {precision!r}; there are {known}.{meant(precision, PRECISIONS)}")
+    weights: Weights = {**native_weights(folder, files.untied(config, tensors), tensors)}
     if adapter is not None:
         weights = adapter.merged(weights)
-    return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
+    out, made = Path(out).expanduser(), quantised(weights, precision)
+    kinds = {name: w.kind.name for name, w in made.items() if isinstance(w, Blocks)}
+    if not kinds:
+        raise ModelError(f"{folder}: no matrix has a width that is a multiple of 32, so there is nothing to quantise")
+    values, made_from = json.loads((folder / "config.json").read_text("utf-8")), files.fingerprint(weights)
+    about = {"quant_method": METHOD, "precision": precision, "kinds": kinds, "made_from": made_from}
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError:
+        raise PacelineError(f"{out} exists already; name a new folder") from None
+    except OSError as error:
+        raise PacelineError(f"{out} cannot be written: {error.strerror}") from None
+    to_write = {name: w.data if isinstance(w, Blocks) else w.contiguous() for name, w in made.items()}
+    try:
+        (out / "config.json").write_text(json.dumps(values | {"quantization_config": about}, indent=2) + "\n", "utf-8")
+        for file in sorted(folder.iterdir()):
+            if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", INDEX):
+                shutil.copyfile(file, out / file.name)
+        save_file(to_write, out / "model.safetensors", {"format": "pt"})
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise PacelineError(f"{out} cannot be written: {error.strerror or error}") from None
+    return sum(tensor.nbytes for tensor in to_write.values())
+
+
+def read_blocks(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:
+    """Map the weights in a folder that `quantise_folder` made. Returns them and the fingerprint of the weights before
+    quantising.
+
+    Raises ModelError, one line, for unknown kinds and if `check_shapes` fails."""
+    method, wanted = files.quantisation(config), weight_shapes(config)
+    known = {kind.name: kind for kind in KINDS.values()}
+    words = {name: word for name, word in dict(method.get("kinds", {})).items() if name in wanted}
+    for name, word in words.items():
+        if word not in known:
+            raise ModelError(f"{folder}: {name} is in blocks of kind {word!r}; there are {', '.join(known)}")
+        rows, width = wanted[name]
+        wanted[name] = rows, width // known[word].inputs * known[word].nbytes
+    checks.check_shapes(folder, wanted, files.shapes_of(tensors), config.num_hidden_layers)
+    found = {name: tensors[name].get_tensor(name) for name in wanted}
+    weights = {name: Blocks(known[words[name]], data) if name in words else data for name, data in found.items()}
+    return weights, str(method.get("made_from", ""))
+
+
+def _measured(folder: Path) -> list[str]:
+    """A sentence on the quality of the model in a folder, if `paceline quality` measured it."""
+    try:
+        return [str(loads((folder / MEASURED).read_bytes())["sentence"])]
+    except (OSError, NotJSON, KeyError, TypeError):
+        return []
 
 
 def _not_native(config: PretrainedConfig) -> str | None:

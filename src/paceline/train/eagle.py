@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from paceline.draft.methods.eagle import Eagle
 from paceline.draft.methods.eagle3 import Eagle3
-from paceline.draft.published.eagle3 import Flags, default_taps
-from paceline.draft.published.vocab import to_offsets
+from paceline.draft.models.vocab import to_offsets
+from paceline.draft.published.eagle import Flags, default_taps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.load import read_config

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.tree import Floats
-from paceline.draft.tree_size import time_forwards
+from paceline.draft.cost import time_forwards
 from paceline.errors import PacelineError
 from paceline.target.load import load
 from paceline.train.data import Rows

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.draft.models import stop
-from paceline.draft.models.stop import Confidence, Fixed, Heuristic, Outcome, Svip, best_probabilities, entropies
+from paceline.draft.models.stop import Confidence, Fixed, Heuristic, Outcome, Svip, certainties
 from paceline.errors import MethodError
 
 ROW = 7
@@ -59,6 +59,10 @@ def test_fixed_is_as_long_as_its_cap():
 # Entropy -------------------------------------------------------------------------------------------------------------
 
 
+def entropies(logits):
+    return [entropy for entropy, _ in certainties(logits)]
+
+
 def test_entropy_of_known_distributions():
     for m in (1, 2, 3, 17, 64):
         assert entropies(uniform(m)) == pytest.approx([math.log(m)], abs=1e-6)
@@ -72,12 +76,12 @@ def test_entropy_and_the_best_probability_are_the_distributions(dtype, size):
     heat = torch.logspace(-2, 2, 40)[:, None]
     logits = (torch.randn(40, size, generator=torch.Generator().manual_seed(0)) * heat).to(dtype)
     exact = torch.distributions.Categorical(logits=logits.double())
-    found = entropies(logits)
+    found, best = zip(*certainties(logits), strict=True)
     assert min(found) >= 0
     assert found == pytest.approx(exact.entropy().tolist(), abs=1e-5, rel=1e-5)
-    assert best_probabilities(logits) == pytest.approx(exact.probs.amax(-1).tolist(), rel=1e-5)
+    assert best == pytest.approx(exact.probs.amax(-1).tolist(), rel=1e-5)
     turned = logits.T.contiguous().T  # a column after the other
-    assert entropies(turned) == found
+    assert entropies(turned) == list(found)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])

@@ -22,9 +22,8 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.methods.model import StreamedConfig
-from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.streams import FILE, Streams, open_streams
-from paceline.draft.models.text_model import TextModel
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.load import load

@@ -18,7 +18,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.methods import model
 from paceline.draft.methods.model import Model, StreamedConfig
-from paceline.draft.models.text_model import TextModel
+from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.tokenizers import Translator, VocabBridge, intersection
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.draft.text.past import TwoHalves
+from paceline.draft.text.copying import TwoHalves
 from paceline.errors import MethodError
 
 

@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.draft.text_reading import count, num_nodes
 
-from paceline.draft.text.suffix_tree import COUNT, FIRST, LENGTH, NEXT, PARENT, ROOT, START, SuffixTree, _best
+from paceline.draft.text.suffix_tree import BEST, COUNT, FIRST, LENGTH, NEXT, PARENT, ROOT, START, SuffixTree
 
 WORK = st.integers(1, 4).flatmap(
-    lambda k: st.lists(
-        st.one_of(st.lists(st.integers(0, k), max_size=12), st.sampled_from(["close", "remove"])), max_size=14
-    )
+    lambda k: st.lists(st.one_of(st.lists(st.integers(0, k), max_size=12), st.just("close")), max_size=14)
 )
-"""Tokens to append, sequences to close, and sequences to take out again."""
+"""Tokens to append, and sequences to close."""
 
 
 def counted(sequences, depth):
@@ -44,7 +42,7 @@ def held(tree):
             # A node is there because it branches or because a path ends there.
             assert len(children) > 1 or below < tree._nodes[node, COUNT]
             most = max((tree._nodes[child, COUNT] for child in children), default=0)
-            best = _best(tree._nodes, node)
+            best = tree._nodes[node, BEST]
             assert (tree._nodes[best, COUNT] if children else 0) == most
         for child in children:
             start, length = tree._nodes[child, START], tree._nodes[child, LENGTH]
@@ -62,10 +60,6 @@ def worked(tree, work):
         if step == "close":
             tree.close()
             sequences.append([])
-        elif step == "remove":
-            if len(sequences) > 1:
-                tree.remove()
-                sequences.pop(0)
         else:
             tree.append(step)
             sequences[-1] += step
@@ -74,7 +68,7 @@ def worked(tree, work):
 
 @settings(max_examples=150, deadline=None)
 @given(WORK, st.integers(1, 8))
-def test_counts_are_those_by_hand_whatever_came_and_went(work, depth):
+def test_counts_are_those_by_hand(work, depth):
     tree = SuffixTree(depth, 1)
     sequences = worked(tree, work)
     expected = counted(sequences, depth)
@@ -130,8 +124,6 @@ def by_hand(sequences, depth, context, most, factor, offset, min_prob, branch):
 )
 def test_speculation_is_the_rule_s(work, depth, context, most, size, min_prob, branch):
     tree = SuffixTree(depth, 1)
-    if not branch:  # which of two equal counts came last is not known any more when paths have been taken out
-        work = [step for step in work if step != "remove"]
     sequences = worked(tree, work)
     found = tree.speculate(context, most, *size, min_prob, branch)
     probs = by_hand(sequences, depth, context, most, *size, min_prob, branch)

@@ -17,17 +17,11 @@ from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
 from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
-from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear
 
 STAGES = ("stage1.0.", "stage2.0.")
 """Beginnings of the names of the two causal layers' tensors."""
-FIXED = {
-    "tap": "pre_norm", "stage1_layers": 1, "stage1_input": "state", "stage2_layers": 1, "stage2_input": "concat",
-    "mlp": "residual", "positions": "learnt", "encoder_layers": 1, "encoder_sight": "full",
-}  # fmt: skip
-"""Entries of the network in config.json that were options once, and their only values."""
 
 
 class AmphistaHeads(Heads):
@@ -38,8 +32,6 @@ class AmphistaHeads(Heads):
         target = self.target = native(target, "amphista has layers of the target's kind")
         written, tensors = open_drafter(path, Amphista.name, target)
         network = written.get("network", {})
-        if others := [f"{name}={network[name]}" for name, only in FIXED.items() if network.get(name, only) != only]:
-            raise MethodError(f"{path} was trained with {', '.join(others)}, which is gone: train it again without")
         check_numbers(path, {"heads": network.get("heads")}, most=64)
         self.depth, s = network["heads"], target.shape
         inner = s.intermediate_size if network.get("encoder_ffn", True) else None

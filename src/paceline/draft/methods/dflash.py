@@ -25,16 +25,15 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
-from paceline.draft.models.block import Block, BlockModel, BlockTree
 from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.draft_model import Draft
-from paceline.draft.models.features import FeatureConfig, head_of
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.pending import StatesModel
+from paceline.draft.models.proposers import Block, BlockModel, BlockTree
+from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
+from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.options import option
 from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
-from paceline.draft.published.vocab import MEMBERS, OFFSETS
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import Linear, linear

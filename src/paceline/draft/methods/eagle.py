@@ -11,10 +11,10 @@ import torch
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import open_head
-from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.published.eagle import read
+from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
+from paceline.draft.published.eagle import read_eagle
 from paceline.target.base import Facts
 from paceline.target.cache import Pair
 from paceline.target.linear import linear
@@ -24,7 +24,7 @@ class EagleNetwork(Network):
     """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        layers, own = read(path, config, tensors, target)
+        layers, own = read_eagle(path, config, tensors, target)
         here = neural.placed(own, target, dtype)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
+from paceline.draft.text.copying import TwoHalves
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams, warm_up
-from paceline.draft.text.past import TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError

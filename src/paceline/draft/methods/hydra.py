@@ -17,7 +17,7 @@ from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.fixed_tree import Best, FixedTree, FixedTreeConfig, Heads
 from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed, table_and_head
 from paceline.draft.models.networks import PREFIX, GroundedHeads, load_module, shapes_of
-from paceline.draft.published.hydra import read
+from paceline.draft.published.heads import read_hydra
 from paceline.draft.shapes import Template
 from paceline.target.base import Facts
 from paceline.target.linear import linear
@@ -31,7 +31,7 @@ class HydraHeads(Heads):
 
     def __init__(self, config: FixedTreeConfig, target: Facts):
         path, vocab, h = config.checkpoint, target.vocab_size, target.hidden_size
-        tensors, self.depth, layers = read(path, target)
+        tensors, self.depth, layers = read_hydra(path, target)
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         has_own = any(name.startswith("hydra_lm_head") for name in tensors)
         own = [f"hydra_lm_head.{k}" for k in range(self.depth if has_own else 0)]

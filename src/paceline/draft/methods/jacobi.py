@@ -93,8 +93,10 @@ class Jacobi(Drafter):
             return node
 
         node = 0
-        for token in self._copied(row)[: row.max_draft]:
-            node = add(node, token)
+        if self.config.retrieve == "ngram":
+            copied = after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent")
+            for token in copied[: row.max_draft].tolist():
+                node = add(node, token)
         nodes = [0]
         for above, slot, rank in self._shape:
             if slot == row.max_draft:
@@ -111,12 +113,6 @@ class Jacobi(Drafter):
             best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
         for i, at in zip(decided, nodes, strict=True):
             self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
-
-    def _copied(self, row: Request) -> list[int]:
-        """The tokens of the copied chain, at most `depth`."""
-        if self.config.retrieve == "none":
-            return []
-        return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
 
 
 def _paths(config: JacobiConfig) -> list[shapes.RankPath]:

@@ -26,8 +26,8 @@ from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.draft_model import Draft, segments
 from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
-from paceline.draft.models.pending import StatesModel
 from paceline.draft.models.proposers import Proposer
+from paceline.draft.models.states import StatesModel
 from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin

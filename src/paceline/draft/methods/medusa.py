@@ -13,7 +13,7 @@ import torch
 from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
 from paceline.draft.models.layers import nbytes, placed
 from paceline.draft.models.networks import ResidualHeads, load_module
-from paceline.draft.published.medusa import SHARED, TOKENS, read
+from paceline.draft.published.heads import SHARED, TOKENS, read_medusa
 from paceline.target.base import Facts
 from paceline.target.linear import linear
 
@@ -22,7 +22,7 @@ class MedusaHeads(Heads):
     """K residual heads over the state after the final norm."""
 
     def __init__(self, config: FixedTreeConfig, target: Facts):
-        tensors, self.depth, layers = read(config.checkpoint, target)
+        tensors, self.depth, layers = read_medusa(config.checkpoint, target)
         if (tokens := tensors.pop(TOKENS, None)) is not None:
             self.tokens = tokens.long().numpy()
         here = placed(tensors, target, config.dtype)

@@ -8,24 +8,21 @@ come from the draft, which begins at once, or from a middle layer of the target 
 Costs, and when it pays: docs/methods/mirror.md."""
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from time import perf_counter
 from typing import Any, Literal
 from weakref import finalize
 
 import torch
 
-from paceline.core.clock import seconds_of
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
+from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.models.proposers import drawn_chain
-from paceline.draft.models.text_model import TextModel
 from paceline.draft.options import Options, option, quoted
 from paceline.draft.spec import parse
 from paceline.errors import MethodError
@@ -35,7 +32,6 @@ log = logging.getLogger("paceline.mirror")
 
 STATELESS = ("fixed", "svip", "confidence")
 """Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
-RECENT = 1024  # rounds whose times are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +76,12 @@ class MirrorConfig(Options):
 
 @dataclass
 class Counts:
-    """Counts of windows, and times in seconds.
+    """Numbers of windows, by the number of accepted tokens of the window before.
 
-    hits     number of windows that were drafted ahead, by the number of accepted tokens of the window before.
-    misses   number of windows that were not, likewise.
-    waited   time that the target's side waited for windows.
-    exposed  the part of `waited` in rounds with a miss.
-    fresh    times of drafting windows after a miss, in the last rounds.
-    ahead    times of looking ahead in line, in the last rounds."""
+    hits    windows that were drafted ahead. misses: windows that were not."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
-    waited: float = 0.0
-    exposed: float = 0.0
-    fresh: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    ahead: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def hit_rate(self) -> float:
@@ -102,16 +89,11 @@ class Counts:
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
-    def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
-        """Count a round's windows, for which the target's side waited `seconds`."""
+    def add(self, asks: Sequence[Ask], windows: Sequence[Window]) -> None:
+        """Count a round's windows."""
         for ask, window in zip(asks, windows, strict=False):
             if window.hit is not None:
                 (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
-        self.waited += seconds
-        if any(not window.hit for window in windows):
-            self.exposed += seconds
-        if any(window.hit is False for window in windows):
-            self.fresh.append(seconds)
 
 
 class Mirror(Drafter):
@@ -206,10 +188,9 @@ class Mirror(Drafter):
         able = [row for row in rows if row.max_draft > 0]
         asks = [Ask(row.id, row.tokens[self._known[row.id] :].tolist()) for row in able]
         windows: list[Window] = []
-        began = perf_counter()
         if asks:
             self._tell(lambda side: windows.extend(side.windows(asks)))
-        self.counts.add(asks, windows, perf_counter() - began)
+        self.counts.add(asks, windows)
         self._has_window = {window.id for window in windows}
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {}
@@ -217,7 +198,7 @@ class Mirror(Drafter):
             tree = trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, window.calls)
             tree.source = self.name if window.tokens else ""
         if self.config.source == "draft" and isinstance(self.side, Lookahead):
-            self.counts.ahead.append(seconds_of(self.side.look_ahead))
+            self.side.look_ahead()
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
@@ -231,8 +212,7 @@ class Mirror(Drafter):
             spans = round.spans()
             tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
             given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
-            ahead = partial(self._tell, lambda side: side.look_ahead(given))
-            self.counts.ahead.append(seconds_of(ahead))
+            self._tell(lambda side: side.look_ahead(given))
 
 
 class EarlyExit:

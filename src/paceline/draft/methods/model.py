@@ -1,7 +1,7 @@
 """model: any causal model drafts for the target (speculative decoding with a draft model).
 
 Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). The draft model runs like a target, with
-a cache of its own (`text_model.py`); the loop is `Chain` (`proposers.py`). A forward costs the time to read its
+a cache of its own (`draft_model.py`); the loop is `Chain` (`proposers.py`). A forward costs the time to read its
 weights, or, on a fast accelerator, the time to launch the kernels of its layers. It has the target's tokenizer, or one
 of its own (`tokenizers.py`).
 
@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from paceline.draft.models.checkpoint import check_target, recorded_target
-from paceline.draft.models.draft_model import DraftModel
+from paceline.draft.models.draft_model import DraftModel, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.text_model import TextModel
 from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts, Target

@@ -22,9 +22,9 @@ import torch
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import open_drafter, read_config, recorded_target
-from paceline.draft.models.features import FeatureConfig, FeatureModel, Network
 from paceline.draft.models.layers import Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
+from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.draft.options import option
 from paceline.draft.published.gguf import head_in as in_file
 from paceline.draft.published.layout import refuse_others

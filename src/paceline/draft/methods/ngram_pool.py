@@ -31,9 +31,8 @@ from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
 from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round
 from paceline.draft.options import Options, option
-from paceline.draft.text.copying import up_to_end
+from paceline.draft.text.copying import TwoHalves, up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams, warm_up
-from paceline.draft.text.past import TwoHalves
 
 
 @dataclass(frozen=True)

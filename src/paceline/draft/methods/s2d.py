@@ -23,15 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.core.request import Request
-from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.draft.methods.model import ModelConfig, load_network, own_tokenizer, trim
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import read_drafter
-from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.text_model import TextModel
 from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -65,9 +62,7 @@ class Section:
     nbytes       bytes of weights that these layers and their exit read.
     ran          number of nodes run since the last commit, by slot.
     waiting      states [n, H], before layer `first`, of the next nodes to run, by slot.
-    exits_taken  number of times that a draft left here.
-    decided      number of its tokens that were accepted or rejected.
-    accepted     number of its tokens that were accepted."""
+    exits_taken  number of times that a draft left here."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -78,7 +73,7 @@ class Section:
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}
-        self.exits_taken = self.decided = self.accepted = 0
+        self.exits_taken = 0
 
     def start(self, slot: int) -> None:
         """Begin anew: no nodes have been run since the last commit, and none wait."""
@@ -110,8 +105,7 @@ class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
     sections    its layers, cut at its exits.
-    num_tokens  number of the target's tokens; its own head may have more rows, of padding.
-    exits       the sections at which the draft's tokens left (of a tree: its levels), in their order, by row."""
+    num_tokens  number of the target's tokens; its own head may have more rows, of padding."""
 
     def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
@@ -120,7 +114,6 @@ class SortedNetwork:
         self.sections = [Section(decoder, first, *exit) for first, exit in zip([0, *lasts], exits, strict=False)]
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
-        self.exits: dict[int, list[Section]] = {}
         self.weight_bytes = decoder.weight_bytes - sum(layer.nbytes for layer in decoder.layers[lasts[-1] :])
 
     def add_row(self, expected_length: int) -> int:
@@ -163,7 +156,6 @@ class SortedNetwork:
             for i, of_draft in self._leave(section, drafts, wanted).items():
                 logits[i] = of_draft
                 section.exits_taken += 1
-                self.exits.setdefault(drafts[i].row.id, []).append(section)
             going = [i for i in going if i not in logits]
             if not going:
                 break
@@ -243,33 +235,9 @@ class Sorted(ModelDrafter):
     @property
     def mean_bytes(self) -> float:
         """Mean bytes of weights up to the exit of a drafted token, heads of exits that it passed included."""
-        return self._mean([*accumulate(section.nbytes for section in self.sections)]) or self.weight_bytes
-
-    @property
-    def mean_depth(self) -> float:
-        """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
-        return self._mean([section.last for section in self.sections])
-
-    def _mean(self, until: Sequence[int]) -> float:
-        taken = [section.exits_taken for section in self.sections]
-        return sum(count * each for count, each in zip(taken, until, strict=True)) / max(sum(taken), 1)
-
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self.network.exits.pop(row.id, None)
-
-    def observe(self, round: Round) -> None:
-        """Count the decisions about the tokens of every exit."""
-        for i, row in enumerate(round.rows):
-            exits, path = self.network.exits.pop(row.id, []), round.accepted[i].path
-            if exits and round.is_from(i, self):
-                accepted = len(path) - 1
-                for section in exits[:accepted]:
-                    section.decided += 1
-                    section.accepted += 1
-                if accepted < len(exits) and round.trees[i].children(path[-1]):
-                    exits[accepted].decided += 1
-        super().observe(round)
+        taken, until = [s.exits_taken for s in self.sections], accumulate(s.nbytes for s in self.sections)
+        total = sum(count * nbytes for count, nbytes in zip(taken, until, strict=True))
+        return total / sum(taken) if any(taken) else self.weight_bytes
 
 
 def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, ahead
 from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import continuation, up_to_end
-from paceline.draft.text.past import TwoHalves
+from paceline.draft.text.copying import TwoHalves, continuation, up_to_end
 from paceline.draft.text.store import open_for
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class Sam(Drafter):
             if skip > length:
                 length, found = skip, (lo, hi, skip)
         for past in self._past.halves:
-            state, matched = past.automaton.transfer(0, 0, row.tokens[-TAIL - guessed :])
+            matched, place = past.automaton.after(row.tokens[-TAIL - guessed :])
             if matched > length:
-                length, copied, found = matched, past.after(state, most), None
+                length, copied, found = matched, past.text[place : place + most].astype(np.int64), None
                 ends = ends.union(self.eos_token_ids)
         length -= guessed  # a match within the guess proves nothing
         size = min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
@@ -107,7 +107,7 @@ class _Texts:
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
-        self._text = np.empty(capacity, np.int32)
+        self._room = np.empty(capacity, np.int32)
 
     def __len__(self) -> int:
         return len(self.automaton)
@@ -115,10 +115,10 @@ class _Texts:
     def learn(self, text: IntArray) -> None:
         """Add a finished request."""
         begin = len(self.automaton)
-        self._text[begin : begin + len(text)] = text
+        self._room[begin : begin + len(text)] = text
         self.automaton.extend(text)
 
-    def after(self, state: int, size: int) -> IntArray:
-        """The `size` tokens after the state's last occurrence, or fewer where the text ends."""
-        start = self.automaton.recent(state)
-        return self._text[start : min(start + size, len(self.automaton))].astype(np.int64)
+    @property
+    def text(self) -> NDArray[np.int32]:
+        """The requests, one after another."""
+        return self._room[: len(self.automaton)]

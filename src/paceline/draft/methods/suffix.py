@@ -2,8 +2,8 @@
 
 Oliaro et al. 2025, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (NeurIPS 2025, arXiv
 2411.04975), by the rule of Arctic Inference, which vLLM's `method: suffix` runs too. Suffix trees count every run of up
-to `depth` tokens: one tree for each request, one for all finished ones (`past`). Each suffix of the text that occurs in
-a tree, m tokens long, gives a draft: its most frequent continuation, up to `factor` * m + `offset` tokens.
+to `depth` tokens: one tree for each request, two for finished ones (`past`). Each suffix of the text that occurs in a
+tree, m tokens long, gives a draft: its most frequent continuation, up to `factor` * m + `offset` tokens.
 
     prob    probability of a node: the product of count(child) / count(node) on its path; below `min_prob` it is left
             out
@@ -18,6 +18,7 @@ from typing import Literal
 
 from paceline.draft.base import REACH, Drafter, DraftTree, Facts, Request, ahead
 from paceline.draft.options import Options, option
+from paceline.draft.text.copying import TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
@@ -58,8 +59,8 @@ class Suffix(Drafter):
     def __init__(self, config: SuffixConfig = SuffixConfig()):
         self.config = config
         self._trees: dict[int, SuffixTree] = {}
-        self._past = SuffixTree(config.depth)
-        self._shared: list[Speculator] = [self._past] if config.past else []
+        self._past = TwoHalves(config.past, lambda tokens: SuffixTree(config.depth))
+        self._corpus: list[Speculator] = []
 
     def bind(self, target: Facts) -> None:
         """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
@@ -68,19 +69,14 @@ class Suffix(Drafter):
         if self.config.corpus is not None:
             array = SuffixArray.of(open_for(target, self.config.corpus))
             array.speculate([0], 1)
-            self._shared.append(array)
+            self._corpus.append(array)
 
     def start(self, row: Request) -> None:
         self._trees[row.id] = SuffixTree(self.config.depth, len(row))
 
     def drop(self, row: Request) -> None:
-        tree = self._trees.pop(row.id, None)
-        if tree is not None and self.config.past and row.is_complete:
-            tokens = row.tokens[-self.config.past :]
-            while len(self._past) + len(tokens) > self.config.past:
-                self._past.remove()  # the oldest request
-            self._past.append(tokens)
-            self._past.close()
+        if self._trees.pop(row.id, None) is not None:
+            self._past.learn(row)
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
@@ -89,7 +85,7 @@ class Suffix(Drafter):
         most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = tree.speculate(context, *sizes)
-        for text in self._shared:
+        for text in (*self._past.halves, *self._corpus):
             best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)
         if ahead(row) and best.match < ahead(row) + REACH:
             return DraftTree.root(row.last_token)

@@ -26,21 +26,18 @@ import torch
 
 from paceline.core.request import Row
 from paceline.core.sampling import RowRandom, SamplingParams
-from paceline.core.tree import Floats, IntArray
+from paceline.core.tree import IntArray
 from paceline.draft.base import View
-from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Chain, top_with_logprobs
-from paceline.draft.models.text_model import TextModel
+from paceline.draft.survival import Survival
 
 Top = Sequence[tuple[int, float]]
 """(token, probability) of candidates for the next token, best first."""
 Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
-WINDOWS = 64  # past windows that say where verification ends; older ones count less
 SPREAD = 4  # a position gets at most this many times the mean number of branches
-DEEPEST = 64  # deeper tokens count as this deep
-MEMORY = 400.0  # runs after which the counts are halved
 
 
 def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
@@ -110,35 +107,6 @@ def _shifted_row(row: Row, by: int) -> View:
     return View(row, random=random)
 
 
-class Lengths:
-    """Statistics of the length of runs of tokens, such as of windows up to the first rejected token.
-
-    memory  runs after which the counts are halved."""
-
-    def __init__(self, memory: float = MEMORY) -> None:
-        self.memory = memory
-        self._went_on = np.ones(DEEPEST + 1)
-        self._could = np.full(DEEPEST + 1, 1.25)
-
-    def note(self, length: int, limit: int) -> None:
-        """Record a run that ended after `length` tokens. A run that reached its `limit` counts up to there."""
-        length = min(length, DEEPEST - 1)
-        self._could[: min(length + 1, limit)] += 1
-        self._went_on[:length] += 1
-        if self._could[0] > self.memory:
-            self._could /= 2
-            self._went_on /= 2
-
-    def reach(self, most: int) -> Floats:
-        """P(a run has 1, 2, ... `most` tokens or more)."""
-        steps = np.minimum(self._went_on / self._could, 1.0)
-        return steps[np.minimum(np.arange(most), DEEPEST)].cumprod()
-
-    def steps(self, most: int, rows: int) -> Floats:
-        """Expected length of the longest of `rows` runs, by their limit: 1, 2, ... `most` tokens."""
-        return (1 - (1 - self.reach(most)) ** rows).cumsum()
-
-
 class Lookahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
@@ -156,7 +124,7 @@ class Lookahead:
         self.drafter, self.model, self.chain = drafter, drafter.model, drafter.proposer
         self.num_candidates, self.branches = num_candidates, branches
         self.fresh, self.joined = fresh, joined
-        self.lengths = Lengths(WINDOWS)  # accepted tokens of windows
+        self.survival = Survival()  # of the windows' tokens
         self._most = SPREAD * num_candidates
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
@@ -201,7 +169,7 @@ class Lookahead:
         self.model.commit(main, nodes)
         if accepted < len(new) - 1:
             return None
-        self.lengths.note(accepted, len(window))
+        self.survival.note_asked(len(window), len(window), accepted, len(window))
         branch = table.get((accepted, new[-1]))
         if branch is not None:
             self._move_in(state, branch, len(nodes))
@@ -289,7 +257,8 @@ class Lookahead:
 
     def _outcomes(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
         """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
-        reach = np.concatenate([[1.0], self.lengths.reach(len(window)), [0.0]])
+        reach, stands = np.eye(1, len(window) + 2)[0], self.survival.asked(0, len(window))[0]
+        reach[1 : len(stands) + 1] = stands
         stops = -np.diff(reach)  # P(exactly a tokens are accepted)
         worth: list[tuple[float, tuple[int, int]]] = []
         for a, top in enumerate(tops[: len(window) + 1]):

@@ -10,7 +10,7 @@ they are named themselves, and only tensors of them."""
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,14 +47,8 @@ class TargetFacts:
     @classmethod
     def of(cls, target: Facts) -> Self:
         """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
-        return cls(
-            target.name,
-            target.tokenizer.fingerprint if target.tokenizer is not None else "",
-            target.weights_fingerprint,
-            target.hidden_size,
-            target.num_layers,
-            target.vocab_size,
-        )
+        facts = {f.name: getattr(target, f.name) for f in fields(cls) if f.name != "tokenizer_fingerprint"}
+        return cls(tokenizer_fingerprint=target.tokenizer.fingerprint if target.tokenizer else "", **facts)
 
 
 def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:

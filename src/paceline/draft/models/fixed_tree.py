@@ -22,13 +22,13 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.core.typical import Typical
 from paceline.draft import shapes
 from paceline.draft.base import Drafter
+from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
-from paceline.draft.models.pending import Pending
+from paceline.draft.models.states import Pending
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.options import Options, option
 from paceline.draft.shapes import RankPath, Template
-from paceline.draft.tree_size import SIZES, best_size, time_forwards
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache

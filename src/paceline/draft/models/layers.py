@@ -88,6 +88,7 @@ def native(target: Facts, what: str, instead: str = "heads without layers of the
 
 # A decoder layer -----------------------------------------------------------------------------------------------------
 
+NORM = "input_layernorm"
 Entries = Mapping[str, Any]  # of a config.json
 Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
 
@@ -99,15 +100,20 @@ def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**2
             raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
 
 
-def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a layer's tensors.
+def head_shapes(
+    shape: Shape, prefixes: Sequence[str] | None = None, *, width: int | None = None, norms: tuple[str, ...] = (NORM,)
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
+    """Name and shape of the tensors of a head's layers.
 
-    width  width of the attention's input; EAGLE-3's first layer reads twice the hidden size.
-    norms  names of the norms before the attention; EAGLE-1's first layer has none."""
-    return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
-
-
-NORM = "input_layernorm"
+    prefixes  prefix of each layer's names; None: "layers.0.", "layers.1.", ...
+    width     width of the first attention's input, if not the hidden size; EAGLE-3's is twice that.
+    norms     names of the norms before the first attention; EAGLE-1 has none. Later layers have one, NORM."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for n, prefix in enumerate(prefixes or [f"layers.{n}." for n in range(shape.num_layers)]):
+        of_layer = layer_shapes(shape, None if n else width)
+        of_layer |= {f"{name}.weight": (shape.hidden_size,) for name in ((NORM,) if n else norms)}
+        shapes |= {f"{prefix}{name}": size for name, size in of_layer.items()}
+    return shapes
 
 
 class HeadLayers:
@@ -179,5 +185,4 @@ def own_shape(target: Decoder, layers: int) -> Shape:
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Name and shape of the tensors of `own_layers`."""
-    of_layer = head_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
-    return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}
+    return head_shapes(own_shape(target, 1), prefixes)

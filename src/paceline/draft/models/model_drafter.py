@@ -121,7 +121,7 @@ class ModelDrafter(Drafter):
 
 def fitting(target: Facts) -> Fitting:
     """Sizes of trees by what forwards of the target take here."""
-    from paceline.draft.tree_size import best_sizes, time_forwards
+    from paceline.draft.cost import best_sizes, time_forwards
 
     times = time_forwards(target)
     return lambda chances, beside: best_sizes(chances, times, beside)

@@ -78,7 +78,7 @@ class Confidence(StopRule):
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        return best_probabilities(logits)
+        return [best for _, best in certainties(logits)]
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
         return not signal >= self.threshold
@@ -94,7 +94,7 @@ class Svip(StopRule):
     SLOPE = 0.15
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        return [sqrt(self.SLOPE * entropy) for entropy in entropies(logits)]
+        return [sqrt(self.SLOPE * entropy) for entropy, _ in certainties(logits)]
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
         return not signal <= self.threshold
@@ -127,17 +127,11 @@ class Heuristic(StopRule):
 RULES: dict[str, type[StopRule]] = {rule.__name__.lower(): rule for rule in (Fixed, Confidence, Svip, Heuristic)}
 
 
-def best_probabilities(logits: torch.Tensor) -> list[float]:
-    """The probability of the best token at temperature 1, for each row of logits [R, K]; NaN where logits are."""
+def certainties(logits: torch.Tensor) -> list[tuple[float, float]]:
+    """For each row of logits [R, K], at temperature 1: the entropy in nats, never negative, and the best token's
+    probability. NaN where logits are."""
     if is_compiled(logits):
-        return [certainty_of_row(logits, r)[1] for r in range(len(logits))]
-    best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
-    return best
-
-
-def entropies(logits: torch.Tensor) -> list[float]:
-    """The entropy in nats at temperature 1, never negative, for each row of logits [R, K]; NaN where logits are."""
-    if is_compiled(logits):
-        return [certainty_of_row(logits, r)[0] for r in range(len(logits))]
-    entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
-    return entropy
+        return [certainty_of_row(logits, r) for r in range(len(logits))]
+    probs = logits.float().softmax(-1)
+    both = torch.stack([torch.special.entr(probs).sum(-1), probs.amax(-1)], -1)
+    return [(entropy, best) for entropy, best in both.tolist()]

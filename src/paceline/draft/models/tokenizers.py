@@ -22,9 +22,8 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import View, up_to_ends
-from paceline.draft.models.draft_model import Draft, DraftModel
+from paceline.draft.models.draft_model import Draft, DraftModel, TextModel
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.models.text_model import TextModel
 from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Target

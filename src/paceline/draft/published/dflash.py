@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 from paceline.draft.models import layers as neural
 from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import TABLE, Entries, Tensors
+from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.draft.published.layout import Layout, layer_config
-from paceline.draft.published.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.errors import MethodError
 from paceline.target.base import Facts
 from paceline.target.shape import Shape
@@ -133,10 +133,9 @@ class DFlashSpec:
 
         vocab  number of the target's tokens. drafted: number of tokens that it drafts."""
         h = shape.hidden_size
-        shapes = {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
+        shapes = neural.head_shapes(shape)
+        shapes |= {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         for number in range(shape.num_layers):
-            of_layer = neural.head_shapes(shape, h, ("input_layernorm",))
-            shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
             for conv in CONVOLVED.values() if self.kernel else ():
                 shapes[f"layers.{number}.{conv}.base_kernel"] = (2, self.kernel, h)
                 rows = 2 * self.kernel * (h // self.group)

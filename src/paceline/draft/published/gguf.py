@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.draft.models.vocab import OFFSETS
 from paceline.draft.options import quoted
 from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.draft.published.mtp import OUTER as NEXTN
 from paceline.draft.published.mtp import head_shape
-from paceline.draft.published.vocab import OFFSETS
 from paceline.errors import MethodError
-from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks, within
 from paceline.target.quantised.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
 from paceline.target.shape import ATTENTION, ROUTER, Shape, layer_shapes
 
@@ -61,7 +61,7 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A head's config.json and tensors. PacelineError for a file of another kind."""
     opened = GGUF(file)
     family, start = str(opened.family), f"{opened.family}."
-    facts = {key.removeprefix(start): value for key, value in opened.metadata.items() if key.startswith(start)}
+    facts = within(opened.metadata, start)
     if family != method:
         if family in ("eagle3", "dflash"):
             raise MethodError(f"{file} holds a drafter of kind {family}: write {family}:{quoted(str(file))}")

@@ -69,23 +69,10 @@ class SuffixAutomaton:
             return Match(0, 0)
         return Match(int(self._states[last[LINK], LENGTH]), int(self._counts[_FOUND]))
 
-    def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
-        """Read another text from (0, 0) on: the state of its longest suffix that occurs here, and that length.
-
-        Changes nothing here. Appending to this automaton may split the returned state and make it invalid."""
-        new = np.array(tokens, np.int32)
-        after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
-        return int(after), int(matched)
-
     def after(self, tokens: Sequence[int] | IntArray) -> Match:
-        """The longest suffix of another text that occurs here."""
-        state, length = self.transfer(0, 0, tokens)
-        return Match(length, self.recent(state))
-
-    def recent(self, state: int) -> int:
-        """Number of tokens up to the last place where the state's strings end. It may be an older place, as in
-        `match`."""
-        return int(self._states[state, RECENT])
+        """The longest suffix of another text that occurs here. Changes nothing here. `recent` is as in `match`."""
+        state, length = _walk(self._states, self._edges, self._table, np.array(tokens, np.int32))
+        return Match(int(length), int(self._states[state, RECENT]))
 
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens."""
@@ -100,7 +87,7 @@ def warm_up() -> None:
     """Compile the automaton, or load it from the cache of earlier runs, so that no later call has to."""
     automaton = SuffixAutomaton(1)
     automaton.extend([0, 0, 1])
-    automaton.transfer(0, 0, [0])
+    automaton.after([0])
 
 
 def enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -140,7 +127,9 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True)
-def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
+def _walk(states, edges, table, tokens):  # type: ignore[no-untyped-def]
+    """The state of the longest suffix of `tokens` that occurs, and its length."""
+    state, length = np.int64(0), np.int64(0)
     for token in tokens:
         place = _locate(states, edges, table, state, token)
         while place == _NOWHERE and state > 0:

@@ -1,8 +1,13 @@
-"""Continuations of a text and cuts at end tokens, for drafters that copy."""
+"""What drafters that copy share: continuations, cuts at end tokens, and the memory of finished requests."""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from paceline.core.request import Request
 from paceline.core.tree import IntArray
+from paceline.errors import MethodError
 
 
 def continuation(text: IntArray, start: int, count: int) -> IntArray:
@@ -18,3 +23,39 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
         if token in ends:
             return drafted[: i + keep]
     return drafted
+
+
+class TextMemory(Protocol):
+    """A memory of texts; its length is their number of tokens."""
+
+    def __len__(self) -> int: ...
+    def learn(self, text: IntArray) -> None: ...
+
+
+M = TypeVar("M", bound=TextMemory)
+
+
+class TwoHalves(Generic[M]):
+    """A memory of the last finished requests, in two halves, the newer half first.
+
+    Texts go into the newer half. When it is full, it replaces the older one, so at least the last tokens / 2 are known.
+
+    tokens  number of tokens of both halves; there are no halves for 0 or 1.
+    make    function that returns an empty memory for a number of tokens."""
+
+    def __init__(self, tokens: int, make: Callable[[int], M]):
+        self._half, self._make = tokens // 2, make
+        try:
+            self.halves = [make(self._half), make(self._half)] if self._half else []
+        except (MemoryError, ValueError, OverflowError):  # the latter two: beyond the address space
+            raise MethodError(f"past is {tokens}; there is no memory for that many tokens.") from None
+
+    def learn(self, row: Request, *more: int) -> None:
+        """Remember the last tokens / 2 of a request, and the tokens `more` after it, if it is complete."""
+        if not (self.halves and row.is_complete):
+            return
+        text = np.append(row.tokens, np.array(more, np.int64))[-self._half :]
+        newer = self.halves[0]
+        if len(newer) and len(newer) + len(text) > self._half:
+            self.halves = [self._make(self._half), newer]
+        self.halves[0].learn(text)

@@ -2,11 +2,8 @@
 
 Every place of a sequence is the start of a path of up to `depth` tokens; the paths of the last `depth` places grow with
 each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
-holds for every point on the edge above it, and there are at most 2 nodes a token.
+holds for every point on the edge above it, and there are at most 2 nodes a token."""
 
-An edge points to the latest text that took it. Sequences are removed in the order they came, so the text is there."""
-
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +14,11 @@ from numpy.typing import NDArray
 from paceline.core.tree import IntArray
 from paceline.draft.text.automaton import enlarged, hashed
 
-# Columns of a node. BEST is the child with the highest count, the latest among equals, or STALE; CHAIN is the next node
-# in a bucket of the hash table of (parent, first token of the edge).
+# Columns of a node. BEST is the child with the highest count, the latest among equals; CHAIN is the next node in a
+# bucket of the hash table of (parent, first token of the edge).
 PARENT, COUNT, START, LENGTH, BEST, FIRST, NEXT, BACK, CHAIN = range(9)
 NODES, FREE, TEXT = range(3)
-ROOT, NONE, GONE, STALE = 0, -1, -2, -2
+ROOT, NONE, GONE = 0, -1, -2
 
 
 # Growing -------------------------------------------------------------------------------------------------------------
@@ -106,46 +103,9 @@ def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped
     nodes[child, LENGTH] += nodes[node, LENGTH]
     _attach(nodes, heads, text, parent, child)
     nodes[parent, BEST] = child if best == node else best
-    _free(nodes, counts, node)
-
-
-# Removing ------------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def remove(nodes, heads, text, counts, start, length, depth):  # type: ignore[no-untyped-def]
-    """Remove the paths of a sequence, one for each of its places."""
-    nodes[ROOT, COUNT] -= length
-    for begin in range(start, start + length):
-        at, end, node = begin, min(begin + depth, start + length), ROOT
-        while at < end:
-            child = _child(nodes, heads, text, node, text[at])
-            at += nodes[child, LENGTH]
-            nodes[child, COUNT] -= 1
-            if nodes[child, COUNT] == 0:
-                _prune(nodes, heads, text, counts, child)
-                break
-            if nodes[node, BEST] == child:
-                nodes[node, BEST] = STALE
-            node = child
-        only = nodes[node, FIRST]
-        if node != ROOT and only >= 0 and nodes[only, COUNT] == nodes[node, COUNT]:
-            _absorb(nodes, heads, text, counts, node, only)
-
-
-@njit
-def _prune(nodes, heads, text, counts, node):  # type: ignore[no-untyped-def]
-    """Free a node without paths, and the one path below it."""
-    parent = nodes[node, PARENT]
-    _detach(nodes, heads, text, node)
-    if nodes[parent, BEST] == node:
-        nodes[parent, BEST] = STALE
-    while node >= 0:
-        below = nodes[node, FIRST]
-        if below >= 0:
-            _detach(nodes, heads, text, below)
-        _free(nodes, counts, node)
-        node = below
+    nodes[node, PARENT] = GONE
+    nodes[node, NEXT] = counts[FREE]
+    counts[FREE] = node
 
 
 # Nodes, siblings and the hash table ----------------------------------------------------------------------------------
@@ -161,13 +121,6 @@ def _new(nodes, counts):  # type: ignore[no-untyped-def]
         counts[NODES] = node + 1
     nodes[node, FIRST] = nodes[node, BEST] = NONE
     return node
-
-
-@njit
-def _free(nodes, counts, node):  # type: ignore[no-untyped-def]
-    nodes[node, PARENT] = GONE
-    nodes[node, NEXT] = counts[FREE]
-    counts[FREE] = node
 
 
 @njit
@@ -209,21 +162,8 @@ def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
 def _prefer(nodes, parent, child):  # type: ignore[no-untyped-def]
     """Update the best child of `parent` after `child` got one more path."""
     best = nodes[parent, BEST]
-    if best == NONE or (best != STALE and nodes[child, COUNT] >= nodes[best, COUNT]):
+    if best == NONE or nodes[child, COUNT] >= nodes[best, COUNT]:
         nodes[parent, BEST] = child
-
-
-@njit
-def _best(nodes, node):  # type: ignore[no-untyped-def]
-    """The best child of a node, searched again if it lost paths; NONE without children."""
-    if nodes[node, BEST] == STALE:
-        best = child = nodes[node, FIRST]
-        while child >= 0:
-            if nodes[child, COUNT] > nodes[best, COUNT]:
-                best = child
-            child = nodes[child, NEXT]
-        nodes[node, BEST] = best
-    return nodes[node, BEST]
 
 
 @njit
@@ -295,7 +235,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
         if used < nodes[node, LENGTH]:
             num = insert(entries, probs, num, (np.int64(node), np.int64(used + 1), np.int64(read)), prob)
         else:
-            child = nodes[node, FIRST] if branch else _best(nodes, node)
+            child = nodes[node, FIRST if branch else BEST]
             while child >= 0:
                 share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # a ratio: never above `prob`
                 if share >= min_prob:
@@ -374,8 +314,6 @@ class SuffixTree(Speculator):
 
     def __init__(self, depth: int, capacity: int = 64):
         self.depth = depth
-        self._lengths: deque[int] = deque()
-        self._open = 0
         self._text = np.empty(0, np.int32)
         self._nodes = np.full((1, 9), NONE, np.int32)
         self._nodes[ROOT, COUNT] = self._nodes[ROOT, LENGTH] = 0
@@ -387,7 +325,7 @@ class SuffixTree(Speculator):
         self._make_room(max(capacity, 1))
 
     def __len__(self) -> int:
-        return sum(self._lengths) + self._open
+        return int(self._counts[TEXT])
 
     def append(self, tokens: Run) -> None:
         """Append `tokens`, each 0 or more, to the open sequence."""
@@ -396,19 +334,15 @@ class SuffixTree(Speculator):
         # Always a fresh int32 array, so that one version is compiled.
         new = np.array(tokens, np.int32)
         append(self._nodes, self._heads, self._text, self._counts, self._active, new)
-        self._open += len(tokens)
 
     def close(self) -> None:
         """End the open sequence; the next tokens begin another."""
-        self._lengths.append(self._open)
-        self._open = 0
         self._active[1:] = NONE
 
-    def remove(self) -> None:
-        """Remove the oldest closed sequence."""
-        length = self._lengths.popleft()
-        start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
-        remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
+    def learn(self, tokens: IntArray) -> None:
+        """Append a whole sequence."""
+        self.append(tokens)
+        self.close()
 
     def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
         """The end of the open sequence itself is not counted as a match, because nothing has followed it yet."""
@@ -416,15 +350,9 @@ class SuffixTree(Speculator):
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
 
     def _make_room(self, more: int) -> None:
-        """Make room for `more` tokens and drop the text of removed sequences."""
-        live = len(self)
-        capacity = max(2 * (live + more), len(self._text))
-        gone = int(self._counts[TEXT]) - live
-        text = np.empty(capacity, np.int32)
-        text[:live] = self._text[gone : gone + live]
-        self._nodes[:, START] -= gone
-        self._text, self._nodes = text, enlarged(self._nodes, 2 * capacity + 2)
-        self._counts[TEXT] = live
+        """Make room for `more` tokens."""
+        capacity = 2 * (len(self) + more)
+        self._text, self._nodes = enlarged(self._text, capacity), enlarged(self._nodes, 2 * capacity + 2)
         self._heads = np.full(1 << (2 * capacity).bit_length(), NONE, np.int32)
         hash_all(self._nodes, self._heads, self._text, self._counts[NODES])
 
@@ -433,6 +361,4 @@ def warm_up() -> None:
     """Compile the tree, or load it from the cache of earlier runs, so that no later call has to."""
     tree = SuffixTree(4, 1)
     tree.append([0, 1, 0, 1, 2])
-    tree.close()
     tree.speculate([0, 1], 2)
-    tree.remove()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -136,6 +137,7 @@ PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0,
 """Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
+T = TypeVar("T")
 Weights = dict[str, "torch.Tensor | Blocks"]
 WeightsByName = Mapping[str, "torch.Tensor | Blocks"]
 
@@ -194,9 +196,9 @@ def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 
-def within(weights: WeightsByName, start: str) -> Weights:
-    """Weights whose names begin with `start`, by the rest of the name."""
-    return {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+def within(named: Mapping[str, T], start: str) -> dict[str, T]:
+    """What has a name that begins with `start`, such as weights, by the rest of the name."""
+    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:

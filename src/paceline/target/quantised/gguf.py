@@ -31,6 +31,7 @@ from paceline.target.quantised.blocks import (
     multipliable,
     round_inputs,
     tensors_of,
+    within,
 )  # fmt: skip
 from paceline.target.shape import ATTENTION, ROUTER, Shape, weight_shapes
 
@@ -283,9 +284,9 @@ def load_gguf(
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     """Tokens that end an answer: the end tokens in the metadata, and control tokens with a text of _ENDS."""
-    start = "tokenizer.ggml."
-    named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
-    tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
+    facts = within(facts, "tokenizer.ggml.")
+    named = {facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")}
+    tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
     known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in _ENDS}
     return {i for i in named if isinstance(i, int)} | known
 
@@ -307,8 +308,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
             f"{file.path} is of architecture {shortened(repr(family))}, and GGUF files are run of "
             f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
         )
-    start = f"{family}."
-    facts = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
+    facts = within(file.metadata, f"{family}.")
     if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
@@ -391,7 +391,7 @@ def rope_of(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) ->
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if scale != 1.0:  # the key of older files
         return rope | {"rope_type": "linear", "factor": scale}
-    scaling = {key.removeprefix("rope.scaling."): v for key, v in facts.items() if key.startswith("rope.scaling.")}
+    scaling = within(facts, "rope.scaling.")
     kind = scaling.pop("type", "none")
     if kind == "none":
         return rope

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
 from paceline.target.folder import one_line
+from paceline.target.quantised.blocks import within
 from paceline.target.quantised.gguf import CONTROL, GGUF
 from paceline.target.tokenizer import Tokenizer, vocabulary
 
@@ -74,8 +75,7 @@ def _refused(file: GGUF, why: str) -> ModelError:
 
 
 def _facts(file: GGUF) -> dict[str, Any]:
-    start = "tokenizer.ggml."
-    facts = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
+    facts = within(file.metadata, "tokenizer.ggml.")
     pre = facts.get("pre")
     named = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
     return facts | named | {"chat_template": file.metadata.get("tokenizer.chat_template")}

@@ -1,0 +1,134 @@
+"""Medusa's heads, in the authors' files, vLLM's, and inside the checkpoint of a whole model (Medusa-2); Hydra's, in the
+authors' files, which `paceline train hydra` writes too.
+
+Our names of Medusa's tensors are `{head}.{block}.linear.*`, and `lm_heads.{head}.weight` for separate output heads or
+SHARED for one; of Hydra's, `hydra_mlp.{head}.{block}.*`, `hydra_lm_head.{head}.*`, and the prefix layer by the authors'
+names."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
+from paceline.draft.models.layers import table_and_head
+from paceline.draft.models.networks import PREFIX, ResidualHeads, shapes_of
+from paceline.draft.models.vocab import check_map
+from paceline.draft.published.layout import count_heads, refuse_others, renamed
+from paceline.errors import MethodError, ModelError
+from paceline.target.base import Facts
+from paceline.target.load import open_weights
+
+SHARED, TOKENS = "lm_head.weight", "token_map"
+"""vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
+INSIDE = "medusa_head."  # before the names of heads inside the checkpoint of a whole model
+FILE = "medusa_lm_head.safetensors"  # a name of the file of weights, other than model.safetensors
+NAMES = {
+    r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)": r"\1.\2.linear.\3",
+    r"(\d+)\.\d+\.weight": r"lm_heads.\1.weight",
+}
+
+
+def read_medusa(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
+
+    Missing biases are zeros, and a copy of the target's output head is left out.
+
+    Heads and blocks are counted, whatever config.json says: published ones are wrong. MethodError unless the tensors
+    are a whole set of heads for the target, and nothing else."""
+    found = _inside_model(path)
+    if found is None:
+        config, found = open_head(_file(path), "medusa", target)
+        refuse_others(path, "medusa", config, found)
+    tensors = renamed({name.removeprefix(INSIDE): tensor for name, tensor in found.items()}, NAMES)
+    heads, layers = count_heads(path, tensors)
+    rows, h = target.vocab_size, target.hidden_size
+    shapes = shapes_of(ResidualHeads(heads, layers, h))
+    if not any(name.endswith("linear.bias") for name in tensors):
+        tensors |= {name: torch.zeros(h) for name in shapes if name.endswith("bias")}
+    if TOKENS in tensors:
+        check_map(tensors[TOKENS].long(), rows)
+        rows = len(tensors[TOKENS])
+        shapes[TOKENS] = (rows,)
+    if SHARED in tensors:
+        shapes[SHARED] = (rows, h)
+    elif any(name.startswith("lm_heads.") for name in tensors):
+        shapes |= {f"lm_heads.{k}.weight": (rows, h) for k in range(heads)}
+    check_all(path, tensors, shapes)
+    if SHARED in tensors and TOKENS not in tensors:
+        whole = tensors[SHARED].to(target.device, target.dtype)
+        if torch.equal(whole, table_and_head(target)[1].dense().to(whole)):
+            del tensors[SHARED]
+    return tensors, heads, layers
+
+
+def _file(path: str) -> str:
+    """The file FILE of a folder if there is one, or else `path` itself."""
+    own = Path(path).expanduser() / FILE
+    return str(own) if own.is_file() else path
+
+
+def _inside_model(path: str) -> dict[str, Tensor] | None:
+    """The heads inside the checkpoint of a whole model; None if it is not one."""
+    folder = Path(path).expanduser()
+    if not (folder / CONFIG).is_file() or _file(path) != path:
+        return None
+    try:
+        names = open_weights(folder)
+    except ModelError:
+        return None  # no weights at all, which the caller says better
+    heads = [name for name in names if name.startswith(INSIDE)]
+    return {name: names[name].get_tensor(name) for name in heads} or None
+
+
+# Hydra ----------------------------------------------------------------------------------------------------------------
+
+READ: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("hydra_head_arch", ("mlp", "prefix-mlp"), "has heads of kind {!r} (hydra_head_arch); mlp and prefix-mlp "
+                                               "can be read"),
+    ("grounded_heads", (True,), "has heads that do not read drafted tokens (grounded_heads is false)"),
+    ("hidden_state_offset", (0, None), "reads a state other than the last one (hidden_state_offset is not 0)"),
+)  # fmt: skip
+"""Entries of config.json with the values that can be read, and an error for others (the authors' experiments)."""
+UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
+"""Endings of names that nothing reads: an unused embedding, and tables of rotations."""
+HYDRA_NAMES = {r"(hydra_lm_head\.\d+)\.\d+\.(.+)": r"\1.\2"}  # an output head is number 1, after its dropout
+BLOCK = re.compile(r"(hydra_mlp\.\d+)\.(\d+)\.(.+)")
+
+
+def read_hydra(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
+
+    MethodError for another kind of head."""
+    config, found = open_head(path, "hydra", target)
+    refuse_others(path, "hydra", config, found)
+    for entry, values, why in READ:
+        if (value := config.get(entry, values[0])) not in values:
+            raise MethodError(f"{path} {why.format(value)}")
+    tensors = _untied(_by_position(renamed(found, HYDRA_NAMES)), config)
+    return tensors, *count_heads(path, tensors, "hydra_mlp.")
+
+
+def _by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Renumber the blocks of each head 0, 1, 2, as the authors' files also count dropouts. Drop UNUSED tensors."""
+    found = {(match[1], int(match[2])) for name in tensors if (match := BLOCK.fullmatch(name))}
+    numbers = {head: sorted(number for one, number in found if one == head) for head, _ in found}
+    out = {}
+    for name, tensor in tensors.items():
+        if match := BLOCK.fullmatch(name):
+            name = f"{match[1]}.{numbers[match[1]].index(int(match[2]))}.{match[3]}"
+        if not name.endswith(UNUSED):
+            out[name] = tensor
+    return out
+
+
+def _untied(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """All blocks of a head: a file with `tied` in its config.json has the blocks after the first only once."""
+    out = dict(tensors)
+    for name, tensor in tensors.items() if config.get("tied") else ():
+        if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):
+            out |= {f"{match[1]}.{n}.{match[2]}": tensor for n in range(1, int(config["hydra_num_layers"]))}
+    return out
