@@ -322,7 +322,7 @@ def quantise(folder: Path) -> None:
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
 CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([lacks("config.json")], ("has no config.json, so it is not a model folder",)),
-    ([lacks("config.json"), has("adapter_config.json", "{}")], ("of type None", "merge it into its base model")),
+    ([lacks("config.json"), has("adapter_config.json", "{}")], ("merge it into its base model",)),
     ([has("config.json", '{"model_type": "llama",')], ("config.json cannot be read: not JSON", "column 24")),
     ([has("config.json", "[]")], ("should hold a JSON object, not a list",)),
     ([has("config.json", b"\xff\xfe")], ("config.json cannot be read: not UTF-8",)),

@@ -13,7 +13,7 @@ from paceline.draft.methods.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.adapter import Adapter
-from paceline.target.load import load
+from paceline.target.load import load, quantise_folder
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
@@ -157,6 +157,8 @@ def test_a_draft_may_be_an_adapter_of_the_first_layers(tmp_path):
     plain, drafted = (e.generate([[5, 6, 7]], SamplingParams(max_tokens=16)) for e in engines)
     assert drafted[0].tokens == plain[0].tokens
     assert drafted[0].mean_accepted_tokens > 1
+    with pytest.raises(PacelineError, match="an adapter of a model's first layers alone"):
+        quantise_folder(out, tmp_path / "int8", "int8")
 
 
 def test_what_is_watched_of_every_exit(tmp_path):

@@ -77,6 +77,11 @@ class Adapter:
     def name(self) -> str:
         return name_of(self.folder)
 
+    @property
+    def has_config(self) -> bool:
+        """Whether it has a configuration of its own, that of the first layers of its base."""
+        return (self.folder / "config.json").exists()
+
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the adapter, by the base's names of their modules."""
@@ -95,7 +100,7 @@ class Adapter:
 
     def applied(self, config: PretrainedConfig, weights: WeightsByName) -> tuple[PretrainedConfig, Weights]:
         """Configuration and weights of the model that the adapter makes of its base's."""
-        if (self.folder / "config.json").exists():
+        if self.has_config:
             config = read_config(self.folder)
             weights = {name: weights[name] for name in weight_shapes(config) if name in weights}
         made = self.merged(weights)

@@ -207,6 +207,8 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
 
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
     adapter = Adapter.of(model)
+    if adapter is not None and adapter.has_config:
+        raise ModelError(f"{adapter.folder} cannot be quantised: it is an adapter of a model's first layers alone")
     name, folder, config, tensors = _opened(model if adapter is None else adapter.base)
     checks.check_formats(folder, config, files.quantisation(config), tensors)
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
