@@ -1,7 +1,7 @@
 """Bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
 
 with planted("residual not used", world) as engine:
-    certify(engine, world.models, world.prompts, world.starts, ...)
+    certify(engine, world.exact(), ...)
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.certify.certificate import Models
 from paceline.certify.engines import local
+from paceline.certify.oracles import Exact, Models
 from paceline.core import accept
 from paceline.core.accept import Lossless, follow, residual, target_distributions
 from paceline.core.request import Row
@@ -60,6 +60,10 @@ class World:
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
+
+    def exact(self, prompts=None, **more):
+        """What judges an engine that runs it."""
+        return Exact(self.models, prompts or self.prompts, self.starts, **more)
 
     @cache  # noqa: B019
     def table(self):

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.certify.certificate import Models, certify
+from paceline.certify.certificate import certify
 from paceline.certify.engines import Library
 from paceline.certify.options import Scope
+from paceline.certify.oracles import Exact, Models
 from paceline.certify.page import findings
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -79,7 +80,7 @@ def test_sampling_with_drafts_on_a_cpu(repaired, demo, engine):
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
         try:
-            found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+            found = certify(under, Exact(subject, starts[:1], starts), Scope(shift=0.1, max_tokens=8))
         except PacelineError:
             assert not repaired  # what lies in that memory may be no top-k at all
             return
@@ -180,7 +181,7 @@ def test_sampling_in_the_second_runner(demo, engine, interpreted):
     subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
-        found = certify(under, subject, starts[:1], starts, Scope(requests=256, max_tokens=8))
+        found = certify(under, Exact(subject, starts[:1], starts), Scope(requests=256, max_tokens=8))
     finally:
         under.close()
     print(findings(found), found["sampled"])

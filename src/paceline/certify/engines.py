@@ -1,5 +1,5 @@
 """What is certified: endpoints. An engine of this process is one (`paceline.serve.local.Local`), and so is another
-library through `Library`. Answers to prompts of token ids are asked for by `answers`."""
+library through `Library`. Both take prompts of token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
 from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
@@ -104,30 +103,11 @@ class Library(Endpoint):
         return str(token) if self.tokenizer is None else str(self.tokenizer.inner.decode([token]))
 
 
-def honours(engine: Endpoint, params: SamplingParams) -> bool:
-    """Whether an engine takes all that `params` changes of the defaults."""
-    return engine.takes is None or all(name in engine.takes for name in _changed(params))
+def takes(engine: Endpoint, fields: Body) -> bool:
+    """Whether an engine takes these fields of a request."""
+    return engine.takes is None or fields.keys() <= engine.takes
 
 
-def answers(
-    engine: Endpoint, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], slots: int | None = None
-) -> list[Completion]:
-    """The answers to prompts of token ids, each with its tokens. Raises PacelineError where there are none."""
-    bodies = [
-        {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **_changed(one)}
-        for prompt, one in zip(prompts, params, strict=True)
-    ]
-    try:
-        done = engine.ask(bodies, slots)
-    except CompletionError as error:
-        raise PacelineError(f"{engine.name} failed: {error}") from None
-    return done
-
-
-def _changed(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not at their defaults, as a body has them; max_tokens always."""
-    plain, fields = SamplingParams(), dict[str, Any]()
-    for name in params.option_names():
-        if (value := getattr(params, name)) != getattr(plain, name) or name == "max_tokens":
-            fields[name] = list(value) if isinstance(value, tuple) else value
-    return fields
+def request(prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    """A request for the answer to a prompt of token ids, with its tokens; greedy unless `fields` say otherwise."""
+    return {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **fields}

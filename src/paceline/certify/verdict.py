@@ -209,14 +209,18 @@ def power(
 
 
 def certificate(
-    greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, **about: Any
-) -> dict[str, Any]:
+    greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, *,
+    also: Sequence[str] = (), two_models: str = "", **about: Any,
+) -> dict[str, Any]:  # fmt: skip
     """All of it together, as `paceline certify --json` prints it, but for the target and the environment.
 
-    about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds.
-    broken: what a server was asked when it broke off, and how; "" if none did."""
+    also: other tests that found something. two_models: why two models were compared; "" if they were not.
+    about: engine, draft, acceptance, not_tested (in words), scenarios, ran_on (versions) and seconds.
+    broken: what an endpoint was asked when it broke off, and how; "" if it did not."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
-    verdict, why = _verdict(parts, power, scope, str(about.get("draft") or "none"), about.get("broken", ""))
+    verdict, why = _verdict(parts, power, scope, str(about["draft"] or "none"), about["broken"], also)
+    if two_models:
+        verdict, why = TWO_MODELS, two_models
     return {
         "verdict": verdict,
         "why": why,
@@ -228,10 +232,12 @@ def certificate(
     }
 
 
-def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str) -> tuple[str, str]:
+def _verdict(
+    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str, also: Sequence[str] = ()
+) -> tuple[str, str]:
     """One of the three verdicts, and why there is no better one; "" for lossless."""
-    if not all(part["lossless"] for part in parts.values()):
-        return NOT_LOSSLESS, "; ".join(name for name, part in parts.items() if not part["lossless"])
+    if wrong := [*(name for name, part in parts.items() if not part["lossless"]), *also]:
+        return NOT_LOSSLESS, "; ".join(wrong)
     if why := broken or parts["greedy"]["why"]:
         return CANNOT_SAY, why
     sampled = parts["sampled"]
