@@ -30,17 +30,17 @@ def world(seed=0, precision=None):
 def test_the_distribution_of_first_tokens_is_exact():
     """Against samples drawn token by token from the reference, without engine or drafts."""
     w, params = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
-    probs = distribution_of(w.models.rounding, w.starts[0], params, 2)
+    probs = distribution_of(w.exact().rounding, w.starts[0], params, 2)
     assert probs.probs.sum() == pytest.approx(1)
     assert len(probs.probs) > 3
-    exact = distribution_of(w.models.rounding, w.starts[0], params, 1)
+    exact = distribution_of(w.exact().rounding, w.starts[0], params, 1)
     first = {}
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
     from paceline.core.sampling import probabilities
 
-    probs = probabilities(w.models.exact.after([w.starts[0]]).double(), params, [text])[0].numpy()
+    probs = probabilities(w.alone.after([w.starts[0]]).double(), params, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}
     for bin, outcomes in first.items():
         there = sum(probs[o[0]] if o else probs.sum() - probs[list(named)].sum() for o in outcomes)

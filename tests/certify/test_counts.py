@@ -6,11 +6,10 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.certificate import certify
-from paceline.certify.counts import alike, counted
 from paceline.certify.options import Scope
 from paceline.certify.oracles import Reported
 from paceline.certify.page import detectable, verdict
-from paceline.certify.scenarios import SCENARIOS, Play, user
+from paceline.certify.scenarios import SCENARIOS, Play, alike, counted, user
 from paceline.certify.verdict import _verdict
 from paceline.workbench.client import Completion
 from tests.certify.test_slow_servers import Slow

@@ -1,7 +1,7 @@
 """The certificate of an endpoint: what it is asked, part by part, and what its oracle says of the answers.
 
-    certify(engine, Exact(models, prompts, starts), Scope())     # judged by the exact logits of its model
-    certify(server, Reported(control, prompts), Scope())         # by log-probabilities and a control's answers"""
+    certify(engine, Exact(model, None, recording, prompts, starts))    # judged by the exact logits of its model
+    certify(server, Reported(control, prompts))                        # by log-probabilities and a control's answers"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.certify.conditional import Conditional
 from paceline.certify.engines import request, takes
 from paceline.certify.greedy import PASSES, stop_strings
 from paceline.certify.options import Scope, Watch
-from paceline.certify.oracles import Exact, Oracle, Unreadable
+from paceline.certify.oracles import Exact, Reported, Unreadable
 from paceline.certify.sampled import AT_ONCE, Sampled
 from paceline.certify.scenarios import SPENT, Play
 from paceline.certify.shrink import greedy_reports
@@ -35,7 +35,9 @@ LEAST_SECONDS = 5.0  # for sampling, however small the budget
 FOR_REPORTS = 0.15  # share of the budget for making findings small, at least
 
 
-def certify(endpoint: Endpoint, oracle: Oracle, scope: Scope = Scope(), watch: Watch = Watch()) -> dict[str, Any]:
+def certify(
+    endpoint: Endpoint, oracle: Exact | Reported, scope: Scope = Scope(), watch: Watch = Watch()
+) -> dict[str, Any]:
     """Test `endpoint` and say what was found."""
     return Asked(endpoint, oracle, scope, watch).run()
 
@@ -51,7 +53,7 @@ class Asked:
     broken      what was asked when the endpoint broke off, and how; "" if it did not."""
 
     endpoint: Endpoint
-    oracle: Oracle
+    oracle: Exact | Reported
     scope: Scope
     watch: Watch
     replies: list[Completion] = field(default_factory=list)
@@ -89,9 +91,8 @@ class Asked:
         return self._certificate()
 
     @contextmanager
-    def _asking(self, what: str, more: str = "") -> Iterator[None]:
+    def _asking(self, what: str) -> Iterator[None]:
         """Within it an endpoint is asked for `what`, until it breaks off or no more is wanted."""
-        self.watch.say(what + more)
         try:
             with suppress(OutOfTime):
                 yield
@@ -110,6 +111,7 @@ class Asked:
         """The passes that fit the engine, and one answer always."""
         oracle, most = self.oracle, self.scope.max_tokens
         assert isinstance(oracle, Exact)
+        self.watch.say("greedy answers")
         for each in PASSES:
             if not each.fits(self.endpoint):
                 continue
@@ -133,10 +135,11 @@ class Asked:
         """Stop strings that are cut out of the replies of the first pass."""
         oracle, done = self.oracle, 0
         assert isinstance(oracle, Exact)
-        if oracle.models.tokenizer is None or not takes(self.endpoint, {"stop": ()}):
+        if oracle.recording.tokenizer is None or not takes(self.endpoint, {"stop": ()}):
             return
         pairs = zip(oracle.prompts, self.replies, strict=False)
         asked = [(prompt, stop) for prompt, one in pairs for stop in stop_strings(one.text)]
+        self.watch.say("stop strings")
         with self._asking("stop strings"):
             while done < len(asked) and not self.watch.over(until):
                 some = asked[done : done + self._at_once(until)]
@@ -152,13 +155,15 @@ class Asked:
 
     def first(self, until: float) -> None:
         """Beginnings of many short sampled answers."""
-        if self._no_samples() or not (cases := self.oracle.cases(self, until)):
+        if self._no_samples():
             return
-        self.sampled.cases = cases
-        number, rng = self.oracle.requests(self, cases), np.random.default_rng(self.scope.seed)
-        with self._asking("sampled requests", f": {number:,}" + " at most" * (until < inf)):
+        self.sampled.cases, number = self.oracle.cases(self, until)
+        if not self.sampled.cases:
+            return
+        self.watch.say(f"{number:,} sampled requests" + " at most" * (until < inf))
+        with self._asking("sampled requests"):
             self.sampled.run(
-                self.endpoint, number, rng, self.watch,
+                self.endpoint, number, np.random.default_rng(self.scope.seed), self.watch,
                 control=self.oracle.control, until=until, latest=max(until, self.latest),
             )  # fmt: skip
 
@@ -183,8 +188,9 @@ class Asked:
         """What comes in the answers of an endpoint, some of them at once, until time is up."""
         rng, counts = np.random.default_rng([self.scope.seed, side + 1]), Conditional()
         size, latest = 4 * endpoint.slots if until == inf else endpoint.slots, max(until, self.latest)
+        self.watch.say(f"{len(requests):,} long sampled answers" + " at most" * (until < inf))
         try:
-            with self._asking("long sampled answers", f": {len(requests):,}" + " at most" * (until < inf)):
+            with self._asking("long sampled answers"):
                 read = self.oracle.reader(self, endpoint, counts)
                 while counts.answers < len(requests) and not self.watch.over(until if counts.answers else latest):
                     some = requests[counts.answers :][:size]
@@ -215,7 +221,8 @@ class Asked:
         )  # fmt: skip
         self.play.run()
         self.endpoint.over = oracle.plainly.source.over = self.watch.stopped
-        oracle.heard(self)
+        if isinstance(oracle, Reported):
+            oracle.heard(self)
 
     # What is said of them -----------------------------------------------------------------------------------------
 
@@ -232,9 +239,10 @@ class Asked:
             self.endpoint.over = play.control.source.over = lambda: False
             play.until = max(self.began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
             not_tested += play.not_tested()
-            played = {"scenarios": play.rows, "features": sorted(play.features), "reports": []}
-            if not self.two_models:
-                played["reports"] = [*greedy_reports(play), *self.oracle.reports(self, sampled)]
+            reports = [] if self.two_models else greedy_reports(play)
+            if isinstance(self.oracle, Reported) and not self.two_models:
+                reports += self.oracle.reports(self, sampled)
+            played = {"scenarios": play.rows, "features": sorted(play.features), "reports": reports}
         return verdict.certificate(
             about.pop("greedy"), self.ended, sampled, power, replace(scope, shift=scope.shift or self.oracle.shift),
             **about, **played, not_tested=not_tested, two_models=self.two_models,

@@ -14,7 +14,8 @@ import numpy as np
 from paceline.certify.certificate import certify
 from paceline.certify.engines import Library, local
 from paceline.certify.options import REQUESTS, Subject, Watch
-from paceline.certify.oracles import Exact, Models, Reported
+from paceline.certify.oracles import Exact, Reported
+from paceline.draft.recording import Recording
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
@@ -49,8 +50,7 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     )  # fmt: skip
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
-    context = min(target.max_context, CONTEXT)
-    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size, context)
+    facts = Recording(target.tokenizer, tuple(target.eos_token_ids), target.vocab_size)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     with ExitStack() as opened:
@@ -60,8 +60,8 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
         )
         plays = target.tokenizer is not None and subject.scope.seconds > 0
         oracle = Exact(
-            models, prompts, starts, draft, subject.engine != "paceline", control,
-            _plain(subject, target) if plays else None, _chats(subject.prompts),
+            exact, own, facts, prompts, starts, min(target.max_context, CONTEXT), draft, subject.engine != "paceline",
+            control, _plain(subject, target) if plays else None, _chats(subject.prompts),
         )  # fmt: skip
         if watch.stopped():
             raise KeyboardInterrupt

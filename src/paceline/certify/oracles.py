@@ -1,13 +1,24 @@
-"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control."""
+"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control.
+
+Both oracles have
+
+parts     what the endpoint is asked, in this order, each with the share of the budget after which that ends.
+plainly   whose answers those of scenarios are compared with; None: no scenario is played. chats: their prompts.
+control   opens the endpoint without drafts: where what is sampled differs, only that counts which differs from it, too.
+shift     the smallest shift to find where none is asked for; None: as small as the budget allows.
+cases()   what beginnings of sampled answers are tested by, and how many requests they take.
+long()    requests for long sampled answers: how each is sampled, and its body without a seed.
+reader()  what counts the tokens of long answers of an endpoint. It raises Unreadable.
+judged()  what a certificate says beside sampled answers: greedy ones, the engine, what was not tested.
+reports() of what was found in sampled answers, by the smallest requests that show it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.certify import stats
 from paceline.certify.asking import Control, Fields, Messages, places
@@ -15,14 +26,13 @@ from paceline.certify.conditional import Conditional, Words, is_raw, read, read_
 from paceline.certify.engines import request, takes
 from paceline.certify.greedy import Reader, acceptance, measured, replayed
 from paceline.certify.options import REQUESTS, SHIFT
-from paceline.certify.sampled import Case, KnownCase, TextCase, distribution_of, level_of, needed
+from paceline.certify.sampled import KnownCase, TextCase, distribution_of, level_of, needed
 from paceline.certify.scenarios import MIXED
 from paceline.certify.shrink import sampled_report
 from paceline.certify.verdict import Finding, Greedy
 from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Endpoint
 from paceline.workbench.reference import Model, Rounding
@@ -39,48 +49,6 @@ class Unreadable(PacelineError):
     """Answers whose tokens cannot be judged, and why."""
 
 
-class Oracle(ABC):
-    """A judge of one endpoint's answers.
-
-    parts    what the endpoint is asked, in this order, each with the share of the budget after which that ends.
-    plainly  whose answers those of scenarios are compared with; None: no scenario is played. chats: their prompts.
-    control  opens the endpoint without drafts, where what differs from the model is held against drafts by it alone.
-    shift    the smallest shift to find where none is asked for; None: as small as the budget allows."""
-
-    parts: Mapping[str, float]
-    plainly: Control | None
-    chats: Sequence[Messages]
-    control: Callable[[], Endpoint] | None
-    shift: float | None
-
-    @abstractmethod
-    def cases(self, asked: Asked, until: float) -> Sequence[Case]:
-        """What first tokens are tested by."""
-
-    @abstractmethod
-    def requests(self, asked: Asked, cases: Sequence[Any]) -> int:
-        """How many requests they take."""
-
-    @abstractmethod
-    def long(self, asked: Asked) -> list[tuple[str, Fields]]:
-        """Requests for long sampled answers: how each is sampled, and its body without a seed."""
-
-    @abstractmethod
-    def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
-        """What counts the answers of `endpoint`. It raises Unreadable."""
-
-    def heard(self, asked: Asked) -> None:  # noqa: B027
-        """Take what scenarios showed."""
-
-    def reports(self, asked: Asked, sampled: dict[str, Any]) -> list[dict[str, Any]]:
-        """Reports of what was found in sampled answers."""
-        return []
-
-    @abstractmethod
-    def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
-        """What a certificate says beside sampled answers: greedy ones, the engine, what was not tested."""
-
-
 # By the model ---------------------------------------------------------------------------------------------------------
 
 WAYS = REQUESTS["sampling"]
@@ -92,52 +60,43 @@ LONG_TOKENS = 6.0
 REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
 
 
-@dataclass(frozen=True)
-class Models:
-    """The model in float32, and in the engine's dtype (None where that is float32). max_context: the engine's."""
+@dataclass
+class Exact:
+    """The model of an engine that takes token ids: it reads every answer.
+
+    exact, own  the model in float32, and in the engine's dtype (None where that is float32).
+    recording   what is known of it; max_context: the engine's.
+    prompts     for greedy answers; starts: short ones, for the distribution of what comes next.
+    draft       the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
 
     exact: Model
     own: Model | None
-    tokenizer: Tokenizer | None
-    ends: Sequence[int]
-    vocab_size: int
-    max_context: int = 1024
-
-    @property
-    def rounding(self) -> Rounding:
-        return Rounding(self.exact, self.own)
-
-
-@dataclass
-class Exact(Oracle):
-    """The model of an engine that takes token ids: it reads every answer.
-
-    prompts  for greedy answers; starts: short ones, for the distribution of what comes next.
-    draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
-
-    models: Models
+    recording: Recording
     prompts: Prompts
     starts: Prompts
+    max_context: int = 1024
     draft: str | None = None
     chains: bool = False
     control: Callable[[], Endpoint] | None = None
     plainly: Control | None = None
     chats: Sequence[Messages] = ()
 
-    parts = {"greedy": 0.2, "stops": 0.25, "first": 0.4, "long": 0.6, "scenarios": 1.0}
-    shift = SHIFT
+    parts: ClassVar = {"greedy": 0.2, "stops": 0.25, "first": 0.4, "long": 0.6, "scenarios": 1.0}
+    shift: ClassVar = SHIFT
 
     def __post_init__(self) -> None:
-        self.greedy = Reader(self.models.rounding, self.models.ends)
+        self.rounding = Rounding(self.exact, self.own)
+        self.greedy = Reader(self.rounding, self.recording.eos_token_ids)
 
     def decode(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         """The text of all tokens of an answer."""
-        assert self.models.tokenizer is not None
-        detokenizer = self.models.tokenizer.detokenizer(list(prompt))
-        return "".join(detokenizer.push(t) for t in answer if t not in self.models.ends) + detokenizer.flush()
+        tokenizer, ends = self.recording.tokenizer, self.recording.eos_token_ids
+        assert tokenizer is not None
+        detokenizer = tokenizer.detokenizer(list(prompt))
+        return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
-    def cases(self, asked: Asked, until: float) -> Sequence[Case]:
-        cases = list[Case]()
+    def cases(self, asked: Asked, until: float) -> tuple[list[KnownCase], int]:
+        cases = list[KnownCase]()
         asked.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
             if asked.watch.stopped() or (cases and asked.watch.over(until)):
@@ -146,22 +105,18 @@ class Exact(Oracle):
             length = asked.scope.length
             fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
             if takes(asked.endpoint, fields):
-                distribution = distribution_of(self.models.rounding, start, SamplingParams(**fields), length)
+                distribution = distribution_of(self.rounding, start, SamplingParams(**fields), length)
                 if distribution.df:
                     cases.append(KnownCase(name, request(start, **fields), distribution))
             asked.watch.step(i + 1, len(WAYS))
-        return cases
-
-    def requests(self, asked: Asked, cases: Sequence[Any]) -> int:
-        if asked.scope.requests is not None:
-            return asked.scope.requests
-        return needed(cases, asked.scope.shift or SHIFT)
+        number = asked.scope.requests
+        return cases, needed(cases, asked.scope.shift or SHIFT) if cases and number is None else number or 0
 
     def long(self, asked: Asked) -> list[tuple[str, Fields]]:
         scope = asked.scope
         if not asked.sampled.cases:
             return []
-        space = self.models.max_context - scope.max_tokens
+        space = self.max_context - scope.max_tokens
         prompts = [list(one) * max(1, min(REPEATED, space // len(one))) for one in self.starts]
         prompts += map(list, self.prompts)
         ways = [(name, way) for name, way in WAYS.items() if takes(asked.endpoint, way)]
@@ -177,16 +132,16 @@ class Exact(Oracle):
 
     def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
         def counted(name: str, body: Fields, reply: Completion) -> None:
-            read(self.models.rounding, body["prompt"], reply.tokens, SamplingParams(**WAYS[name]), name, counts)
+            read(self.rounding, body["prompt"], reply.tokens, SamplingParams(**WAYS[name]), name, counts)
 
         return counted
 
     def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
         engine, replies, reference = asked.endpoint, asked.replies, None
+        asked.watch.say("how often drafts are accepted")
         if self.draft is not None and replies:
-            recording = Recording(self.models.tokenizer, tuple(self.models.ends), self.models.vocab_size)
             texts = [one.tokens for one in replies]
-            reference = replayed(self.draft, recording, self.prompts[: len(texts)], texts, chains=self.chains)
+            reference = replayed(self.draft, self.recording, self.prompts[: len(texts)], texts, chains=self.chains)
         names = [name for name, way in WAYS.items() if not takes(engine, way)]
         missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
         if not sampled["cases"]:
@@ -226,14 +181,14 @@ SHORT_EACH = 4  # short sampled answers for each long one, where their number wa
 
 
 @dataclass
-class Reported(Oracle):
+class Reported:
     """What a server reports of its own answers, and the answers of a control. Greedy answers are those of scenarios."""
 
     plainly: Control
     chats: Sequence[Messages]
 
-    parts = {"scenarios": 0.35, "long": 0.6, "first": 0.85}
-    shift = None
+    parts: ClassVar = {"scenarios": 0.35, "long": 0.6, "first": 0.85}
+    shift: ClassVar = None
 
     def __post_init__(self) -> None:
         self.control = None if self.plainly.is_self else lambda: self.plainly.source
@@ -249,24 +204,20 @@ class Reported(Oracle):
         ways = {n: way for n, way in SERVER_WAYS.items() if alike or len(way) == 1 or way["temperature"] == 1}
         return {name: neutral | way for name, way in ways.items() if way.keys() <= known}
 
-    def cases(self, asked: Asked, until: float) -> Sequence[Case]:
+    def cases(self, asked: Asked, until: float) -> tuple[list[TextCase], int]:
         """Prompts whose answers are free and copied, each sampled in every way."""
-        return [
-            TextCase(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way}, asked.play.noise)
-            for name, way in self._ways(asked).items() if self.control is not None
-            for text in (self.chats[0], MIXED[0])
+        scope, noise, ways = asked.scope, asked.play.noise, {} if self.control is None else self._ways(asked)
+        cases = [
+            TextCase(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way}, noise)
+            for name, way in ways.items() for text in (self.chats[0], MIXED[0])
         ]  # fmt: skip
-
-    def requests(self, asked: Asked, cases: Sequence[Any]) -> int:
-        scope, total = asked.scope, MOST
-        if scope.requests is not None:
-            total = scope.requests
-        elif scope.shift is not None:
+        number = MOST if scope.requests is None else scope.requests
+        if cases and scope.requests is None and scope.shift is not None:
             of: Fields = {"df": 10 * len(cases), "level": level_of(-1), "samples": 2}
-            total = stats.samples_for(shift=scope.shift, **of)
-            while total < MOST and stats.detectable(total, rounding=float(asked.play.noise), **of) > scope.shift:
-                total = total * 9 // 8  # rounding takes its part of what is found
-        return max(total, asked.sampled.least)
+            number = stats.samples_for(shift=scope.shift, **of)
+            while number < MOST and stats.detectable(number, rounding=float(noise), **of) > scope.shift:
+                number = number * 9 // 8  # rounding takes its part of what is found
+        return cases, max(number, TextCase.least * len(cases))
 
     def long(self, asked: Asked) -> list[tuple[str, Fields]]:
         scope, ways = asked.scope, self._ways(asked)
@@ -301,7 +252,8 @@ class Reported(Oracle):
         return counted
 
     def heard(self, asked: Asked) -> None:
-        asked.two_models, asked.sampled.slack = asked.play.two_models(), asked.play.noise
+        """Take what scenarios showed."""
+        asked.two_models, asked.sampled.slack, asked.counts = asked.play.two_models(), asked.play.noise, Conditional()
 
     def reports(self, asked: Asked, sampled: dict[str, Any]) -> list[dict[str, Any]]:
         if asked.found and asked.counts is not None:

@@ -29,9 +29,6 @@ class Finding:
     what: str
     p: float = 0.0
 
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Divergence:
@@ -119,7 +116,7 @@ class Greedy:
             "ties_of_rounding": self.rounded,
             "p_of_ties": self.p_of_ties,
             "bugs": len(bugs),
-            "findings": [one.facts() for one in self.findings()],
+            "findings": list(map(asdict, self.findings())),
             "shown": [one.facts() for one in (*bugs[:SHOWN], *ties[:SHOWN])],
             "why": self.why,
         }
@@ -177,7 +174,7 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
         "p_of_worst_case": min((look.p_of_worst_case for look in looks), default=1.0),
         "plain_differs": bool(differences) and not found,
         "p_of_difference": min(differences, default=None),
-        "findings": [one.facts() for one in found],
+        "findings": list(map(asdict, found)),
         "looks": [asdict(look) for look in looks],
         "tv": worst.get("tv", 0.0),
         "tv_by_chance": worst.get("tv_by_chance", 0.0),
@@ -187,7 +184,7 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
 
 def with_long(sampled: dict[str, Any], long: dict[str, Any], found: Sequence[Finding]) -> dict[str, Any]:
     """The facts of sampled answers, with those of long ones and what speaks against these."""
-    facts = [*sampled["findings"], *(one.facts() for one in found)]
+    facts = [*sampled["findings"], *map(asdict, found)]
     return sampled | {"lossless": not facts, "findings": facts, "long": long}
 
 
