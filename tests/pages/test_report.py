@@ -218,7 +218,7 @@ def test_a_killed_run(tmp_path):
 
 @pytest.mark.parametrize(("file", "content", "message"), [
     *(("run.json", content, "run.json cannot be read; name the folder of a run") for content in (None, "{", "[]")),
-    ("run.json", '{"model": "m"}', "was written by an older version of paceline; run it again in a new folder"),
+    ("run.json", '{"model": "m"}', "cannot be read; name the folder of a run"),
     ("run.json", '{"kind": "bench", "identity": {}, "methods": ["sam"]}', '"methods" must list objects'),
     ("summary.json", None, "has no summary.json yet; run the command of the benchmark again"),
     ("summary.json", '{"results": {}}', '"results" must list objects'),
