@@ -26,7 +26,7 @@ from paceline.certify.conditional import Conditional, Words, is_raw, read, read_
 from paceline.certify.engines import request, takes
 from paceline.certify.greedy import Reader, acceptance, measured, replayed
 from paceline.certify.options import REQUESTS, SHIFT
-from paceline.certify.sampled import KnownCase, TextCase, distribution_of, level_of, needed
+from paceline.certify.sampled import KnownCase, TextCase, best_view, distribution_of, level_of, needed
 from paceline.certify.scenarios import MIXED
 from paceline.certify.shrink import sampled_report
 from paceline.certify.verdict import Finding, Greedy
@@ -263,8 +263,8 @@ class Reported:
             return [sampled_report(asked.endpoint, body, number, asked.found[0])]
         if sampled["lossless"]:
             return []
-        worst = min(asked.sampled.cases, key=lambda case: case.best_view().p)
-        found, seen = Finding(**sampled["findings"][0]), worst.best_view().facts["seen"]
+        worst = min(asked.sampled.cases, key=lambda case: best_view(case).p)
+        found, seen = Finding(**sampled["findings"][0]), best_view(worst).facts["seen"]
         return [sampled_report(asked.endpoint, worst.body, worst.requests, found, seen)]
 
     def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ world that rounding may make of it: outcomes are prefixes with their probabiliti
 Of a server, whose logits nobody has, beginnings of texts are compared with those that its control writes. Many short
 requests are asked, and the counts are looked at three times, so that a broken engine is found early."""
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,47 +113,25 @@ class View:
         return stats.tail(self.statistic, self.df)
 
 
-class Case(ABC):
-    """A request whose answers' beginnings are tested.
+class KnownCase:
+    """A request whose answers' distribution is worked out from the model.
 
-    name  how it is sampled; body: the request without its seed. least: answers below which a test would not hold."""
-
-    least: float
-
-    def __init__(self, name: str, body: Body):
-        self.name, self.body, self.requests = name, body, 0
-
-    @abstractmethod
-    def add(self, reply: Completion, side: int) -> None:
-        """Count an answer; side: 0 the endpoint's, 1 its control's."""
-
-    @abstractmethod
-    def views(self, compared: bool = False) -> list[View]:
-        """The test in coarse bins, and in fine ones where there are counts enough; compared: with the control's."""
-
-    def best_view(self) -> View:
-        """The one that shows most."""
-        return min(self.views(), key=lambda view: view.p)
-
-    def facts(self) -> dict[str, Any]:
-        """For the certificate."""
-        return {"name": self.name, "requests": self.requests, **self.best_view().facts}
-
-
-class KnownCase(Case):
-    """One whose distribution is worked out from the model."""
+    name  how it is sampled; body: the request without its seed. requests: answers of the endpoint so far.
+    least answers below which a test would not hold; radius: see `stats.radius`."""
 
     def __init__(self, name: str, body: Body, distribution: Distribution):
-        super().__init__(name, body)
-        self.distribution = distribution
-        self.least = stats.LEAST_COUNT / distribution.coarse_worlds[0].min()
+        self.name, self.body, self.distribution, self.requests = name, body, distribution, 0
+        self.least, self.df = stats.LEAST_COUNT / distribution.coarse_worlds[0].min(), distribution.df
+        self.radius = stats.radius(distribution.coarse_worlds)
         self.counts = [np.zeros(len(distribution.probs)) for _ in range(2)]
 
     def add(self, reply: Completion, side: int) -> None:
+        """Count an answer; side: 0 the endpoint's, 1 its control's."""
         self.counts[side][self.distribution.bin(reply.tokens)] += 1
         self.requests += not side
 
     def views(self, compared: bool = False) -> list[View]:
+        """The test in coarse bins, and in fine ones where there are counts enough; compared: with the control's."""
         of, number = self.distribution, min(one.sum() for one in self.counts[: 1 + compared])
         views = [_known([stats.by_bin(one, of.coarse) for one in self.counts], of.coarse_worlds, compared)]
         if number * of.probs.min() >= LEAST_FINE:
@@ -178,14 +155,23 @@ def _known(counts: Sequence[Floats], worlds: Floats, compared: bool) -> View:
     })  # fmt: skip
 
 
-class TextCase(Case):
-    """One that is compared with the control's answers. slack: see `stats.chi_square_of_two`."""
+class TextCase:
+    """A request that is compared with the control's answers, with all that KnownCase has. slack: see
+    `stats.chi_square_of_two`."""
 
     least = 8
 
     def __init__(self, name: str, body: Body, slack: SupportsFloat):
-        super().__init__(name, body)
-        self.slack, self.texts = slack, (list[str](), list[str]())
+        self.name, self.body, self.slack, self.requests = name, body, slack, 0
+        self.texts = list[str](), list[str]()
+
+    @property
+    def radius(self) -> float:
+        return float(self.slack)
+
+    @property
+    def df(self) -> int:
+        return best_view(self).df if self.requests else 0
 
     def add(self, reply: Completion, side: int) -> None:
         self.texts[side].append(reply.text)
@@ -237,6 +223,14 @@ def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: fl
     })  # fmt: skip
 
 
+Case = KnownCase | TextCase
+
+
+def best_view(case: Case) -> View:
+    """The one that shows most."""
+    return min(case.views(), key=lambda view: view.p)
+
+
 @dataclass
 class Sampled:
     """The test of all cases.
@@ -262,7 +256,9 @@ class Sampled:
 
     def facts(self) -> dict[str, Any]:
         """For the certificate."""
-        facts = verdict.sampled_facts(self.looks, [case.facts() for case in self.cases if case.requests])
+        asked = [case for case in self.cases if case.requests]
+        cases = [{"name": one.name, "requests": one.requests, **best_view(one).facts} for one in asked]
+        facts = verdict.sampled_facts(self.looks, cases)
         return facts | ({"draft_tokens": self.drafted} if self.slack is None else {})
 
     def count_drafts(self, replies: Sequence[Completion]) -> None:
@@ -272,11 +268,8 @@ class Sampled:
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together."""
-        known = [case.distribution for case in self.cases if isinstance(case, KnownCase)]
-        texts = [case.best_view() for case in self.cases if isinstance(case, TextCase) and case.requests]
-        df = sum(of.df for of in known) + sum(view.df for view in texts)
-        radii = [stats.radius(of.coarse_worlds) for of in known] or [0.0]
-        rounding = float(np.sqrt(np.mean(np.square(radii)))) if self.slack is None else float(self.slack)
+        radii = [case.radius for case in self.cases] or [0.0 if self.slack is None else float(self.slack)]
+        df, rounding = sum(case.df for case in self.cases), float(np.sqrt(np.mean(np.square(radii))))
         compared = self.slack is not None or any(look.difference is not None for look in self.looks)
         return verdict.power(scope, self.planned, df, level_of(-1), samples=1 + compared, rounding=rounding)
 

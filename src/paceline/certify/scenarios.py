@@ -177,7 +177,6 @@ class Play:
 
     until     when the budget is spent (perf_counter). left_out: features that are not asked for.
     noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
-    broken    what was asked when an endpoint broke off, and how; "" where none did.
     ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts.
     lacking   features that the control has not, where that is another server. unasked: those without time to ask.
     budget    seconds of all tests; None: those until `until`."""
@@ -193,7 +192,6 @@ class Play:
     features: dict[str, Fields] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
     rate: float = 0.0
-    broken: str = ""
     answers: int = 0
     tokens: int = 0
     ignored: dict[str, str] = field(default_factory=dict)

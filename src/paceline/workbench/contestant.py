@@ -134,7 +134,8 @@ class Contestant(ABC):
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        """Answer `prompts` (token ids) together: one Reply each, whose `seconds` is the time of the whole call.
+        """Answer `prompts` (token ids), `max_batch` at most, together: one Reply each, whose `seconds` is the time of
+        the whole call.
 
         The caller fills in `plain_tokens`."""
 

@@ -115,8 +115,6 @@ class Served(Contestant):
                 self.remote.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if len(prompts) > self.max_batch:
-            raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
         limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if self.server is None:
             raise PacelineError(f"{self.name} is not running")
