@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.certify.options import Scope
-from paceline.certify.sampled import Distribution, KnownCase, Sampled
+from paceline.certify.sampled import Distribution, KnownCase, Sampled, TextCase
 from paceline.certify.stats import chi_square, tail
 from paceline.workbench.client import Completion
 from paceline.workbench.endpoint import Endpoint
@@ -28,7 +28,8 @@ class Draws(Endpoint):
         raise NotImplementedError
 
     def ask(self, bodies, slots=None):
-        return [Completion(tokens=[int(token)]) for token in self.rng.choice(40, len(bodies), p=self.probs)]
+        drawn = self.rng.choice(40, len(bodies), p=self.probs).tolist()
+        return [Completion(chr(97 + token // 4), tokens=[token]) for token in drawn]
 
 
 def run(probs, seed, requests, worlds=FINE[None], control=None, until=inf):  # fmt: skip
@@ -93,3 +94,12 @@ def test_where_time_is_short_fewer_requests_are_asked_and_a_test_still_holds():
     whole = run(FINE, 0, 9000, until=perf_counter() + 3600)
     assert whole.requests == 9000
     assert found.power(Scope())["detectable"] > whole.power(Scope())["detectable"]
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_texts_are_compared_with_those_of_the_control(within):
+    """Each letter is a coarse bin: what moves between them is found, and what moves within them does not show."""
+    sampled = Sampled([TextCase(str(i), {}, 0.0) for i in range(3)], slack=0.0)
+    sampled.run(Draws(moved(within), 0), 3000, np.random.default_rng(0), control=lambda: Draws(FINE, 1))
+    assert sampled.facts()["lossless"] is within
+    assert sum(case.requests for case in sampled.cases) == sampled.requests > 0

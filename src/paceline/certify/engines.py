@@ -15,7 +15,7 @@ from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.contestant import SAMPLING, Ask, Contestant
+from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
 from paceline.workbench.endpoint import Body, Endpoint
 
 UNREAD = frozenset({"messages", "prompt", "logprobs", "return_token_ids"})
@@ -57,32 +57,27 @@ class Library(Endpoint):
         raise NotImplementedError("a library is asked for several answers at once, by `ask`")
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        size, alike = min(slots or self.slots, self.slots), dict[Ask, list[int]]()
-        try:
-            params = [self._params(body) for body in bodies]
-            for i, one in enumerate(params):
-                sampling = {name: getattr(one, name) for name in SAMPLING}
-                asked = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
-                alike.setdefault(asked, []).append(i)
-            done: dict[int, Completion] = {}
-            for asked, members in alike.items():
-                for together in (members[i : i + size] for i in range(0, len(members), size)):
-                    self.check_time()
-                    seeds = tuple(params[i].seed or 0 for i in together)
-                    replies = self.contestant.answer(
-                        [self._prompt(bodies[i]) for i in together], replace(asked, seeds=seeds)
-                    )
-                    for i, reply in zip(together, replies, strict=True):
-                        rounds = {"num_rounds": len(reply.lengths or [])} if reply.lengths is not None else {}
-                        drafted = {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
-                        spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
-                        done[i] = Completion(
-                            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt,
-                            speculation=rounds | drafted,
-                        )  # fmt: skip
-        except TypeError as error:  # a field that is not known
-            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+        size, params = min(slots or self.slots, self.slots), [self._params(body) for body in bodies]
+        alike, done = dict[Ask, list[int]](), dict[int, Completion]()
+        for i, one in enumerate(params):
+            sampling = {name: getattr(one, name) for name in SAMPLING}
+            asked = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
+            alike.setdefault(asked, []).append(i)
+        for asked, members in alike.items():
+            for together in (members[i : i + size] for i in range(0, len(members), size)):
+                self.check_time()
+                how = replace(asked, seeds=tuple(params[i].seed or 0 for i in together))
+                replies = self.contestant.answer([self._prompt(bodies[i]) for i in together], how)
+                done |= zip(together, map(self._completion, replies), strict=True)
         return [done[i] for i in range(len(bodies))]
+
+    def _completion(self, reply: Reply) -> Completion:
+        told = {} if reply.lengths is None else {"num_rounds": len(reply.lengths)}
+        told |= {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
+        spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
+        return Completion(
+            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt, speculation=told
+        )
 
     def _params(self, body: Body) -> SamplingParams:
         fields = {name: value for name, value in body.items() if name not in UNREAD}
