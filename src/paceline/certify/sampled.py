@@ -256,7 +256,7 @@ class Sampled:
 
     def facts(self) -> dict[str, Any]:
         """For the certificate."""
-        asked = [case for case in self.cases if case.requests]
+        asked = [case for case in self.cases if case.requests or self.slack is None]
         cases = [{"name": one.name, "requests": one.requests, **best_view(one).facts} for one in asked]
         facts = verdict.sampled_facts(self.looks, cases)
         return facts | ({"draft_tokens": self.drafted} if self.slack is None else {})
