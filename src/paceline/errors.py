@@ -52,6 +52,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
+# What a model writes: control characters are shown, and half a surrogate pair cannot be written at all.
+CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
+CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
+
+
 def printable(said: object) -> str:
     """What a server, a file or an error says, as one line without control characters, which a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(str(said).split()))

@@ -189,8 +189,7 @@ def test_llama_cpp_by_its_wheel(python, file, tmp_path):
         (turn,) = one.answer([[4, 6]], Ask(max_tokens=5))
         assert (turn.tokens, turn.lengths, turn.nodes) == ([6, 7, 8, 9, 10], [1] * 5, [0] * 5)
         assert (one.settings["threads"], one.settings["system"], one.target_bytes) == (3, "AVX2 = 1", 4)
-        with pytest.raises(PacelineError, match="answers 1 at a time, not 2"):
-            one.answer([[4], [5]], Ask(max_tokens=5))
+        assert one.max_batch == 1
     for options, size in {"spec=draft-eagle3,k=7": 7, "spec=draft-eagle3": 3, "spec=ngram-cache": 5}.items():
         with opened(f"xllamacpp:{file},{options},file={tmp_path / 'drafter'}", tmp_path, python=python) as one:
             assert one.answer([[4, 6]], Ask(max_tokens=9))[0].nodes == [0, size, size, 0, 0]

@@ -1,7 +1,7 @@
 """Bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
 
 with planted("residual not used", world) as engine:
-    certify(engine, world.models, world.prompts, world.starts, ...)
+    certify(engine, world.exact(), ...)
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.certify.certificate import Models
 from paceline.certify.engines import local
+from paceline.certify.oracles import Exact
 from paceline.core import accept
 from paceline.core.accept import Lossless, follow, residual, target_distributions
 from paceline.core.request import Row
@@ -24,6 +24,7 @@ from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilitie
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
@@ -56,10 +57,15 @@ class World:
         self.target.tokenizer = self.tokenizer
         alone = PlainDecoding(native.of(model, precision=blocks)) if blocks else Reference(model)
         own = Reference(copy.deepcopy(model).to(dtype)) if precision == "bfloat16" else None
-        self.models = Models(alone, own, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        self.alone, self.own = alone, own
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
+
+    def exact(self, prompts=None, **more):
+        """What judges an engine that runs it."""
+        facts = Recording(self.tokenizer, tuple(self.target.eos_token_ids), VOCAB)
+        return Exact(self.alone, self.own, facts, prompts or self.prompts, self.starts, **more)
 
     @cache  # noqa: B019
     def table(self):

@@ -6,8 +6,9 @@ from time import process_time
 import numpy as np
 import pytest
 
-from paceline.certify.certificate import PASSES, certify
+from paceline.certify.certificate import certify
 from paceline.certify.engines import local
+from paceline.certify.greedy import PASSES
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
@@ -29,17 +30,17 @@ def world(seed=0, precision=None):
 def test_the_distribution_of_first_tokens_is_exact():
     """Against samples drawn token by token from the reference, without engine or drafts."""
     w, params = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
-    probs = distribution_of(w.models.rounding, w.starts[0], params, 2)
+    probs = distribution_of(w.exact().rounding, w.starts[0], params, 2)
     assert probs.probs.sum() == pytest.approx(1)
     assert len(probs.probs) > 3
-    exact = distribution_of(w.models.rounding, w.starts[0], params, 1)
+    exact = distribution_of(w.exact().rounding, w.starts[0], params, 1)
     first = {}
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
     from paceline.core.sampling import probabilities
 
-    probs = probabilities(w.models.exact.after([w.starts[0]]).double(), params, [text])[0].numpy()
+    probs = probabilities(w.alone.after([w.starts[0]]).double(), params, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}
     for bin, outcomes in first.items():
         there = sum(probs[o[0]] if o else probs.sum() - probs[list(named)].sum() for o in outcomes)
@@ -66,7 +67,7 @@ def test_an_engine_is_asked_in_every_way_that_it_takes(batch, mixes, companies):
     fitting = [one for one in PASSES if one.fits(engine)]
     assert [one.company.format(batch=batch) for one in fitting] == companies
     for one in fitting:
-        replies = one.ask(engine, [[5], [6], [7]], SamplingParams(max_tokens=4))
+        replies = one.ask(engine, [[5], [6], [7]], 4)
         assert [reply.tokens for reply in replies] == [[5, 0], [6, 0], [7, 0]]
 
 
@@ -76,7 +77,7 @@ def test_a_planted_bug_is_found(bug):
     sampling = bug == "argmax root when sampling"
     plan = Scope(shift=0.1, max_tokens=24, requests=None if sampling else 0)
     with planted(bug, w) as engine:
-        found = certify(engine, w.models, w.prompts, w.starts, plan)
+        found = certify(engine, w.exact(), plan)
     assert not found["lossless"]
     assert found["verdict"] == "not lossless"
     where = "sampled" if sampling else "stops" if bug.startswith("stop") else "greedy"
@@ -94,20 +95,20 @@ def test_a_planted_bug_is_found_in_a_quantised_model(bug):
     assert w.target.quantised
     plan = Scope(shift=0.1, max_tokens=24, requests=None if bug.startswith("argmax") else 0)
     with planted(bug, w) as engine:
-        found = certify(engine, w.models, w.prompts, w.starts, plan)
+        found = certify(engine, w.exact(), plan)
     assert not found["greedy" if bug in GREEDY else "sampled"]["lossless"]
 
 
 def test_a_quantised_model_is_certified():
     w = world(0, "int8")
-    clean = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
+    clean = certify(local(w.target, w.tokenizer, "sam"), w.exact(), QUICK)
     assert clean["lossless"]
     assert clean["greedy"]["tokens"] > 100
 
 
 def test_a_lossless_engine_is_certified():
     w = world()
-    found = certify(local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK, draft="sam")
+    found = certify(local(w.target, w.tokenizer, "sam"), w.exact(draft="sam"), QUICK)
     assert found["lossless"]
     assert found["greedy"]["tokens"] > 100
     assert found["stops"]["answers"] > 0
@@ -126,7 +127,7 @@ def test_a_drafter_that_copies_is_reached_when_sampling():
     """Short answers to short prompts have nothing to copy; long ones do, and are read token by token."""
     w = world()
     with planted("every n-gram draft accepted", w) as engine:
-        found = certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.2, requests=320, max_tokens=48))
+        found = certify(engine, w.exact(), Scope(shift=0.2, requests=320, max_tokens=48))
     assert found["verdict"] == "not lossless"
     assert found["sampled"]["draft_tokens"] > 0
     assert "long" in found["sampled"]
@@ -138,17 +139,17 @@ def test_an_engine_that_accepts_what_is_nearly_the_best_has_too_many_ties():
     w, prompts = world(0, "bfloat16"), [[one, two] for one in range(10, 26) for two in (40, 50)]
     plan = Scope(requests=0, max_tokens=24)
     tolerant = local(w.target, w.tokenizer, "none", rule=Tolerant(), batch=1)
-    found = certify(tolerant, w.models, prompts, w.starts, plan)["greedy"]
+    found = certify(tolerant, w.exact(prompts), plan)["greedy"]
     assert found["p_of_ties"] < 1e-4, (found["ties"], found["ties_of_rounding"])
     assert not found["lossless"]
-    plain = certify(local(w.target, w.tokenizer, "none", batch=1), w.models, prompts[:12], w.starts, plan)["greedy"]
+    plain = certify(local(w.target, w.tokenizer, "none", batch=1), w.exact(prompts[:12]), plan)["greedy"]
     assert plain["lossless"], plain["findings"]
 
 
 def test_too_few_requests_cannot_say():
     w = world()
     found = certify(
-        local(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, Scope(requests=40, max_tokens=16)
+        local(w.target, w.tokenizer, "sam"), w.exact(), Scope(requests=40, max_tokens=16)
     )
     assert found["verdict"] == "cannot say"
     assert not found["lossless"]
@@ -171,7 +172,7 @@ def test_every_planted_bug_is_found(bug, precision):
     for seed in range(3):
         w, began = world(seed, precision), process_time()
         with planted(bug, w) as engine:
-            found.append(not certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.04, seed=seed))["lossless"])
+            found.append(not certify(engine, w.exact(), Scope(shift=0.04, seed=seed))["lossless"])
         seconds.append(process_time() - began)
     print(f"{bug}: {sum(found)} of {len(found)}, {max(seconds):.0f} s of processor time at most")
     assert sum(found) >= (LEAST.get(bug, 3) if precision else 3)
@@ -191,6 +192,6 @@ def test_no_clean_configuration_is_accused(name, batch, precision):
     engine = local(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
     # Without drawing, drafts change no token of a seed: every configuration has seeds of its own.
     seed = 100 * CLEAN.index(name) + 10 * batch + (precision is None)
-    found = certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.05, seed=seed))
+    found = certify(engine, w.exact(), Scope(shift=0.05, seed=seed))
     print(f"{name}, batch {batch}: {found['sampled']['requests']} requests, p {found['sampled']['p']:.3f}")
     assert found["lossless"], findings(found)

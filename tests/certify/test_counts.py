@@ -5,11 +5,11 @@ from time import perf_counter
 import pytest
 
 from paceline.certify.asking import Control
-from paceline.certify.counts import alike, counted
-from paceline.certify.endpoint import certify_endpoint
+from paceline.certify.certificate import certify
 from paceline.certify.options import Scope
+from paceline.certify.oracles import Reported
 from paceline.certify.page import detectable, verdict
-from paceline.certify.scenarios import SCENARIOS, Play, user
+from paceline.certify.scenarios import SCENARIOS, Play, alike, counted, user
 from paceline.certify.verdict import _verdict
 from paceline.workbench.client import Completion
 from tests.certify.test_slow_servers import Slow
@@ -112,7 +112,7 @@ class Another(Slow):
 
 def test_a_difference_before_any_draft_is_two_models() -> None:
     prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
-    found = certify_endpoint(Another(1e6), Control(Slow(1e6)), prompts, plan)
+    found = certify(Another(1e6), Reported(Control(Slow(1e6)), prompts), plan)
     assert (found["verdict"], found["lossless"], found["reports"]) == ("two models", False, [])
     assert "2 of 2 answers differ in their first token" in verdict({**found, "target": "m"})
 
@@ -129,4 +129,4 @@ class Surer(Slow):
 
 def test_another_log_probability_of_the_same_first_token_is_no_second_model() -> None:
     prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
-    assert certify_endpoint(Surer(1e6), Control(Slow(1e6)), prompts, plan)["verdict"] == "not lossless"
+    assert certify(Surer(1e6), Reported(Control(Slow(1e6)), prompts), plan)["verdict"] == "not lossless"

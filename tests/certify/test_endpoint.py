@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from paceline.certify.asking import RETRY, TIE, Control, Noise, compare, control_of
+from paceline.certify.certificate import certify
 from paceline.certify.command import certify_server
-from paceline.certify.endpoint import certify_endpoint
 from paceline.certify.options import Scope, Subject, Watch
+from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, page
 from paceline.workbench import endpoint
 from paceline.workbench.client import Client, Completion
@@ -95,9 +96,9 @@ PLAN = Scope(shift=0.1, requests=240, max_tokens=12, budget="20m")
 def certified(model, reference=None, plan=PLAN):
     with served(model) as server:
         if reference is None:
-            return certify_endpoint(server, control_of(server), PROMPTS, plan)
+            return certify(server, Reported(control_of(server), PROMPTS), plan)
         with served(reference) as other:
-            return certify_endpoint(server, Control(other), PROMPTS, plan)
+            return certify(server, Reported(Control(other), PROMPTS), plan)
 
 
 REFERENCES = [

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.certify.options import Scope
-from paceline.certify.sampled import Case, Distribution, least, sample
+from paceline.certify.sampled import Distribution, KnownCase, Sampled, TextCase
 from paceline.certify.stats import chi_square, tail
-from paceline.core.sampling import SamplingParams
 from paceline.workbench.client import Completion
 from paceline.workbench.endpoint import Endpoint
 
@@ -29,14 +28,16 @@ class Draws(Endpoint):
         raise NotImplementedError
 
     def ask(self, bodies, slots=None):
-        return [Completion(tokens=[int(token)]) for token in self.rng.choice(40, len(bodies), p=self.probs)]
+        drawn = self.rng.choice(40, len(bodies), p=self.probs).tolist()
+        return [Completion(chr(97 + token // 4), tokens=[token]) for token in drawn]
 
 
 def run(probs, seed, requests, worlds=FINE[None], control=None, until=inf):  # fmt: skip
     distribution = Distribution(OUTCOMES, worlds, np.arange(40) // 4, 1)
-    cases = [Case(str(i), [i], SamplingParams(temperature=1.0), distribution) for i in range(3)]
+    sampled = Sampled([KnownCase(str(i), {}, distribution) for i in range(3)])
     plain = None if control is None else lambda: Draws(control, seed + 1)
-    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed), control=plain, until=until)
+    sampled.run(Draws(probs, seed), requests, np.random.default_rng(seed), control=plain, until=until)
+    return sampled
 
 
 def moved(within):
@@ -51,8 +52,8 @@ def test_what_moves_within_coarse_bins_is_found():
     found = run(moved(within=True), 0, 9000)
     assert not found.facts()["lossless"]
     assert found.requests < 9000  # in the second look: the first has too few for fine bins
-    for case, counts in zip(found.cases, found.counts, strict=True):
-        coarse = np.bincount(case.distribution.coarse, counts)
+    for case in found.cases:
+        coarse = np.bincount(case.distribution.coarse, case.counts[0])
         assert tail(chi_square(coarse, case.distribution.coarse_worlds), case.distribution.df) > 0.01
 
 
@@ -89,7 +90,16 @@ def test_what_plain_decoding_does_too_is_not_held_against_drafts():
 
 def test_where_time_is_short_fewer_requests_are_asked_and_a_test_still_holds():
     found = run(FINE, 0, 9000, until=perf_counter())
-    assert found.requests == found.planned == least(found.cases) < 1000
+    assert found.requests == found.planned == found.least < 1000
     whole = run(FINE, 0, 9000, until=perf_counter() + 3600)
     assert whole.requests == 9000
     assert found.power(Scope())["detectable"] > whole.power(Scope())["detectable"]
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_texts_are_compared_with_those_of_the_control(within):
+    """Each letter is a coarse bin: what moves between them is found, and what moves within them does not show."""
+    sampled = Sampled([TextCase(str(i), {}, 0.0) for i in range(3)], slack=0.0)
+    sampled.run(Draws(moved(within), 0), 3000, np.random.default_rng(0), control=lambda: Draws(FINE, 1))
+    assert sampled.facts()["lossless"] is within
+    assert sum(case.requests for case in sampled.cases) == sampled.requests > 0

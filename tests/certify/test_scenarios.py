@@ -1,6 +1,7 @@
 """Scenarios against servers of tables: planted bugs are found where they show, made small, and lossless ones pass."""
 
 import json
+from math import inf
 from time import perf_counter
 from xml.etree import ElementTree
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from paceline.certify.asking import Control
-from paceline.certify.endpoint import Texts, certify_endpoint, sample
-from paceline.certify.options import REQUESTS, STRUCTURED, Scope
+from paceline.certify.certificate import Asked, certify
+from paceline.certify.options import REQUESTS, STRUCTURED, Scope, Watch
+from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, issue, junit, page
+from paceline.certify.sampled import Sampled
 from paceline.certify.scenarios import FEATURES, FORMS, SCENARIOS, Play, probe, user
 from paceline.certify.shrink import greedy_reports
 from paceline.errors import PacelineError
@@ -48,7 +51,7 @@ def played(server, control, *names):
 
 
 def certified(server, seed, budget, **scope):
-    found = certify_endpoint(server, control_of(server, seed), PROMPTS, Scope(budget=budget, seed=seed, **scope))
+    found = certify(server, Reported(control_of(server, seed), PROMPTS), Scope(budget=budget, seed=seed, **scope))
     return {"target": "tables", "environment": {}, **found}
 
 
@@ -184,7 +187,8 @@ class DiesOfSamples(TableServer):
 def test_what_was_found_before_a_server_ended_is_not_lost(endpoint):
     server = DiesOfSamples() if endpoint == "server" else TableServer()
     control = control_of(server) if endpoint == "server" else Control(DiesOfSamples(drafts=False))
-    found = certify_endpoint(server, control, PROMPTS, Scope(budget="20s", requests=400, max_tokens=16, leave_out=REST))
+    plan = Scope(budget="20s", requests=400, max_tokens=16, leave_out=REST)
+    found = certify(server, Reported(control, PROMPTS), plan)
     assert (found["verdict"], found["greedy"]["bugs"]) == ("cannot say", 0)
     assert found["greedy"]["tokens"] > 500
     assert found["why"].endswith("connection refused")
@@ -228,7 +232,7 @@ class Odd(TableServer):
 @pytest.mark.parametrize("place", [None, "x", {"token": "a"}, {"token": "a", "logprob": "x"}], ids=str)
 def test_what_are_no_log_probabilities_is_said_and_no_error(place):
     server, plan = Odd(lambda one, _: one.logprobs.insert(0, place)), Scope(requests=20, leave_out=REST)
-    found = certify_endpoint(server, control_of(TableServer()), PROMPTS, plan)
+    found = certify(server, Reported(control_of(TableServer()), PROMPTS), plan)
     assert found["verdict"] == "cannot say"
     assert "sent what are no log-probabilities" in " ".join((found["why"], *found["not_tested"]))
 
@@ -247,7 +251,7 @@ def test_texts_that_differ_without_log_probabilities_cannot_be_judged():
             one.text = one.text[::-1]
 
     plan = Scope(requests=0, leave_out=f"log-probabilities,{REST}")
-    found = certify_endpoint(Odd(other), control_of(TableServer()), PROMPTS, plan)
+    found = certify(Odd(other), Reported(control_of(TableServer()), PROMPTS), plan)
     assert (found["verdict"], found["greedy"]["bugs"]) == ("cannot say", 0)
     assert "tell ties from bugs" in found["why"]
     assert {*FEATURES} == {*REQUESTS["features"], *STRUCTURED} == {*REQUESTS["features"], *FORMS}
@@ -279,7 +283,7 @@ def test_no_time_is_no_certificate():
 @pytest.mark.parametrize("bug", [TemperatureOnOneSide, TopPOnOneSide])
 def test_a_bias_is_found_by_the_log_probabilities_reported(bug):
     server, plan = bug(), Scope(budget="10m", requests=320, max_tokens=16, leave_out=REST)
-    found = certify_endpoint(server, Control(server, is_self=True), PROMPTS, plan)
+    found = certify(server, Reported(Control(server, is_self=True), PROMPTS), plan)
     assert not found["sampled"]["lossless"]
     assert not found["greedy"]["bugs"]
 
@@ -294,21 +298,22 @@ def test_filters_at_a_temperature_are_asked_where_both_order_them_alike(owner, o
     ask = TableServer.ask
     monkeypatch.setattr(TableServer, "ask", lambda self, bodies, slots=None: asked.extend(bodies) or ask(self, bodies))
     plan = Scope(budget="10m", requests=requests, max_tokens=24, leave_out=REST)
-    found = certify_endpoint(server, control, PROMPTS, plan)
+    found = certify(server, Reported(control, PROMPTS), plan)
     assert any(body["temperature"] == 0.7 and body.get("top_p") == 0.9 for body in asked) == alike
     assert found["sampled"]["lossless"] != alike
 
 
 def test_a_shift_that_is_asked_for_can_be_found_whatever_time_that_takes():
-    server = TableServer()
-    play = Play(server, control_of(server), PROMPTS, 16, perf_counter())
-    cases = [Texts("temperature 1", {"messages": list(PROMPTS[0]), "max_tokens": 12, "temperature": 1.0})]
+    plan = Scope(shift=0.3, leave_out=REST)
+    asked = Asked(TableServer(), Reported(control_of(TableServer()), PROMPTS), plan, Watch())
+    asked.scenarios(perf_counter())
     requests = []
     for level in (1e-3, 0.05):  # what rounding moves
-        play.noise.level = level
-        looks = sample(play, cases, Scope(shift=0.3), perf_counter())
-        requests.append(looks[-1].requests)
-        assert not looks[-1].accuses
+        asked.play.noise.level = level
+        asked.sampled = Sampled(slack=asked.play.noise)
+        asked.first(inf)
+        requests.append(asked.sampled.looks[-1].requests)
+        assert not asked.sampled.looks[-1].accuses
     assert 100 < 1.2 * requests[0] < requests[1]
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.certify.certificate import Models, certify
+from paceline.certify.certificate import certify
 from paceline.certify.engines import Library
 from paceline.certify.options import Scope
+from paceline.certify.oracles import Exact
 from paceline.certify.page import findings
+from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.export import export_medusa
@@ -75,11 +77,12 @@ def test_sampling_with_drafts_on_a_cpu(repaired, demo, engine):
     if under.facts["device"] != "cpu" or under.facts["triton"]:
         under.close()
         pytest.skip("vLLM's own sampling is right here")
-    subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
+    facts = Recording(None, tuple(engine.target.eos_token_ids), 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
+    oracle = Exact(Reference.load(str(demo), dtype="float32"), None, facts, starts[:1], starts)
     try:
         try:
-            found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
+            found = certify(under, oracle, Scope(shift=0.1, max_tokens=8))
         except PacelineError:
             assert not repaired  # what lies in that memory may be no top-k at all
             return
@@ -177,10 +180,11 @@ def test_the_second_runner_says_what_the_first_says_without_drafts(draft, demo, 
 @pytest.mark.timeout(1200)
 def test_sampling_in_the_second_runner(demo, engine, interpreted):
     under = host("vllm-paceline,eager=true,v2=true,draft=sam,k=3,paced=false", demo, engine, 64, interpreted)
-    subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
+    facts = Recording(None, tuple(engine.target.eos_token_ids), 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
+    oracle = Exact(Reference.load(str(demo), dtype="float32"), None, facts, starts[:1], starts)
     try:
-        found = certify(under, subject, starts[:1], starts, Scope(requests=256, max_tokens=8))
+        found = certify(under, oracle, Scope(requests=256, max_tokens=8))
     finally:
         under.close()
     print(findings(found), found["sampled"])

@@ -49,7 +49,7 @@ def test_a_broken_line_is_named(tmp_path):
 @pytest.mark.parametrize(("content", "message"), [
     ({"other.txt": "x"}, "holds other files and no run"),
     ({RUN: "{"}, "cannot be read"),
-    ({RUN: '{"model": "demo"}'}, "written by an older version"),
+    ({RUN: '{"model": "demo"}'}, "cannot be read; name the folder of a run"),
     ({RUN: json.dumps({"kind": "align", "identity": IDENTITY})}, "kind 'align', not 'bench'"),
     (
         {RUN: json.dumps({"kind": "bench", "identity": {**IDENTITY, "options": {"n": 2, "seed": 0}}})},

@@ -60,11 +60,7 @@ class Endpoint(Contestant):
             raise PacelineError(str(answers[0]))
         replies = [_reply(one, seconds) for one in answers]
         new = Drafting.told(answers) or (after.since(before) if before and after else None)
-        if new is not None and new.drafts:
-            places = {f"accepted_{place}": int(count) for place, count in enumerate(new.by_position)}
-            replies[0].batch = {name: int(getattr(new, name)) for name in ("drafts", "drafted", "accepted")} | places
-            for name, (drafted, accepted) in new.by_drafter.items():
-                replies[0].batch |= {f"drafted by {name}": int(drafted), f"accepted by {name}": int(accepted)}
+        replies[0].batch = {} if new is None else new.counts()
         return replies
 
 

@@ -55,9 +55,7 @@ class Answer:
     def of(cls, row: Mapping[str, Any]) -> Self:
         """The answer of a row. PacelineError if the row is none."""
         try:
-            rest = {name: value for name, value in row.items() if name != "attempts"}  # of an earlier version
-            turns = [Reply(**turn) for turn in rest.pop("turns")]
-            return cls(turns=turns, **rest)
+            return cls(**{**row, "turns": [Reply(**turn) for turn in row["turns"]]})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             names = ", ".join(f.name for f in fields(cls))
             raise PacelineError(f"not an answer of a benchmark ({error}); it has {names}") from None

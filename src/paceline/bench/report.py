@@ -138,22 +138,13 @@ def read_run(folder: Path) -> BenchRun:
         summary = loads((folder / SUMMARY).read_bytes(), parse_constant=lambda _: None)
     except (OSError, ValueError) as error:
         raise PacelineError(f"{folder / SUMMARY} cannot be read: {error}") from None
-    not_summary = f'{folder / SUMMARY} is not a summary: "results" must list objects by method and category'
-    results = _listed(summary.get("results") if isinstance(summary, dict) else None, not_summary, "method", "category")
-    not_run = f'{folder / RUN} does not describe a run: "methods" must list objects with a "method"'
-    facts = _listed(about.get("methods", []), not_run, "method")
-    tasks = list(dict.fromkeys(row["category"] for row in results if row["category"] != OVERALL))
     about = {**about["identity"], **about}
-    return BenchRun(folder, about, summary, _methods(facts, results), tasks, _first_answers(folder / ANSWERS))
-
-
-def _listed(rows: Any, message: str, *keys: str) -> list[dict[str, Any]]:
-    """`rows`, if it is a list of objects with texts by these keys. PacelineError with the message if not."""
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise PacelineError(message)
-    if not all(isinstance(row.get(key), str) for row in rows for key in keys):
-        raise PacelineError(message)
-    return rows
+    try:
+        methods = _methods(about.get("methods", []), summary["results"])
+        tasks = list(dict.fromkeys(row["category"] for row in summary["results"] if row["category"] != OVERALL))
+    except (TypeError, KeyError, AttributeError):
+        raise PacelineError(f"{folder / RUN} and {SUMMARY} do not list methods and their results") from None
+    return BenchRun(folder, about, summary, methods, tasks, _first_answers(folder / ANSWERS))
 
 
 def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[Method]:

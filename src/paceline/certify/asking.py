@@ -8,7 +8,7 @@ verification itself gets wrong is then seen; a cache or a mask that spoils all o
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ BEST = 5  # tokens of a place whose log-probabilities are compared to measure ro
 SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
 Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)
-SWITCHES: Mapping[str, Fields] = {"paceline": {"draft": "none"}}
-"""By the owner that a server names for its model: what switches drafts off for one request. llama.cpp's server has
-dropped the field that did, and ignores it silently."""
+OWNER, OFF = "paceline", {"draft": "none"}
+"""The owner that our server names for its model, and what switches its drafts off for one request. llama.cpp's server
+has dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
@@ -56,9 +56,9 @@ class Control:
 def control_of(server: Remote) -> Control:
     """The server with its drafts off, where a request can say so, else the server itself."""
     server.ask([HELLO], 1)
-    if (switch := SWITCHES.get(server.owner)) is None:
+    if server.owner != OWNER:
         return Control(server, is_self=True)
-    off = Remote(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=switch, retry=RETRY)
+    off = Remote(f"{server.url}#{server.model}", key=server.key, slots=server.slots, extra=OFF, retry=RETRY)
     try:
         off.ask([HELLO], 1)
     except CompletionError:

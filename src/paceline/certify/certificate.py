@@ -1,6 +1,12 @@
-"""The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary."""
+"""The certificate of an endpoint: what it is asked, part by part, and what its oracle says of the answers.
 
-from collections.abc import Callable, Mapping, Sequence
+    certify(engine, Exact(model, None, recording, prompts, starts))    # judged by the exact logits of its model
+    certify(server, Reported(control, prompts))                        # by log-probabilities and a control's answers"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -8,312 +14,241 @@ from typing import Any
 
 import numpy as np
 
-from paceline.certify.conditional import Conditional, read
-from paceline.certify.engines import answers, honours
-from paceline.certify.greedy import Reader, check_stops
-from paceline.certify.options import REQUESTS, SHIFT, Scope, Watch
-from paceline.certify.sampled import AT_ONCE, Case, Sampled, distribution_of, needed, sample
-from paceline.certify.verdict import LEVEL, LONG, Greedy, Stops, certificate, with_long
+from paceline.certify import verdict
+from paceline.certify.asking import Fields
+from paceline.certify.conditional import Conditional
+from paceline.certify.engines import request, takes
+from paceline.certify.greedy import PASSES, stop_strings
+from paceline.certify.options import Scope, Watch
+from paceline.certify.oracles import Exact, Reported, Unreadable
+from paceline.certify.sampled import AT_ONCE, Sampled
+from paceline.certify.scenarios import SPENT, Play
+from paceline.certify.shrink import greedy_reports
+from paceline.certify.verdict import LEVEL, LONG, Finding, Stops
 from paceline.core.sampling import SamplingParams
-from paceline.draft.base import Drafter
-from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Endpoint
-from paceline.workbench.reference import Model, Rounding
-from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
+from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.endpoint import Endpoint, OutOfTime
 
-Prompts = Sequence[Sequence[int]]
-Control = Callable[[], Endpoint] | None
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A way of asking for greedy answers to all prompts.
-
-    company  what they are asked for together with, for the certificate; {batch} is the engine's.
-    changes  fields of SamplingParams.
-    batch    an engine must answer at least this many at once, or the pass would repeat another one.
-    alone    one request after another; mixed: between requests that sample."""
-
-    company: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    batch: int = 1
-    alone: bool = False
-    mixed: bool = False
-
-    def fits(self, engine: Endpoint) -> bool:
-        """Whether the engine can be asked this way."""
-        takes = honours(engine, replace(SamplingParams(), **self.changes))
-        return takes and engine.slots >= self.batch and (engine.mixes or not self.mixed)
-
-    def ask(self, engine: Endpoint, prompts: Prompts, params: SamplingParams) -> list[Completion]:
-        """The greedy answers, in the order of the prompts."""
-        if self.alone:
-            return answers(engine, prompts, [params] * len(prompts), 1)
-        if not self.mixed:
-            return answers(engine, prompts, [params] * len(prompts))
-        both = [(p, SamplingParams(temperature=1.0, max_tokens=1 + i % 7, seed=i)) for i, p in enumerate(prompts)]
-        asked = [one for prompt, hot in both for one in ((prompt, params), (prompt, hot))]
-        return answers(engine, [prompt for prompt, _ in asked], [wanted for _, wanted in asked])[::2]
-
-
-PASSES = (
-    Pass("alone", alone=True),
-    Pass("in batches of {batch}", batch=2),
-    Pass("between rows that sample", batch=2, mixed=True),
-    Pass("in batches of {batch}, repetition penalty 1.2", {"repetition_penalty": 1.2}),
-)
-"""How greedy answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
-WAYS = {name: SamplingParams(**fields) for name, fields in REQUESTS["sampling"].items()}
-"""How sampled answers are sampled, in turn."""
-AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
-REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
-LONG_TOKENS = 6.0
-"""Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-SHARES = 0.2, 0.25, 0.4, 0.6
-"""Shares of the budget after which greedy answers are asked no more, stop strings are not cut out of them any more,
-first tokens are sampled no more, and long answers are not; scenarios have the rest."""
 INTERRUPTED = "it was interrupted"
-TOO_SHORT = "the budget was spent before enough answers were sampled for a test; give a longer --budget"
 LEAST_SECONDS = 5.0  # for sampling, however small the budget
-REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
-
-
-@dataclass(frozen=True)
-class Models:
-    """The model in float32, and in the engine's dtype (None where that is float32). max_context: the engine's."""
-
-    exact: Model
-    own: Model | None
-    tokenizer: Tokenizer | None
-    ends: Sequence[int]
-    vocab_size: int
-    max_context: int = 1024
-
-    @property
-    def rounding(self) -> Rounding:
-        return Rounding(self.exact, self.own)
+FOR_REPORTS = 0.15  # share of the budget for making findings small, at least
 
 
 def certify(
-    engine: Endpoint, models: Models, prompts: Prompts, starts: Prompts, scope: Scope = Scope(), *,
-    draft: str | None = None, chains: bool = False, control: Control = None, watch: Watch = Watch(),
-) -> dict[str, Any]:  # fmt: skip
-    """Test `engine` and say what was found.
-
-    prompts  for greedy answers; starts  short ones, for the distribution of what comes next.
-    draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains.
-    control  opens the same engine without drafts; only what differs from it is then held against the engine."""
-    began = perf_counter()
-    ends = (began + share * scope.seconds if scope.is_bounded else inf for share in SHARES)
-    until_greedy, until_stops, until_first, until_long = ends
-    scope = replace(scope, shift=scope.shift or SHIFT)
-    greedy, replies, left_out = _greedy(engine, models, prompts, scope, watch, until_greedy)
-    prompts_read = prompts[: len(replies)]
-    stops = _stops(engine, models, prompts_read, replies, scope, watch, until_stops)
-    watch.say("how often drafts are accepted")
-    reference = None
-    if draft is not None and replies:
-        recording = Recording(models.tokenizer, tuple(models.ends), models.vocab_size)
-        reference = replayed(draft, recording, prompts_read, [one.tokens for one in replies], chains=chains)
-    latest = max(until_long, began + LEAST_SECONDS)
-    sampled = _sampled(engine, models, starts, scope, watch, control, until_first, latest)
-    facts = sampled.facts()
-    if sampled.cases and facts["lossless"] and not watch.stopped():
-        space = models.max_context - scope.max_tokens
-        repeating = [list(one) * max(1, min(REPEATED, space // len(one))) for one in starts]
-        facts = _long(facts, engine, models, [*repeating, *prompts], scope, watch, control, until_long, latest)
-    is_short = scope.is_bounded and not sampled.looks and not facts.get("long")
-    broken = INTERRUPTED if watch.stopped() else TOO_SHORT if is_short else ""
-    return certificate(
-        greedy, stops, facts, sampled.power(scope), scope, broken=broken,
-        engine=engine.name, draft=draft, ran_on=engine.facts,
-        not_tested=[*left_out, *_not_tested(engine, stops, facts)],
-        acceptance=acceptance(measured(replies), reference),
-        seconds=round(perf_counter() - began, 1),
-    )  # fmt: skip
+    endpoint: Endpoint, oracle: Exact | Reported, scope: Scope = Scope(), watch: Watch = Watch()
+) -> dict[str, Any]:
+    """Test `endpoint` and say what was found."""
+    return Asked(endpoint, oracle, scope, watch).run()
 
 
-def _greedy(
-    engine: Endpoint, models: Models, prompts: Prompts, scope: Scope, watch: Watch, until: float
-) -> tuple[Greedy, list[Completion], list[str]]:
-    """The passes that fit the engine, until `until`, and one answer always; returns the replies of the first pass too,
-    as many as were read, and what was left out, in words."""
-    watch.say("greedy answers")
-    reader = Reader(models.rounding, models.ends)
-    first, left_out = list[Completion](), list[str]()
-    for each in PASSES:
-        company = each.company.format(batch=engine.slots)
-        if not each.fits(engine):
-            continue
-        params = replace(SamplingParams(max_tokens=scope.max_tokens), **each.changes)
-        size = 1 if each.alone else _at_once(engine, until)
-        replies, read = list[Completion](), 0
-        while read < len(prompts) and not (watch.stopped() or ((first or read) and watch.over(until))):
-            if read == len(replies):
-                replies += each.ask(engine, prompts[read : read + size], params)
-            reader.read(read, prompts[read], replies[read].tokens, params, company)
-            read += 1
-            watch.step(read, len(prompts))
-        first = first or replies[:read]
-        if read < len(prompts):
-            rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
-            left_out.append(f"greedy answers {company}{rest}: the budget was spent")
-    return reader.found, first, left_out
+@dataclass
+class Asked:
+    """One certification: what was asked so far, and what was found.
 
+    replies     greedy answers of the first pass, as many as were read; left_out: passes that had no time, in words.
+    ended       answers with stop strings.
+    counts      of long sampled answers, None where there are none; found: what speaks against the endpoint in them.
+    two_models  why endpoint and control are not one model with and without drafts; "" if they may be.
+    broken      what was asked when the endpoint broke off, and how; "" if it did not."""
 
-def _at_once(engine: Endpoint, until: float) -> int:
-    """How many requests an engine is handed together; few where time may be up before they are answered."""
-    return AT_ONCE if until == inf else 2 * engine.slots
+    endpoint: Endpoint
+    oracle: Exact | Reported
+    scope: Scope
+    watch: Watch
+    replies: list[Completion] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    ended: Stops = field(default_factory=Stops)
+    sampled: Sampled = field(default_factory=Sampled)
+    counts: Conditional | None = None
+    found: list[Finding] = field(default_factory=list)
+    two_models: str = ""
+    broken: str = ""
+    _play: Play | None = None
 
+    @property
+    def play(self) -> Play:
+        """The scenarios, once they were played."""
+        assert self._play is not None
+        return self._play
 
-def _stops(
-    engine: Endpoint, models: Models, prompts: Prompts, replies: Sequence[Completion], scope: Scope, watch: Watch,
-    until: float,
-) -> Stops:  # fmt: skip
-    tokenizer = models.tokenizer
-    if tokenizer is None or not honours(engine, SamplingParams(stop=("x",))):
-        return Stops()
-    watch.say("stop strings")
+    def __post_init__(self) -> None:
+        self.began = perf_counter()
+        # As few samples as a test takes may have the time of all samples.
+        share = max(self.oracle.parts["first"], self.oracle.parts["long"])
+        self.latest = self.began + max(LEAST_SECONDS, share * self.scope.seconds)
 
-    def decode(prompt: Sequence[int], answer: Sequence[int]) -> str:
-        detokenizer = tokenizer.detokenizer(list(prompt))
-        return "".join(detokenizer.push(t) for t in answer if t not in models.ends) + detokenizer.flush()
+    def run(self) -> dict[str, Any]:
+        """Ask for all parts, each until its share of the budget is spent."""
+        began, seconds, bounded = self.began, self.scope.seconds, self.scope.is_bounded
+        if bounded:
+            self.watch.limit(seconds)
+        self.endpoint.over = self.watch.stopped
+        for part, share in self.oracle.parts.items():
+            if part == "scenarios":  # they always end; where nothing is sampled they have that time too
+                share = share if self.scope.requests != 0 else max(self.oracle.parts.values())
+                self.scenarios((began if bounded else perf_counter()) + share * seconds)
+            else:
+                getattr(self, part)(began + share * seconds if bounded else inf)
+        return self._certificate()
 
-    params, size = SamplingParams(max_tokens=scope.max_tokens), _at_once(engine, until)
-    return check_stops(engine, prompts, replies, params, decode, size, lambda: watch.over(until))
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Within it an endpoint is asked for `what`, until it breaks off or no more is wanted."""
+        try:
+            with suppress(OutOfTime):
+                yield
+        except CompletionError as error:
+            if isinstance(self.oracle, Exact):
+                raise PacelineError(f"{self.endpoint.name} failed: {error}") from None
+            self.broken = f"{what}: {error}"
 
+    def _at_once(self, until: float) -> int:
+        """How many requests are asked together; few where time may be up before they are answered."""
+        return AT_ONCE if until == inf else 2 * self.endpoint.slots
 
-def _sampled(
-    engine: Endpoint, models: Models, starts: Prompts, scope: Scope, watch: Watch, control: Control, until: float,
-    latest: float,
-) -> Sampled:  # fmt: skip
-    cases: list[Case] = []
-    if scope.requests != 0:
-        watch.say("the exact distribution of first tokens")
-        for i, (name, way) in enumerate(WAYS.items()):
-            if watch.stopped() or (cases and watch.over(until)):
-                break
-            start = starts[(i + 2) % len(starts)]  # penalties with a text of few different tokens
-            params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
-            if honours(engine, params):
-                distribution = distribution_of(models.rounding, start, params, scope.length)
-                if distribution.df:
-                    cases.append(Case(name, list(start), params, distribution))
-            watch.step(i + 1, len(WAYS))
-    if not cases:
-        return Sampled([], [], 0)
-    requests = scope.requests if scope.requests is not None else needed(cases, scope.shift or SHIFT)
-    watch.say(f"{requests:,} sampled requests" + " at most" * (until < inf))
-    rng, size = np.random.default_rng(scope.seed), _at_once(engine, until)
-    return sample(engine, cases, requests, rng, watch.step, control, until, latest, size, watch.stopped)
+    # Parts --------------------------------------------------------------------------------------------------------
 
+    def greedy(self, until: float) -> None:
+        """The passes that fit the engine, and one answer always."""
+        oracle, most = self.oracle, self.scope.max_tokens
+        assert isinstance(oracle, Exact)
+        self.watch.say("greedy answers")
+        for each in PASSES:
+            if not each.fits(self.endpoint):
+                continue
+            company = each.company.format(batch=self.endpoint.slots)
+            params = SamplingParams(max_tokens=most, **each.changes)
+            size = 1 if each.alone else self._at_once(until)
+            replies, read, prompts = list[Completion](), 0, oracle.prompts
+            with self._asking("greedy answers"):
+                while read < len(prompts) and not self.watch.over(until if self.replies or read else inf):
+                    if read == len(replies):
+                        replies += each.ask(self.endpoint, prompts[read : read + size], most)
+                    oracle.greedy.read(read, prompts[read], replies[read].tokens, params, company)
+                    read += 1
+                    self.watch.step(read, len(prompts))
+            self.replies = self.replies or replies[:read]
+            if read < len(prompts):
+                rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
+                self.left_out.append(f"greedy answers {company}{rest}: {SPENT}")
 
-def _long(
-    sampled: dict[str, Any], engine: Endpoint, models: Models, prompts: Prompts, scope: Scope, watch: Watch,
-    control: Control, until: float, latest: float,
-) -> dict[str, Any]:  # fmt: skip
-    """The facts of sampled answers, with those of answers as long as greedy ones."""
-    ways = [(name, way) for name, way in WAYS.items() if honours(engine, way)]
-    number = int(np.ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens))
-    if scope.requests is not None:
-        number = min(number, -(-scope.requests // REQUESTS_EACH))
-    every = [(list(prompts[i % len(prompts)]), *ways[(i + i // len(prompts)) % len(ways)]) for i in range(number)]
-    drafted = list[list[int | None]]([[], []])
+    def stops(self, until: float) -> None:
+        """Stop strings that are cut out of the replies of the first pass."""
+        oracle, done = self.oracle, 0
+        assert isinstance(oracle, Exact)
+        if oracle.recording.tokenizer is None or not takes(self.endpoint, {"stop": ()}):
+            return
+        pairs = zip(oracle.prompts, self.replies, strict=False)
+        asked = [(prompt, stop) for prompt, one in pairs for stop in stop_strings(one.text)]
+        self.watch.say("stop strings")
+        with self._asking("stop strings"):
+            while done < len(asked) and not self.watch.over(until):
+                some = asked[done : done + self._at_once(until)]
+                most = self.scope.max_tokens
+                replies = self.endpoint.ask([request(prompt, max_tokens=most, stop=[stop]) for prompt, stop in some])
+                for (prompt, stop), one in zip(some, replies, strict=True):
+                    self.ended.answers += 1
+                    whole, before = oracle.decode(prompt, one.tokens), oracle.decode(prompt, one.tokens[:-1])
+                    right = whole[: whole.index(stop)] if stop in whole else whole
+                    if one.text != right or stop in before:
+                        self.ended.wrong.append({"stop": stop, "text": one.text, "right": right})
+                done += len(some)
 
-    def counted(engine: Endpoint, run: int, most: int, until: float) -> Conditional:
-        """What comes in the answers of an engine, some of them at once, until time is up."""
-        watch.say(f"{most:,} long sampled answers" + " at most" * (until < inf))
-        rng, counts, done = np.random.default_rng([scope.seed, run + 1]), Conditional(), 0
-        size = 4 * engine.slots if until == inf else engine.slots
-        while done < most and not watch.over(until if done else max(until, latest)):
-            asked = every[done : min(done + size, most)]
-            each = [
-                replace(way, max_tokens=scope.max_tokens, ignore_eos=True, seed=seed)
-                for (_, _, way), seed in zip(asked, rng.integers(1 << 31, size=len(asked)).tolist(), strict=True)
-            ]
-            replies = answers(engine, [prompt for prompt, _, _ in asked], each)
-            drafted[run] += [one.speculation.get("num_draft_tokens") for one in replies]
-            for (prompt, name, _), params, one in zip(asked, each, replies, strict=True):
-                if done and watch.over(until):
-                    return counts
-                read(models.rounding, prompt, one.tokens, params, name, counts)
-                done += 1
-                watch.step(done, most)
+    def first(self, until: float) -> None:
+        """Beginnings of many short sampled answers."""
+        if self._no_samples():
+            return
+        self.sampled.cases, number = self.oracle.cases(self, until)
+        if not self.sampled.cases:
+            return
+        self.watch.say(f"{number:,} sampled requests" + " at most" * (until < inf))
+        with self._asking("sampled requests"):
+            self.sampled.run(
+                self.endpoint, number, np.random.default_rng(self.scope.seed), self.watch,
+                control=self.oracle.control, until=until, latest=max(until, self.latest),
+            )  # fmt: skip
+
+    def long(self, until: float) -> None:
+        """Long sampled answers; where something is found in them, the control is asked for as many."""
+        if self._no_samples() or not (requests := self.oracle.long(self)):
+            return
+        self.counts, control = self._counted(self.endpoint, 0, requests, until), self.oracle.control
+        self.found = self.counts.findings(LEVEL * LONG)
+        if self.found and control is not None:
+            others = self._counted(control(), 1, requests[: self.counts.answers], inf)
+            self.found = self.counts.findings(LEVEL * LONG, others)
+
+    def _no_samples(self) -> bool:
+        """Whether no more is sampled: none was asked for, something was found, or two models were compared."""
+        found = self.found or any(look.accuses for look in self.sampled.looks)
+        return bool(self.scope.requests == 0 or found or self.two_models or self.watch.stopped())
+
+    def _counted(
+        self, endpoint: Endpoint, side: int, requests: Sequence[tuple[str, Fields]], until: float
+    ) -> Conditional:
+        """What comes in the answers of an endpoint, some of them at once, until time is up."""
+        rng, counts = np.random.default_rng([self.scope.seed, side + 1]), Conditional()
+        size, latest = 4 * endpoint.slots if until == inf else endpoint.slots, max(until, self.latest)
+        self.watch.say(f"{len(requests):,} long sampled answers" + " at most" * (until < inf))
+        try:
+            with self._asking("long sampled answers"):
+                read = self.oracle.reader(self, endpoint, counts)
+                while counts.answers < len(requests) and not self.watch.over(until if counts.answers else latest):
+                    some = requests[counts.answers :][:size]
+                    seeds = rng.integers(1 << 31, size=len(some)).tolist()
+                    bodies = [{**body, "seed": seed} for (_, body), seed in zip(some, seeds, strict=True)]
+                    replies = endpoint.ask(bodies)
+                    if side == 0:
+                        self.sampled.count_drafts(replies)
+                    for (name, body), one in zip(some, replies, strict=True):
+                        if counts.answers and self.watch.over(until):
+                            return counts
+                        read(name, body, one)
+                        counts.answers += 1
+                        self.watch.step(counts.answers, len(requests))
+        except Unreadable as error:
+            self.play.skip("long sampled answers", str(error))
+            return Conditional()
         return counts
 
-    counts, level = counted(engine, 0, number, until), LEVEL * LONG
-    found = counts.findings(level)
-    if found and control is not None:
-        found = counts.findings(level, counted(control(), 1, counts.tokens // scope.max_tokens, inf))
-    known = [n for n in (sampled["draft_tokens"], *drafted[0]) if n is not None]
-    return with_long(sampled, counts.facts(level), found) | {"draft_tokens": sum(known) if known else None}
+    def scenarios(self, until: float) -> None:
+        """Situations in which engines with drafts have broken."""
+        oracle, scope = self.oracle, self.scope
+        if oracle.plainly is None:
+            return
+        self._play = Play(
+            self.endpoint, oracle.plainly, oracle.chats, scope.max_tokens, until, self.watch, scope.left_out,
+            scope.seconds,
+        )  # fmt: skip
+        self.play.run()
+        self.endpoint.over = oracle.plainly.source.over = self.watch.stopped
+        if isinstance(oracle, Reported):
+            oracle.heard(self)
 
+    # What is said of them -----------------------------------------------------------------------------------------
 
-def _not_tested(engine: Endpoint, stops: Stops, sampled: dict[str, Any]) -> list[str]:
-    """What the certificate does not speak of, in words."""
-    names = [name for name, way in WAYS.items() if not honours(engine, way)]
-    missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
-    if not sampled["cases"]:
-        missing.append("sampling")
-    elif sampled["draft_tokens"] == 0:
-        missing.append("drafts in sampled answers: none was made")
-    elif sampled["draft_tokens"] is None:
-        missing.append("drafts in sampled answers: the engine does not say how many it made")
-    if not stops.answers:
-        missing.append("stop strings")
-    if engine.slots == 1:
-        missing.append("batches")
-    elif not engine.mixes:
-        missing.append("greedy and sampled requests in one batch")
-    return missing
-
-
-# Reference acceptance -----------------------------------------------------------------------------------------------
-#
-# An engine can be lossless and useless: with a wrong flag, template or kernel every draft is refused, the text stays
-# right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model;
-# for a host that verifies chains, its trees cut to their best chain.
-
-COLLAPSED = 0.8
-"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's."""
-
-
-def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
-    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed."""
-    known = tokens is not None and reference is not None
-    collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
-    return {
-        "tokens_a_round": None if tokens is None else round(tokens, 3),
-        "reference": None if reference is None else round(reference, 3),
-        "collapsed": collapsed,
-    }
-
-
-def measured(answers: Sequence[Completion]) -> float | None:
-    """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
-    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
-    tokens, rounds = (sum(counts) for counts in zip(*told, strict=True)) if told else (0, 0)
-    return tokens / rounds if rounds else None
-
-
-def replayed(
-    draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
-    chains: bool,
-) -> float | None:  # fmt: skip
-    """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
-
-    The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
-    try:
-        drafter: Drafter = replayable(draft, recording)
-    except PacelineError:
-        return None
-    drafter = Chains(drafter) if chains else drafter
-    tally = Tally()
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if len(answer) > 1:
-            turn = RecordedAnswer(np.array([*prompt, answer[0]], np.int64), np.array(answer[1:], np.int64))
-            replay(drafter, turn, i, tally)
-    return tally.mean_accepted_tokens or None
+    def _certificate(self) -> dict[str, Any]:
+        scope, play, stopped = self.scope, self._play, self.watch.stopped()
+        sampled, power = self.sampled.facts(), self.sampled.power(scope)
+        if self.counts is not None:
+            sampled = verdict.with_long(sampled, self.counts.facts(LEVEL * LONG), self.found)
+        about = self.oracle.judged(self, sampled)
+        not_tested = [*self.left_out, *about.pop("not_tested")]
+        played: dict[str, Any] = {}
+        if play is not None:
+            # What was found is made small, also after Ctrl-C.
+            self.endpoint.over = play.control.source.over = lambda: False
+            play.until = max(self.began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
+            not_tested += play.not_tested()
+            reports = [] if self.two_models else greedy_reports(play)
+            if isinstance(self.oracle, Reported) and not self.two_models:
+                reports += self.oracle.reports(self, sampled)
+            played = {"scenarios": play.rows, "features": sorted(play.features), "reports": reports}
+        return verdict.certificate(
+            about.pop("greedy"), self.ended, sampled, power, replace(scope, shift=scope.shift or self.oracle.shift),
+            **about, **played, not_tested=not_tested, two_models=self.two_models,
+            also=["scenarios"] if isinstance(self.oracle, Exact) and play is not None and play.bugs else [],
+            broken=INTERRUPTED if stopped else self.broken,
+            seconds=round(perf_counter() - self.began, 1),
+        )  # fmt: skip

@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.certify.certificate import INTERRUPTED, Models, certify
+from paceline.certify.certificate import certify
 from paceline.certify.engines import Library, local
 from paceline.certify.options import REQUESTS, Subject, Watch
-from paceline.certify.verdict import CANNOT_SAY, NOT_LOSSLESS
+from paceline.certify.oracles import Exact, Reported
+from paceline.draft.recording import Recording
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
@@ -50,8 +50,7 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     )  # fmt: skip
     dtype = str(target.dtype).removeprefix("torch.")
     exact, own, reference = _references(subject, target, dtype)
-    context = min(target.max_context, CONTEXT)
-    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size, context)
+    facts = Recording(target.tokenizer, tuple(target.eos_token_ids), target.vocab_size)
     prompts, starts = _prompts(target, subject.prompts)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     with ExitStack() as opened:
@@ -60,19 +59,13 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
             lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
         )
         plays = target.tokenizer is not None and subject.scope.seconds > 0
-        plainly = _plain(subject, target) if plays else None
+        oracle = Exact(
+            exact, own, facts, prompts, starts, min(target.max_context, CONTEXT), draft, subject.engine != "paceline",
+            control, _plain(subject, target) if plays else None, _chats(subject.prompts),
+        )  # fmt: skip
         if watch.stopped():
             raise KeyboardInterrupt
-        began, seconds = perf_counter(), subject.scope.seconds
-        if subject.scope.is_bounded:
-            watch.limit(seconds)
-        certificate = certify(
-            engine, models, prompts, starts, subject.scope,
-            draft=draft, chains=subject.engine != "paceline", control=control, watch=watch,
-        )  # fmt: skip
-        if plainly is not None:
-            until = (began if subject.scope.is_bounded else perf_counter()) + seconds
-            certificate |= _scenarios(subject, engine, target, plainly, certificate, until, watch)
+        certificate = certify(engine, oracle, subject.scope, watch)
     if target.tokenizer is not None:
         _spell(certificate, target)
     about = {"target": subject.model, "reference": reference}
@@ -117,7 +110,6 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
 def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.server`."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
-    from paceline.certify.endpoint import certify_endpoint
 
     with ExitStack() as opened:
 
@@ -136,7 +128,7 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
         else:
             control = control_of(server) if subject.model is None else _plain(subject)
             opened.callback(control.source.close)
-        certificate = certify_endpoint(server, control, _chats(subject.prompts), subject.scope, watch)
+        certificate = certify(server, Reported(control, _chats(subject.prompts)), subject.scope, watch)
     return {
         "target": server.model,
         **certificate,
@@ -154,31 +146,6 @@ def _plain(subject: Subject, target: Target | None = None) -> Control:
     if plainly.tokenizer is None:
         raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
     return Control(local(plainly, plainly.tokenizer, "none", batch=subject.batch))
-
-
-def _scenarios(
-    subject: Subject, engine: Endpoint, target: Target, plainly: Control, certificate: dict[str, Any], until: float,
-    watch: Watch,
-) -> dict[str, Any]:  # fmt: skip
-    """What scenarios add to the certificate of an engine of this process, whose greedy answers are in it already."""
-    from paceline.certify.scenarios import Play
-    from paceline.certify.shrink import greedy_reports
-
-    play = Play(
-        engine, plainly, _chats(subject.prompts), subject.scope.max_tokens, until, watch,
-        subject.scope.left_out, subject.scope.seconds,
-    )  # fmt: skip
-    play.run()
-    before = f"{certificate['why']}; " if certificate["verdict"] == NOT_LOSSLESS else ""
-    about = {"verdict": NOT_LOSSLESS, "why": f"{before}scenarios", "lossless": False} if play.bugs else {}
-    if watch.stopped() and not play.bugs and certificate["verdict"] != NOT_LOSSLESS:
-        about = {"verdict": CANNOT_SAY, "why": INTERRUPTED, "lossless": False, "broken": INTERRUPTED}
-    return about | {
-        "scenarios": play.rows,
-        "features": sorted(play.features),
-        "reports": greedy_reports(play),
-        "not_tested": [*certificate["not_tested"], *play.not_tested()],
-    }
 
 
 def _chats(given: Sequence[Prompt] | None) -> list[Messages]:

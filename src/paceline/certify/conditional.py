@@ -44,7 +44,7 @@ class Conditional:
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str], list[tuple[bool, float, float]]] = defaultdict(list)
-        self.tokens = 0
+        self.tokens, self.answers = 0, 0
 
     def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
         """Count `token`, which came after `text`; the answer begins at `start`. worlds: its distributions, [W, V]."""

@@ -1,5 +1,5 @@
 """What is certified: endpoints. An engine of this process is one (`paceline.serve.local.Local`), and so is another
-library through `Library`. Answers to prompts of token ids are asked for by `answers`."""
+library through `Library`. Both take prompts of token ids."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
 from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.contestant import SAMPLING, Ask, Contestant
+from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
 from paceline.workbench.endpoint import Body, Endpoint
 
 UNREAD = frozenset({"messages", "prompt", "logprobs", "return_token_ids"})
@@ -58,32 +57,27 @@ class Library(Endpoint):
         raise NotImplementedError("a library is asked for several answers at once, by `ask`")
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        size, alike = min(slots or self.slots, self.slots), dict[Ask, list[int]]()
-        try:
-            params = [self._params(body) for body in bodies]
-            for i, one in enumerate(params):
-                sampling = {name: getattr(one, name) for name in SAMPLING}
-                asked = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
-                alike.setdefault(asked, []).append(i)
-            done: dict[int, Completion] = {}
-            for asked, members in alike.items():
-                for together in (members[i : i + size] for i in range(0, len(members), size)):
-                    self.check_time()
-                    seeds = tuple(params[i].seed or 0 for i in together)
-                    replies = self.contestant.answer(
-                        [self._prompt(bodies[i]) for i in together], replace(asked, seeds=seeds)
-                    )
-                    for i, reply in zip(together, replies, strict=True):
-                        rounds = {"num_rounds": len(reply.lengths or [])} if reply.lengths is not None else {}
-                        drafted = {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
-                        spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
-                        done[i] = Completion(
-                            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt,
-                            speculation=rounds | drafted,
-                        )  # fmt: skip
-        except TypeError as error:  # a field that is not known
-            raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
+        size, params = min(slots or self.slots, self.slots), [self._params(body) for body in bodies]
+        alike, done = dict[Ask, list[int]](), dict[int, Completion]()
+        for i, one in enumerate(params):
+            sampling = {name: getattr(one, name) for name in SAMPLING}
+            asked = Ask(one.max_tokens, ends=() if one.ignore_eos else self.ends, **sampling)
+            alike.setdefault(asked, []).append(i)
+        for asked, members in alike.items():
+            for together in (members[i : i + size] for i in range(0, len(members), size)):
+                self.check_time()
+                how = replace(asked, seeds=tuple(params[i].seed or 0 for i in together))
+                replies = self.contestant.answer([self._prompt(bodies[i]) for i in together], how)
+                done |= zip(together, map(self._completion, replies), strict=True)
         return [done[i] for i in range(len(bodies))]
+
+    def _completion(self, reply: Reply) -> Completion:
+        told = {} if reply.lengths is None else {"num_rounds": len(reply.lengths)}
+        told |= {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
+        spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
+        return Completion(
+            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt, speculation=told
+        )
 
     def _params(self, body: Body) -> SamplingParams:
         fields = {name: value for name, value in body.items() if name not in UNREAD}
@@ -104,30 +98,11 @@ class Library(Endpoint):
         return str(token) if self.tokenizer is None else str(self.tokenizer.inner.decode([token]))
 
 
-def honours(engine: Endpoint, params: SamplingParams) -> bool:
-    """Whether an engine takes all that `params` changes of the defaults."""
-    return engine.takes is None or all(name in engine.takes for name in _changed(params))
+def takes(engine: Endpoint, fields: Body) -> bool:
+    """Whether an engine takes these fields of a request."""
+    return engine.takes is None or fields.keys() <= engine.takes
 
 
-def answers(
-    engine: Endpoint, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], slots: int | None = None
-) -> list[Completion]:
-    """The answers to prompts of token ids, each with its tokens. Raises PacelineError where there are none."""
-    bodies = [
-        {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **_changed(one)}
-        for prompt, one in zip(prompts, params, strict=True)
-    ]
-    try:
-        done = engine.ask(bodies, slots)
-    except CompletionError as error:
-        raise PacelineError(f"{engine.name} failed: {error}") from None
-    return done
-
-
-def _changed(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not at their defaults, as a body has them; max_tokens always."""
-    plain, fields = SamplingParams(), dict[str, Any]()
-    for name in params.option_names():
-        if (value := getattr(params, name)) != getattr(plain, name) or name == "max_tokens":
-            fields[name] = list(value) if isinstance(value, tuple) else value
-    return fields
+def request(prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    """A request for the answer to a prompt of token ids, with its tokens; greedy unless `fields` say otherwise."""
+    return {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **fields}

@@ -6,21 +6,63 @@ logits there: twice the most that the engine's dtype changes any, or float32 its
 must not be more ties than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.certify.engines import answers
-from paceline.certify.verdict import CONTEXT, Divergence, Greedy, Stops
+from paceline.certify.engines import request, takes
+from paceline.certify.verdict import CONTEXT, Divergence, Greedy
 from paceline.core.sampling import SamplingParams, warp
+from paceline.draft.base import Drafter
+from paceline.draft.recording import Chains, Recording
+from paceline.errors import PacelineError
 from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.endpoint import Body, Endpoint
 from paceline.workbench.reference import Rounding, noise_of
+from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
 BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A way of asking for greedy answers to all prompts.
+
+    company  what they are asked for together with, for the certificate; {batch} is the engine's.
+    changes  fields of the requests.
+    batch    an engine must answer at least this many at once, or the pass would repeat another one.
+    alone    one request after another; mixed: between requests that sample."""
+
+    company: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = 1
+    alone: bool = False
+    mixed: bool = False
+
+    def fits(self, engine: Endpoint) -> bool:
+        """Whether the engine can be asked this way."""
+        return takes(engine, self.changes) and engine.slots >= self.batch and (engine.mixes or not self.mixed)
+
+    def ask(self, engine: Endpoint, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Completion]:
+        """The greedy answers, in the order of the prompts."""
+        bodies: list[Body] = [request(prompt, max_tokens=max_tokens, **self.changes) for prompt in prompts]
+        if not self.mixed:
+            return engine.ask(bodies, 1 if self.alone else None)
+        hot = (request(p, temperature=1.0, max_tokens=1 + i % 7, seed=i) for i, p in enumerate(prompts))
+        return engine.ask([one for pair in zip(bodies, hot, strict=True) for one in pair])[::2]
+
+
+PASSES = (
+    Pass("alone", alone=True),
+    Pass("in batches of {batch}", batch=2),
+    Pass("between rows that sample", batch=2, mixed=True),
+    Pass("in batches of {batch}, repetition penalty 1.2", {"repetition_penalty": 1.2}),
+)
+"""How greedy answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
 
 
 class Reader:
@@ -87,29 +129,7 @@ def _unlike(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
 
 
-def check_stops(
-    engine: Endpoint, prompts: Sequence[Sequence[int]], replies: Sequence[Completion], params: SamplingParams,
-    decode: Callable[[Sequence[int], Sequence[int]], str], size: int, over: Callable[[], bool] = lambda: False,
-) -> Stops:  # fmt: skip
-    """replies: answers to `prompts` without stop strings. decode(prompt, answer): the text of all tokens.
-
-    size: requests handed to the engine together; over: whether there is no time for more."""
-    asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
-    again: list[Completion] = []
-    while len(again) < len(asked) and not over():
-        some = asked[len(again) : len(again) + size]
-        each = [replace(params, stop=(stop,)) for _, stop in some]
-        again += answers(engine, [prompt for prompt, _ in some], each)
-    stops = Stops(len(again))
-    for (prompt, stop), one in zip(asked, again, strict=False):
-        whole, before = decode(prompt, one.tokens), decode(prompt, one.tokens[:-1])
-        right = whole[: whole.index(stop)] if stop in whole else whole
-        if one.text != right or stop in before:
-            stops.wrong.append({"stop": stop, "text": one.text, "right": right})
-    return stops
-
-
-def _strings(text: str) -> list[str]:
+def stop_strings(text: str) -> list[str]:
     """Different strings of the text, of two characters or one, none of which is half of another character."""
     cuts: dict[str, None] = {}
     for share in PLACES:
@@ -117,3 +137,51 @@ def _strings(text: str) -> list[str]:
         found = (text[begin : begin + n] for n in (2, 1) if BROKEN not in text[begin : begin + n])
         cuts |= dict.fromkeys([next(found, "")])
     return [cut for cut in cuts if cut]
+
+
+# Reference acceptance -----------------------------------------------------------------------------------------------
+#
+# An engine can be lossless and useless: with a wrong flag, template or kernel every draft is refused, the text stays
+# right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model;
+# for a host that verifies chains, its trees cut to their best chain.
+
+COLLAPSED = 0.8
+"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's."""
+
+
+def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
+    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed."""
+    known = tokens is not None and reference is not None
+    collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
+    return {
+        "tokens_a_round": None if tokens is None else round(tokens, 3),
+        "reference": None if reference is None else round(reference, 3),
+        "collapsed": collapsed,
+    }
+
+
+def measured(answers: Sequence[Completion]) -> float | None:
+    """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
+    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
+    tokens, rounds = (sum(counts) for counts in zip(*told, strict=True)) if told else (0, 0)
+    return tokens / rounds if rounds else None
+
+
+def replayed(
+    draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
+    chains: bool,
+) -> float | None:  # fmt: skip
+    """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
+
+    The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
+    try:
+        drafter: Drafter = replayable(draft, recording)
+    except PacelineError:
+        return None
+    drafter = Chains(drafter) if chains else drafter
+    tally = Tally()
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if len(answer) > 1:
+            turn = RecordedAnswer(np.array([*prompt, answer[0]], np.int64), np.array(answer[1:], np.int64))
+            replay(drafter, turn, i, tally)
+    return tally.mean_accepted_tokens or None

@@ -44,13 +44,9 @@ def _facts(certificate: dict[str, Any]) -> dict[str, Any]:
 
 def verdict(certificate: dict[str, Any]) -> str:
     """The verdict in a few words."""
-    if certificate["verdict"] == LOSSLESS:
-        return "Lossless, as far as was tested"
-    if certificate["verdict"] == CANNOT_SAY:
-        return f"Cannot say: {certificate['why']}"
-    if certificate["verdict"] == TWO_MODELS:
-        return f"Two models: {certificate['why']}"
-    return "Not lossless"
+    words = {LOSSLESS: "Lossless, as far as was tested", CANNOT_SAY: "Cannot say: ", TWO_MODELS: "Two models: "}
+    said = words.get(certificate["verdict"], "Not lossless")
+    return said + certificate["why"] if said.endswith(": ") else said
 
 
 def findings(certificate: dict[str, Any]) -> list[str]:

@@ -1,25 +1,27 @@
-"""Sampled answers: the distribution of their first tokens, all together, against the model's own, by chi-square.
+"""Sampled answers: the distribution of their beginnings, all together, by chi-square.
 
-The distribution is worked out from the model alone, in every world that rounding may make of it: outcomes are prefixes
-with their probabilities, the rare ones put together in bins. Many short requests are asked, and the counts are looked
-at three times, so that a broken engine is found early."""
+Where the model's logits are known, the distribution of the first tokens is worked out from the model alone, in every
+world that rounding may make of it: outcomes are prefixes with their probabilities, the rare ones put together in bins.
+Of a server, whose logits nobody has, beginnings of texts are compared with those that its control writes. Many short
+requests are asked, and the counts are looked at three times, so that a broken engine is found early."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from time import perf_counter
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.certify import stats, verdict
-from paceline.certify.engines import answers
-from paceline.certify.options import Scope
+from paceline.certify.options import Scope, Watch
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
 from paceline.core.sampling import SamplingParams
-from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.client import Completion
+from paceline.workbench.endpoint import Body, Endpoint
 from paceline.workbench.reference import Rounding, distributions
 
 FOLLOWED, NAMED = 0.01, 0.002
@@ -30,11 +32,9 @@ LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
 """(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
-AT_ONCE = 512  # requests handed to the engine together
+AT_ONCE = 512  # requests that are asked together where time has no limit
 
 Prefix = tuple[int, ...]
-Progress = Callable[[int, int], None]
-View = tuple[Floats, Floats]  # counts [B] of bins, and their probabilities in every world, [W, B]
 
 
 @dataclass(frozen=True)
@@ -101,169 +101,246 @@ def _next(rounding: Rounding, prompt: Sequence[int], prefixes: Sequence[Prefix],
 
 
 @dataclass(frozen=True)
-class Case:
-    """A prompt, how it is sampled, and the distribution of its first tokens."""
+class View:
+    """A test of counts in bins: the statistic, its degrees of freedom, and what a certificate shows of it."""
 
-    name: str
-    prompt: list[int]
-    params: SamplingParams
-    distribution: Distribution
+    statistic: float
+    df: int
+    facts: dict[str, Any]
 
-    def new_counts(self) -> Floats:
-        return np.zeros(len(self.distribution.probs))
+    @property
+    def p(self) -> float:
+        return stats.tail(self.statistic, self.df)
 
-    def views(self, counts: Floats) -> list[View]:
-        """The coarse bins, and the fine ones where there are counts enough for them."""
-        of = self.distribution
-        views = [(stats.by_bin(counts, of.coarse), of.coarse_worlds)]
-        if counts.sum() * of.probs.min() >= LEAST_FINE:
-            views.append((counts, of.worlds))
+
+class KnownCase:
+    """A request whose answers' distribution is worked out from the model.
+
+    name  how it is sampled; body: the request without its seed. requests: answers of the endpoint so far.
+    least answers below which a test would not hold; radius: see `stats.radius`."""
+
+    def __init__(self, name: str, body: Body, distribution: Distribution):
+        self.name, self.body, self.distribution, self.requests = name, body, distribution, 0
+        self.least, self.df = stats.LEAST_COUNT / distribution.coarse_worlds[0].min(), distribution.df
+        self.radius = stats.radius(distribution.coarse_worlds)
+        self.counts = [np.zeros(len(distribution.probs)) for _ in range(2)]
+
+    def add(self, reply: Completion, side: int) -> None:
+        """Count an answer; side: 0 the endpoint's, 1 its control's."""
+        self.counts[side][self.distribution.bin(reply.tokens)] += 1
+        self.requests += not side
+
+    def views(self, compared: bool = False) -> list[View]:
+        """The test in coarse bins, and in fine ones where there are counts enough; compared: with the control's."""
+        of, number = self.distribution, min(one.sum() for one in self.counts[: 1 + compared])
+        views = [_known([stats.by_bin(one, of.coarse) for one in self.counts], of.coarse_worlds, compared)]
+        if number * of.probs.min() >= LEAST_FINE:
+            views.append(_known(self.counts, of.worlds, compared))
         return views
+
+
+def _known(counts: Sequence[Floats], worlds: Floats, compared: bool) -> View:
+    """worlds: probabilities of the bins, [W, B]. "rounding": the largest shift that a world has."""
+    seen, df = counts[0], len(counts[0]) - 1
+    if compared:
+        statistic = stats.chi_square_of_two(seen, counts[1], stats.slack_of(worlds))
+    else:
+        statistic = stats.chi_square(seen, worlds)
+    return View(statistic, df, {
+        "outcomes": len(seen),
+        "tv": round(stats.total_variation(seen, worlds[0]), 5),
+        "tv_by_chance": round(stats.noise(worlds[0], int(seen.sum())), 5),
+        "rounding": round(max(float(abs(world - worlds[0]).sum() / 2) for world in worlds), 5),
+        "p": stats.tail(statistic, df),
+    })  # fmt: skip
+
+
+class TextCase:
+    """A request that is compared with the control's answers, with all that KnownCase has. slack: see
+    `stats.chi_square_of_two`."""
+
+    least = 8
+
+    def __init__(self, name: str, body: Body, slack: SupportsFloat):
+        self.name, self.body, self.slack, self.requests = name, body, slack, 0
+        self.texts = list[str](), list[str]()
+
+    @property
+    def radius(self) -> float:
+        return float(self.slack)
+
+    @property
+    def df(self) -> int:
+        return best_view(self).df if self.requests else 0
+
+    def add(self, reply: Completion, side: int) -> None:
+        self.texts[side].append(reply.text)
+        self.requests += not side
+
+    def views(self, compared: bool = False) -> list[View]:
+        return [_by_text(*self.texts, share, float(self.slack)) for share in (COARSE, FINE)]
+
+
+def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: float) -> View:
+    """Two samples of texts. Outcomes are beginnings, each continued by its next character while both samples together
+    have it often enough: short where texts soon differ, and long where most are alike."""
+    least = max(2 * stats.LEAST_COUNT, share * (len(mine) + len(others)))
+    bins: list[tuple[str, list[int]]] = []
+
+    def split(prefix: str, members: list[tuple[str, int]]) -> None:
+        """Add the bins of the texts that begin with `prefix`; members: (text, which sample)."""
+        groups = defaultdict[str, list[tuple[str, int]]](list)
+        for text, side in members:
+            groups[text[len(prefix) : len(prefix) + 1]].append((text, side))
+        large = [char for char, group in groups.items() if len(group) >= least]
+        rare = [one for char, group in groups.items() if char not in large for one in group]
+        if not large or large == [""] or (len(large) == 1 and rare and len(rare) < least):
+            bins.append((prefix, [side for _, side in members]))
+            return
+        if rare and len(rare) < least:
+            rare += groups[fewest := min(large, key=lambda char: len(groups[char]))]
+            large.remove(fewest)
+        if rare:
+            bins.append((prefix + "...", [side for _, side in rare]))
+        for char in large:
+            if char:
+                split(prefix + char, groups[char])
+            else:
+                bins.append((prefix, [side for _, side in groups[char]]))
+
+    split("", [(text, 0) for text in mine] + [(text, 1) for text in others])
+    counts = np.array([[sides.count(side) for _, sides in bins] for side in (0, 1)], float)
+    statistic, df = stats.chi_square_of_two(counts[0], counts[1], slack), len(bins) - 1
+    shares = counts / counts.sum(1, keepdims=True)
+    return View(statistic, df, {
+        "outcomes": len(bins),
+        "df": df,
+        "statistic": statistic,
+        "p": stats.tail(statistic, df),
+        "tv": round(stats.total_variation(counts[0], shares[1]), 5),
+        "tv_by_chance": round(stats.noise(counts.sum(0) / counts.sum(), len(mine)) * 2**0.5, 5),
+        "seen": [[prefix, *pair] for (prefix, _), *pair in zip(bins, *shares.round(4).tolist(), strict=True)],
+    })  # fmt: skip
+
+
+Case = KnownCase | TextCase
+
+
+def best_view(case: Case) -> View:
+    """The one that shows most."""
+    return min(case.views(), key=lambda view: view.p)
 
 
 @dataclass
 class Sampled:
-    """counts: of each case, [B]; planned: requests of the last look; looks: those taken so far; drafted: tokens
-    of drafts, None where the engine does not say."""
+    """The test of all cases.
 
-    cases: list[Case]
-    counts: list[Floats]
-    planned: int
+    slack    where the cases are compared with the control's texts: by how much rounding moves logarithms.
+    planned  requests of the last look. looks: those taken so far.
+    drafted  tokens of drafts, None where the endpoint does not say."""
+
+    cases: Sequence[Case] = ()
+    slack: SupportsFloat | None = None
+    planned: int = 0
     looks: list[Look] = field(default_factory=list)
     drafted: int | None = None
 
     @property
     def requests(self) -> int:
-        return int(sum(counts.sum() for counts in self.counts))
+        return sum(case.requests for case in self.cases)
 
     @property
-    def df(self) -> int:
-        return sum(case.distribution.df for case in self.cases)
+    def least(self) -> int:
+        """The number of requests below which a test of all cases would not hold."""
+        return len(self.cases) * ceil(max(case.least for case in self.cases))
 
     def facts(self) -> dict[str, Any]:
-        facts = verdict.sampled_facts(self.looks, list(map(_facts, self.cases, self.counts)))
-        return facts | {"draft_tokens": self.drafted}
+        """For the certificate."""
+        asked = [case for case in self.cases if case.requests or self.slack is None]
+        cases = [{"name": one.name, "requests": one.requests, **best_view(one).facts} for one in asked]
+        facts = verdict.sampled_facts(self.looks, cases)
+        return facts | ({"draft_tokens": self.drafted} if self.slack is None else {})
+
+    def count_drafts(self, replies: Sequence[Completion]) -> None:
+        """Add the drafted tokens of the endpoint's answers."""
+        told = [n for one in replies if (n := one.speculation.get("num_draft_tokens")) is not None]
+        self.drafted = (self.drafted or 0) + sum(told) if told else self.drafted
 
     def power(self, scope: Scope) -> dict[str, Any]:
-        """What could have been found in all cases together, and the smallest shift found in one case alone."""
-        level, number = level_of(-1), max(len(self.cases), 1)
-        df = max((case.distribution.df for case in self.cases), default=1)
-        radii = [stats.radius(case.distribution.coarse_worlds) for case in self.cases] or [0.0]
-        alone = stats.detectable(self.planned / number, df, level / number, rounding=max(radii))
-        samples = 1 if all(look.difference is None for look in self.looks) else 2
-        rounding = float(np.sqrt(np.mean(np.square(radii))))
-        power = verdict.power(scope, self.planned, self.df, level, samples=samples, rounding=rounding)
-        return power | {"detectable_in_one_case": round(alone, 4)}
+        """What could have been found in all cases together."""
+        radii = [case.radius for case in self.cases] or [0.0 if self.slack is None else float(self.slack)]
+        df, rounding = sum(case.df for case in self.cases), float(np.sqrt(np.mean(np.square(radii))))
+        compared = self.slack is not None or any(look.difference is not None for look in self.looks)
+        return verdict.power(scope, self.planned, df, level_of(-1), samples=1 + compared, rounding=rounding)
+
+    def run(
+        self, endpoint: Endpoint, requests: int, rng: np.random.Generator, watch: Watch = Watch(), *,
+        control: Callable[[], Endpoint] | None = None, until: float = inf, latest: float = inf,
+    ) -> None:  # fmt: skip
+        """Ask, count, and test; stops at the first look that finds something.
+
+        control  opens the same endpoint without drafts. Texts are compared with its own; known distributions, with what
+                 it draws where the endpoint differs from the model. Then only that counts.
+        until    when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took, and
+                 as few as a test takes; latest: when those are not asked any more either, and there is no test."""
+        few, compared = min(requests, self.least), 0  # compared: requests that the control was asked, too
+        sides = {0: endpoint} if self.slack is None or control is None else {0: endpoint, 1: control()}
+        size = AT_ONCE if until == inf else 2 * endpoint.slots
+
+        def ask(sides: Mapping[int, Endpoint], begin: int, end: int, until: float) -> None:
+            while begin < end and not watch.over(until):
+                number = min(size, end - begin)
+                chosen = rng.permutation((begin + np.arange(number)) % len(self.cases)).tolist()
+                cases = [self.cases[i] for i in chosen]
+                replies = dict[int, list[Completion]]()
+                for side, of in sides.items():
+                    seeds = rng.integers(1 << 31, size=number).tolist()
+                    bodies = [{**case.body, "seed": seed} for case, seed in zip(cases, seeds, strict=True)]
+                    replies[side] = of.ask(bodies)
+                for side, some in replies.items():
+                    for case, one in zip(cases, some, strict=True):
+                        case.add(one, side)
+                self.count_drafts(replies.get(0, ()))
+                begin += number
+                watch.step(begin, end)
+
+        self.planned, began = requests, perf_counter()
+        if until < inf or self.slack is not None:
+            ask(sides, 0, few, latest)
+        if until < inf:
+            now = perf_counter()
+            self.planned = min(requests, few + max(0, int(few * (until - now) / (now - began))))
+        for look, (share, _) in enumerate(LOOKS):
+            ask(sides, self.requests, ceil(self.planned * share), until)
+            if is_last := watch.over(until):
+                self.planned = self.requests
+                if self.requests < few:
+                    break
+            found = Look(self.requests, *self.p_values(), level_of(look))
+            if found.differs and self.slack is None and control is not None:
+                ask({1: control()}, compared, self.requests, inf)
+                compared = self.requests
+                found = replace(found, difference=min(self.p_values(compared=True)))
+            self.looks.append(found)
+            if found.accuses or is_last:
+                break
+
+    def p_values(self, compared: bool = False) -> tuple[float, float]:
+        """Of the sum over all cases and of the worst case, in the coarse bins and, where all cases have counts enough,
+        in the fine ones; compared: of the difference from the control, not from the model."""
+        p = p_worst = 1.0
+        for views in zip(*(case.views(compared) for case in self.cases), strict=False):
+            p = min(p, stats.tail(sum(view.statistic for view in views), sum(view.df for view in views)))
+            p_worst = min(p_worst, stats.worst([view.p for view in views]))
+        return p, p_worst
 
 
-def needed(cases: Sequence[Case], shift: float) -> int:
+def needed(cases: Sequence[KnownCase], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
     total = stats.samples_for(sum(case.distribution.df for case in cases), shift, level_of(-1))
-    return max(len(cases) * -(-total // len(cases)), least(cases))
-
-
-def least(cases: Sequence[Case]) -> int:
-    """The number of requests below which a chi-square test of all cases would not hold."""
-    each = (stats.LEAST_COUNT / case.distribution.coarse_worlds[0].min() for case in cases)
-    return len(cases) * int(np.ceil(max(each)))
-
-
-def sample(
-    engine: Endpoint, cases: Sequence[Case], requests: int, rng: np.random.Generator,
-    progress: Progress = lambda done, of: None, control: Callable[[], Endpoint] | None = None, until: float = inf,
-    latest: float = inf, size: int = AT_ONCE, stopped: Callable[[], bool] = lambda: False,
-) -> Sampled:  # fmt: skip
-    """Ask, count, and test; stops at the first look that finds something.
-
-    until: when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took, and as few
-    as a test takes. latest: when those are not asked any more either, and there is no test.
-    size: requests handed to the engine together; stopped: whether no more are to be asked.
-    control: opens the engine without drafts; asked where the engine differs from the model. Then only that counts."""
-    sampled = Sampled(list(cases), [case.new_counts() for case in cases], requests)
-    few = min(requests, least(cases))
-
-    def over() -> bool:
-        return stopped() or perf_counter() > until
-
-    if until < inf:
-        began = perf_counter()
-        _ask(engine, sampled, few, rng, progress, size, lambda: stopped() or perf_counter() > latest)
-        now = perf_counter()
-        requests = min(requests, few + max(0, int(few * (until - now) / (now - began))))
-        sampled.planned = requests
-    others = Sampled(list(cases), [case.new_counts() for case in cases], requests)
-    for look, (share, _) in enumerate(LOOKS):
-        _ask(engine, sampled, int(np.ceil(requests * share)), rng, progress, size, over)
-        if is_last := over():
-            sampled.planned = sampled.requests
-            if sampled.requests < few:
-                break
-        found = Look(sampled.requests, *_p_values(sampled), level_of(look))
-        if found.differs and control is not None:
-            _ask(control(), others, sampled.requests, rng, progress)
-            found = replace(found, difference=min(_p_values(sampled, others)))
-        sampled.looks.append(found)
-        if found.accuses or is_last:
-            break
-    return sampled
-
-
-def _ask(
-    engine: Endpoint, sampled: Sampled, until: int, rng: np.random.Generator, progress: Progress, size: int = AT_ONCE,
-    over: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
-    while (begin := sampled.requests) < until and not over():
-        number = min(size, until - begin)
-        chosen = rng.permutation((begin + np.arange(number)) % len(sampled.cases))
-        seeds = rng.integers(1 << 31, size=number).tolist()
-        cases = [sampled.cases[i] for i in chosen]
-        params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
-        replies = answers(engine, [case.prompt for case in cases], params)
-        for i, one in zip(chosen, replies, strict=True):
-            sampled.counts[i][sampled.cases[i].distribution.bin(one.tokens)] += 1
-            if (drafted := one.speculation.get("num_draft_tokens")) is not None:
-                sampled.drafted = (sampled.drafted or 0) + drafted
-        progress(begin + number, until)
-
-
-def _p_values(sampled: Sampled, others: Sampled | None = None) -> tuple[float, float]:
-    """Of the sum over all cases and of the worst case, in the coarse bins and, where all cases have counts enough, in
-    the fine ones; others: of the difference from these, not from the model."""
-    p = p_worst = 1.0
-    counts = zip(sampled.counts, (others or sampled).counts, strict=True)
-    both = [(case.views(mine), case.views(other)) for case, (mine, other) in zip(sampled.cases, counts, strict=True)]
-    for size in range(min(len(views) for of in both for views in of)):
-        views = [(mine[size], other[size][0]) for mine, other in both]
-        statistics = [
-            stats.chi_square(seen, worlds) if others is None
-            else stats.chi_square_of_two(seen, other, stats.slack_of(worlds))
-            for (seen, worlds), other in views
-        ]  # fmt: skip
-        degrees = [len(seen) - 1 for (seen, _), _ in views]
-        p = min(p, stats.tail(sum(statistics), sum(degrees)))
-        p_worst = min(p_worst, stats.worst(list(map(stats.tail, statistics, degrees))))
-    return p, p_worst
+    return max(len(cases) * -(-total // len(cases)), Sampled(cases).least)
 
 
 def level_of(look: int) -> float:
     """Of one of the four tests of a look."""
     return LEVEL * LOOKS[look][1] / 4
-
-
-def _p(view: View) -> float:
-    return stats.tail(stats.chi_square(*view), len(view[0]) - 1)
-
-
-def _facts(case: Case, counts: Floats) -> dict[str, Any]:
-    """Of a case, in the view that shows most. rounding: the largest shift that a world has."""
-    number = int(counts.sum())
-    seen, worlds = min(case.views(counts), key=_p)
-    return {
-        "name": case.name,
-        "requests": number,
-        "outcomes": len(seen),
-        "tv": round(stats.total_variation(seen, worlds[0]), 5),
-        "tv_by_chance": round(stats.noise(worlds[0], number), 5),
-        "rounding": round(max(float(abs(world - worlds[0]).sum() / 2) for world in worlds), 5),
-        "p": _p((seen, worlds)),
-    }

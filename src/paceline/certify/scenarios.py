@@ -16,8 +16,7 @@ from math import ceil
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import ENDING, HELLO, Control, Fields, Messages, Noise, compare, own_best
-from paceline.certify.counts import Form, alike, counted
+from paceline.certify.asking import ENDING, HELLO, Control, Fields, Messages, Noise, compare, own_best, places
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
@@ -25,6 +24,12 @@ from paceline.workbench.endpoint import Endpoint, OutOfTime
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 Sign = Callable[[Completion], bool]
+Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]
+"""Why an answer is wrong by itself, "" if it is right: of the answer, its request, and the answers to those before it
+in its step. It hangs on nothing else, so that a request that is made smaller is judged by what it still asks for."""
+REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+SPECIAL = re.compile(r"<\|\w+\|>|</s>|<eos>|<end_of_turn>")
+SURE = 4  # tokens of an answer that are not all certain
 SPENT = "the budget was spent"
 ENOUGH = 5  # bugs after which a scenario ends
 PROBING = 0.4  # share of the time of scenarios in which an endpoint is asked what it takes
@@ -172,7 +177,6 @@ class Play:
 
     until     when the budget is spent (perf_counter). left_out: features that are not asked for.
     noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
-    broken    what was asked when an endpoint broke off, and how; "" where none did.
     ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts.
     lacking   features that the control has not, where that is another server. unasked: those without time to ask.
     budget    seconds of all tests; None: those until `until`."""
@@ -188,7 +192,6 @@ class Play:
     features: dict[str, Fields] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
     rate: float = 0.0
-    broken: str = ""
     answers: int = 0
     tokens: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
@@ -512,6 +515,42 @@ def _counts(play: Play) -> Iterator[Group]:
         said = {"role": "assistant", "content": play.expected(play.case(turns)).text}
         turns = (*turns, said, {"role": "user", "content": question})
     yield [Step([play.case(turns)])]
+
+
+def counted(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
+    """Tokens, limits, finish_reason and log-probabilities of an answer."""
+    most, least = body["max_tokens"], body.get("min_tokens", 0)
+    of_tokens = places(one)
+    usage, listed = one.usage.get("completion_tokens"), len(one.tokens) or len(of_tokens)
+    count = listed if usage is None else usage
+    if one.finish_reason not in REASONS:
+        return f"finish_reason is {one.finish_reason!r}"
+    spare = one.finish_reason == "stop"  # the end token may be listed, or not
+    if usage is not None and listed and abs(usage - listed) > spare:
+        return f"usage counts {usage} tokens, and {listed} are listed"
+    if count > most:
+        return f"it has {count} tokens; {most} were asked for"
+    if one.finish_reason == "length" and count and count < most:
+        return f"finish_reason is length after {count} of {most} tokens"
+    if one.finish_reason == "stop" and count and count < least:
+        return f"it ends after {count} tokens; at least {least} were asked for"
+    if SPECIAL.search(one.text):
+        return f"a special token is in the text: {one.text[-40:]!r}"
+    if len(of_tokens) >= SURE and all(place.logprob == 0.0 for place in of_tokens):
+        return "every token is reported with log-probability 0"
+    return ""
+
+
+def alike(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
+    """That sampled answers without a seed are not all alike; for several requests in a row, and the answers of one."""
+    every, seen = [one.text, *(other.text for other in one.others)], [*(other.text for other in before), one.text]
+    if body.get("seed") is not None or not body.get("temperature") or len(one.text.split()) < SURE:
+        return ""
+    if len(every) > 2 and len(set(every)) == 1:
+        return f"its {len(every)} sampled answers are all the same"
+    if len(seen) > 2 and len(set(seen)) == 1:
+        return f"{len(seen)} requests without a seed have the same sampled answer"
+    return ""
 
 
 SCENARIOS = (

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +154,9 @@ def _told(one: Completion, at: int) -> list[Any]:
     return [texts if one.others else texts[0], reason, {key: token.get(key) for key in ("token", "logprob")}]
 
 
-def sampled_report(server: Endpoint, body: Fields, number: int, found: Finding, seen: Sequence[Seen] = ()) -> Fields:
+def sampled_report(
+    server: Endpoint, body: Mapping[str, Any], number: int, found: Finding, seen: Sequence[Seen] = ()
+) -> Fields:
     """Of sampled answers, which no single request shows: `number` of them, each with a seed of its own.
 
     seen: outcomes with their shares here and in the control, of which the furthest apart are shown."""
@@ -179,10 +181,10 @@ def curl(play: Play, group: Group) -> list[str]:
     return out
 
 
-def line(server: Endpoint, body: Fields, seed: str = "") -> str:
+def line(server: Endpoint, body: Mapping[str, Any], seed: str = "") -> str:
     """One request. seed: where the shell has its seed."""
     model = {"model": server.model} if server.model else {}
-    data = shlex.quote(json.dumps(model | body))
+    data = shlex.quote(json.dumps({**model, **body}))
     if seed:
         data = f"""{data[:-2]}, "seed": '{seed}'}}'"""
     return f"curl -s {server.url}/chat/completions -H 'content-type: application/json' -d {data}"

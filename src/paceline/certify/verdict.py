@@ -29,9 +29,6 @@ class Finding:
     what: str
     p: float = 0.0
 
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Divergence:
@@ -119,7 +116,7 @@ class Greedy:
             "ties_of_rounding": self.rounded,
             "p_of_ties": self.p_of_ties,
             "bugs": len(bugs),
-            "findings": [one.facts() for one in self.findings()],
+            "findings": list(map(asdict, self.findings())),
             "shown": [one.facts() for one in (*bugs[:SHOWN], *ties[:SHOWN])],
             "why": self.why,
         }
@@ -177,7 +174,7 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
         "p_of_worst_case": min((look.p_of_worst_case for look in looks), default=1.0),
         "plain_differs": bool(differences) and not found,
         "p_of_difference": min(differences, default=None),
-        "findings": [one.facts() for one in found],
+        "findings": list(map(asdict, found)),
         "looks": [asdict(look) for look in looks],
         "tv": worst.get("tv", 0.0),
         "tv_by_chance": worst.get("tv_by_chance", 0.0),
@@ -187,7 +184,7 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
 
 def with_long(sampled: dict[str, Any], long: dict[str, Any], found: Sequence[Finding]) -> dict[str, Any]:
     """The facts of sampled answers, with those of long ones and what speaks against these."""
-    facts = [*sampled["findings"], *(one.facts() for one in found)]
+    facts = [*sampled["findings"], *map(asdict, found)]
     return sampled | {"lossless": not facts, "findings": facts, "long": long}
 
 
@@ -209,14 +206,18 @@ def power(
 
 
 def certificate(
-    greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, **about: Any
-) -> dict[str, Any]:
+    greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, *,
+    also: Sequence[str] = (), two_models: str = "", **about: Any,
+) -> dict[str, Any]:  # fmt: skip
     """All of it together, as `paceline certify --json` prints it, but for the target and the environment.
 
-    about: engine, draft, acceptance, not_tested (in words), ran_on (versions) and seconds.
-    broken: what a server was asked when it broke off, and how; "" if none did."""
+    also: other tests that found something. two_models: why two models were compared; "" if they were not.
+    about: engine, draft, acceptance, not_tested (in words), scenarios, ran_on (versions) and seconds.
+    broken: what an endpoint was asked when it broke off, and how; "" if it did not."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
-    verdict, why = _verdict(parts, power, scope, str(about.get("draft") or "none"), about.get("broken", ""))
+    verdict, why = _verdict(parts, power, scope, str(about["draft"] or "none"), about["broken"], also)
+    if two_models:
+        verdict, why = TWO_MODELS, two_models
     return {
         "verdict": verdict,
         "why": why,
@@ -228,10 +229,12 @@ def certificate(
     }
 
 
-def _verdict(parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str) -> tuple[str, str]:
+def _verdict(
+    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str, also: Sequence[str] = ()
+) -> tuple[str, str]:
     """One of the three verdicts, and why there is no better one; "" for lossless."""
-    if not all(part["lossless"] for part in parts.values()):
-        return NOT_LOSSLESS, "; ".join(name for name, part in parts.items() if not part["lossless"])
+    if wrong := [*(name for name, part in parts.items() if not part["lossless"]), *also]:
+        return NOT_LOSSLESS, "; ".join(wrong)
     if why := broken or parts["greedy"]["why"]:
         return CANNOT_SAY, why
     sampled = parts["sampled"]

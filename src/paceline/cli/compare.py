@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
@@ -24,7 +23,7 @@ from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore,
 from paceline.cli.prompts import Job
 from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
-from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.contestant import Ask, Contestant, Reply, in_common
 
 FEWEST, MOST = 5, 15  # turns that are timed
 STEADY = 0.05  # spread (interquartile range over median) of the ratios at which no more turns are needed
@@ -118,8 +117,8 @@ class Compared:
     @property
     def first_difference(self) -> int | None:
         """Index of the first new token in which the two differ; None: they are identical, token for token."""
-        tokens = zip_longest(*(answer.row.new_tokens.tolist() for answer in self.pair))
-        return next((i for i, (mine, other) in enumerate(tokens) if mine != other), None)
+        mine, other = (answer.row.new_tokens.tolist() for answer in self.pair)
+        return None if mine == other else in_common(mine, other)
 
     @property
     def doubts(self) -> list[str]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import TaskID, TaskProgressColumn, TimeRemainingColumn
 
 from paceline.cli import options
-from paceline.cli.show import progress_bar
+from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.jsonl import check_folder
@@ -73,20 +70,17 @@ def build(
     from paceline.workbench.corpus import build as build_store
 
     transformers.logging.set_verbosity_error()
-    err = Console(stderr=True, highlight=False)
-
-    def estimated(tokens: int, documents: int, disk: int, memory: int) -> None:
-        size = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
-        err.print(f"{tokens:,} tokens in {documents:,} documents: {size}", markup=False, soft_wrap=True)
-
-    plan = Plan(listed(parts) or [*PARTS], max_tokens, eos, estimated)
     began = time.perf_counter()
-    with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
-        tasks = defaultdict[str, TaskID](lambda: bar.add_task("", total=1.0))
+    with Steps("reading", 100, "%") as steps:
+
+        def estimated(tokens: int, documents: int, disk: int, memory: int) -> None:
+            size = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
+            steps.err.print(f"{tokens:,} tokens in {documents:,} documents: {size}", markup=False, soft_wrap=True)
 
         def report(what: str, done: float) -> None:
-            bar.update(tasks[what], description=what, completed=done)
+            steps.show(round(100 * done), what=what)
 
+        plan = Plan(listed(parts) or [*PARTS], max_tokens, eos, estimated)
         read = read_here if ray is None else Sharded(tokenizer, ray, workers)
         store = build_store(out, files, load_tokenizer(tokenizer), plan, report, read)
     _show(store, as_json, seconds=round(time.perf_counter() - began, 2))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from paceline.cli import options
-from paceline.cli.show import CONTROLS, Steps, plain_table, say, standard_output
+from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
+from paceline.errors import CONTROLS
 from paceline.evals.align.options import AlignOptions
 from paceline.workbench.options import with_options
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.show import say
+from paceline.cli.show import plain_table, say
 from paceline.draft.spec import option
 from paceline.workbench.options import with_options
 
@@ -64,9 +64,7 @@ def _markdown(infos: list[MethodInfo]) -> list[str]:
 
 
 def _overview(infos: list[MethodInfo]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("method", "lossless", "what it drafts"):
-        table.add_column(column, no_wrap=column != "what it drafts", overflow="fold")
+    table = plain_table("method", "lossless", "what it drafts", text=("what it drafts",), left=True)
     for info in infos:
         table.add_row(spelling(info).replace("[", "\\["), info.lossless, info.summary)
     return table
@@ -77,9 +75,7 @@ def _in_full(console: Console, info: MethodInfo) -> None:
     if not info.options:
         console.print("It has no options.")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for column in ("option", "type", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "option")
+    table = plain_table("option", "type", "default", "meaning", text=("type", "default", "meaning"), left=True)
     for one in info.options:
         kind = one.type.replace("choice", ", ".join(map(str, one.choices)))
         in_front = "" if one.in_front is None else f" ({one.in_front} before a +)"

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from paceline.errors import CONTROLS
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
@@ -30,9 +32,6 @@ Columns = Sequence[tuple[str, str, str]]
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
 REASONS |= {"abort": "stopped", "error": "ended with an error"}
-# A model may write anything, terminal control sequences too; they are shown, not obeyed.
-CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 LONG_READING = 1.0  # seconds in which a prompt is read, from which on they are told
 REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
 
@@ -91,13 +90,6 @@ class Screen:
             self.err.print(line.append("uncoloured: the model's own"), soft_wrap=True)
 
 
-def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
-    """A progress bar with `columns` after it, if `console` is a terminal and `shown`."""
-    hidden = not (shown and console.is_terminal)
-    words = TextColumn("{task.description}")
-    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden)
-
-
 class Steps:
     """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
 
@@ -109,7 +101,9 @@ class Steps:
         console: Console | None = None,
     ):  # fmt: skip
         self.err = console or Console(stderr=True, highlight=False)
-        self._bar = progress_bar(self.err, MofNCompleteColumn(), TimeRemainingColumn(), shown=shown)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        hidden = not (shown and self.err.is_terminal)
+        self._bar = Progress(*columns, console=self.err, transient=True, disable=hidden)
         self._speaks = shown and self._bar.disable
         self._unit, self._total, self._done = unit, total, 0.0
         self._ends: float | None = None
@@ -200,18 +194,19 @@ def statistics(answer: Answer) -> str:
     return f"{reading}{line}, {speed}{reason}"
 
 
-def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:
-    """A table without lines. Columns in `text` are on the left and folded; the others hold figures, on the right."""
+def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2, left: bool = False) -> Table:
+    """A table without lines. Columns in `text` are on the left and folded; the others hold figures, on the right, or
+    words that are not folded (left)."""
     table = Table(box=None, padding=(0, gap, 0, 0))
     for column in columns:
         is_text = column in text
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        table.add_column(column, justify="left" if is_text or left else "right", no_wrap=not is_text, overflow="fold")
     return table
 
 
-def figures_table(results: Iterable[Mapping[str, Any]], columns: Columns, gap: int = 1) -> Table:
+def figures_table(results: Iterable[Mapping[str, Any]], columns: Columns) -> Table:
     """A table without lines, with a row for each result; a dash where it lacks the figure."""
-    table = Table(box=None, padding=(0, gap, 0, 0))
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for title, _, form in columns:
         if form:
             table.add_column(escape(title), justify="right", no_wrap=True)

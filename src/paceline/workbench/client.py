@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -323,10 +323,15 @@ class Client:
 
 async def find_model(url: str, key: str | None = None) -> str:
     """The model that a server offers; CompletionError if there is none, or more than one to choose from."""
-    names = list(await find_models(url, key))
-    if len(names) != 1:
-        raise CompletionError(f"{url} offers {', '.join(names) or 'nothing'}; name one after a #: {url}#model")
-    return names[0]
+    return only_model(url, await find_models(url, key))
+
+
+def only_model(url: str, names: Iterable[str]) -> str:
+    """The one of the names that a server offers; CompletionError if there is none, or more than one."""
+    every = list(names)
+    if len(every) != 1:
+        raise CompletionError(f"{url} offers {', '.join(every) or 'nothing'}; name one after a #: {url}#model")
+    return every[0]
 
 
 async def find_models(url: str, key: str | None = None) -> dict[str, str]:

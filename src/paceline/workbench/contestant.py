@@ -96,11 +96,6 @@ class Reply:
         """What is compared of two answers: their tokens, or their texts where either has no tokens."""
         return (self.tokens, other.tokens) if self.tokens and other.tokens else (self.text, other.text)
 
-    @property
-    def drafted_rounds(self) -> int | None:
-        """Rounds with a draft, None where the engine does not say."""
-        return None if self.nodes is None else sum(nodes > 0 for nodes in self.nodes)
-
     def __post_init__(self) -> None:
         self.runs = [(str(who), str(text), int(count)) for who, text, count in self.runs]
 
@@ -139,7 +134,8 @@ class Contestant(ABC):
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        """Answer `prompts` (token ids) together: one Reply each, whose `seconds` is the time of the whole call.
+        """Answer `prompts` (token ids), `max_batch` at most, together: one Reply each, whose `seconds` is the time of
+        the whole call.
 
         The caller fills in `plain_tokens`."""
 

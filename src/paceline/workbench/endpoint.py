@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -30,6 +30,8 @@ from paceline.errors import PacelineError, printable
 from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, get, parse
 
 Body = Mapping[str, Any]  # of a request, as OpenAI's API has it
+Answer = Completion | CompletionError | None
+"""An answer; the error in place of one that failed; None where asking was stopped."""
 LOOK_SECONDS = 0.2  # between two looks whether time is up, or a server is there
 START_SECONDS = 900.0  # that a server may take to load its model
 END_SECONDS = 20.0  # that it may take to end
@@ -90,24 +92,48 @@ class Endpoint(ABC):
         return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Body], slots: int) -> list[Completion]:
-        turns = asyncio.Semaphore(slots)
+        answers = await answer_all(self.complete, bodies, slots, self.over)
+        if error := next((answer for answer in answers if isinstance(answer, CompletionError)), None):
+            raise error
+        if None in answers:
+            raise OutOfTime("the budget was spent")
+        return [answer for answer in answers if isinstance(answer, Completion)]
 
-        async def one(body: Body) -> Completion:
-            async with turns:
-                return await self.complete(body)
 
-        asking = asyncio.gather(*map(one, bodies), return_exceptions=True)
-        while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
-            if self.over():
-                asking.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asking
-                self.check_time()
-        done = await asking
-        for answer in done:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer for answer in done if isinstance(answer, Completion)]
+async def answer_all(
+    complete: Callable[[dict[str, Any]], Awaitable[Completion]], bodies: Sequence[Body], concurrency: int,
+    stopped: Callable[[], bool] = lambda: False, due: Sequence[float] | None = None, began: float | None = None,
+) -> list[Answer]:  # fmt: skip
+    """The answer to each body; an error in place of one that failed, None where asking was stopped.
+
+    concurrency  requests under way at once: the next one is sent when another has its answer.
+    due          seconds after `began` (perf_counter; None: now) at which each is sent, ascending; concurrency is then
+                 the most at once, and the times of an answer count from when its request was due, so that waiting for a
+                 free place shows in them.
+
+    When it is stopped, connections are closed at once, at which a server stops working on the answers."""
+    answers: list[Answer] = [None] * len(bodies)
+    left, began = iter(range(len(bodies))), perf_counter() if began is None else began
+
+    async def one_at_a_time() -> None:
+        for i in left:
+            at = perf_counter() if due is None else began + due[i]
+            await asyncio.sleep(at - perf_counter())
+            try:
+                answers[i] = answer = await complete(dict(bodies[i]))
+                answer.times = [seconds + max(answer.began - at, 0.0) for seconds in answer.times]
+            except CompletionError as error:
+                answers[i] = error
+
+    tasks = [asyncio.create_task(one_at_a_time()) for _ in range(min(concurrency, len(bodies)))]
+    while tasks and (await asyncio.wait(tasks, timeout=LOOK_SECONDS))[1] and not stopped():
+        pass
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+    return answers
 
 
 class Remote(Endpoint):
@@ -125,8 +151,7 @@ class Remote(Endpoint):
         self.urls, self.model = parse(spec)
         if not self.urls:
             raise PacelineError(f"{spec!r} has no address, such as http://127.0.0.1:8000/v1#model")
-        if any("@" in urlsplit(url).netloc for url in self.urls):
-            raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
+        check_addresses(self.urls)
         self.url, self.key, self.extra = self.urls[0], key, dict(extra or {})
         self._client: Client | None = None
         self._options = {"key": key, "slots": slots, "retry": retry, **client}
@@ -152,6 +177,12 @@ class Remote(Endpoint):
     def owner(self) -> str:
         """Who owns the model, which is how servers name themselves ("vllm", "paceline"); "" if it is not said."""
         return asyncio.run(find_models(self.url, self.key)).get(self.model, "")
+
+
+def check_addresses(urls: Sequence[str]) -> None:
+    """PacelineError for an address with a name or a key in it."""
+    if any("@" in urlsplit(url).netloc for url in urls):
+        raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
 
 
 class Started:

@@ -14,11 +14,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from rich.filesize import decimal
 
+from paceline.errors import CONTROLS
+
 HERE = Path(__file__).parent
 DASH = "\N{EN DASH}"
-# A model may write anything; control characters are shown, and half a surrogate pair cannot be written at all.
-CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
 COLORS = (
     "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",

@@ -163,10 +163,8 @@ def is_run(path: Path, kind: str) -> bool:
 def read_about(path: Path, kind: str) -> dict[str, Any]:
     """run.json of a folder. PacelineError if it holds no run of this kind."""
     about = _read(path / RUN)
-    if about is None:
+    if about is None or "identity" not in about:
         raise PacelineError(f"{path / RUN} cannot be read; name the folder of a run")
-    if "identity" not in about:
-        raise PacelineError(f"{path} was written by an older version of paceline; run it again in a new folder")
     if about.get("kind") != kind:
         raise PacelineError(f"{path} holds a run of the kind {about.get('kind')!r}, not {kind!r}")
     return about

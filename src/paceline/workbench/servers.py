@@ -35,9 +35,11 @@ from paceline.workbench.client import (
     Retry,
     find_models,
     get,
+    only_model,
     parse,
 )
 from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading, read
+from paceline.workbench.endpoint import LOOK_SECONDS, Answer, answer_all, check_addresses
 from paceline.workbench.options import Keys
 
 VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
@@ -52,12 +54,9 @@ METRICS = {
 BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 BY_DRAFTER = {"spec_decode_drafter_draft_tokens": 0, "spec_decode_drafter_accepted_tokens": 1}
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
-LOOK_SECONDS = 0.1  # seconds between two checks whether sending was stopped
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
 MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
-Answer = Completion | CompletionError | None
-"""An answer; the error in place of one that failed; None where sending was stopped."""
 LATEST = 1e15  # numbers from here on, and NaN, are no times
 
 
@@ -103,6 +102,16 @@ class Drafting:
             for name, counts in self.by_drafter.items()
         }
         return replace(self, by_position=[now - then for now, then in places], by_drafter=drafters, **moved)
+
+    def counts(self) -> dict[str, int]:
+        """Drafts, their tokens, and those accepted at each place and by each drafter; nothing without a draft."""
+        if not self.drafts:
+            return {}
+        found = {name: int(getattr(self, name)) for name in ("drafts", "drafted", "accepted")}
+        found |= {f"accepted_{place}": int(count) for place, count in enumerate(self.by_position)}
+        for name, (drafted, accepted) in self.by_drafter.items():
+            found |= {f"drafted by {name}": int(drafted), f"accepted by {name}": int(accepted)}
+        return found
 
     @classmethod
     def told(cls, answers: Sequence[object]) -> Drafting | None:
@@ -172,16 +181,13 @@ class Server:
 
         keys  which key it gets."""
         urls, model = parse(spec)
-        if len(urls) == 1 and "@" in urlsplit(urls[0]).netloc:
-            raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
+        check_addresses(urls)
         if len(urls) != 1:
             raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
         url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
         key = keys.of(url)
         owners = asyncio.run(find_models(url, key))
-        if not model and len(owners) != 1:
-            raise CompletionError(f"{url} offers {', '.join(owners) or 'nothing'}; name one after a #: {url}#model")
-        model = model or next(iter(owners))
+        model = model or only_model(url, owners)
         return cls(url, model, owners.get(model, ""), _version(url, key), key)
 
     @property
@@ -347,41 +353,9 @@ def _sent(
 
 
 async def send(
-    server: Server,
-    bodies: Sequence[dict[str, Any]],
-    concurrency: int = 1,
-    due: Sequence[float] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    began: float | None = None,
-) -> list[Answer]:
-    """The answer to each body; an error in place of one that failed, None where sending was stopped.
-
-    concurrency  requests under way at once: the next one is sent when another has its answer.
-    due          seconds after `began` (perf_counter; None: now) at which each is sent, ascending; concurrency is then
-                 the most at once, and the times of an answer count from when its request was due, so that waiting for a
-                 free place shows in them.
-
-    When it is stopped, connections are closed at once, at which a server stops working on the answers."""
-    answers: list[Answer] = [None] * len(bodies)
-    left, began = iter(range(len(bodies))), perf_counter() if began is None else began
-
-    async def one_at_a_time() -> None:
-        for i in left:
-            at = perf_counter() if due is None else began + due[i]
-            await asyncio.sleep(at - perf_counter())
-            try:
-                answers[i] = answer = await client.complete(bodies[i])
-                answer.times = [seconds + max(answer.began - at, 0.0) for seconds in answer.times]
-            except CompletionError as error:
-                answers[i] = error
-
+    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1, due: Sequence[float] | None = None,
+    stopped: Callable[[], bool] = lambda: False, began: float | None = None,
+) -> list[Answer]:  # fmt: skip
+    """The answer of a server to each body, as `endpoint.answer_all` has them."""
     async with Client([server.url], key=server.key, slots=concurrency, retry=Retry(tries=1)) as client:
-        tasks = [asyncio.create_task(one_at_a_time()) for _ in range(min(concurrency, len(bodies)))]
-        while not stopped() and (await asyncio.wait(tasks, timeout=LOOK_SECONDS))[1]:
-            pass
-        for task in tasks:
-            task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
-                raise ended
-    return answers
+        return await answer_all(client.complete, bodies, concurrency, stopped, due, began)

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.draft.spec import option
-from paceline.errors import ModelError, PacelineError
+from paceline.errors import ModelError
 from paceline.target.folder import gguf_of
 from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
 from paceline.workbench.peers.setup import Rounds, Setup
@@ -83,8 +83,6 @@ class Plain(Contestant):
             self.llama = None
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if len(prompts) > 1:
-            raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,), llama = prompts, self.llama
         limit = self.setup.max_new(prompt, ask)
         if ask.seeds:

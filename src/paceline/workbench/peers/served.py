@@ -115,8 +115,6 @@ class Served(Contestant):
                 self.remote.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if len(prompts) > self.max_batch:
-            raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
         limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if self.server is None:
             raise PacelineError(f"{self.name} is not running")
@@ -160,7 +158,8 @@ class Served(Contestant):
                 facts |= {"lengths": one.counts, "times": one.times}
             replies.append(Reply(len(prompt), own, seconds=seconds, **facts))
             replies[-1].count = one.usage.get("completion_tokens") or len(own)
-        replies[0].batch = counts(before, Drafting.read(self.remote.url) if before else None)
+        if before is not None and (after := Drafting.read(self.remote.url)) is not None:
+            replies[0].batch = after.since(before).counts()
         return replies
 
     def _of_llama_cpp(self, prompt: Sequence[int], ask: Ask, limit: int) -> Reply:
@@ -181,14 +180,6 @@ class Served(Contestant):
                 events.append((perf_counter() - began, len(new), *drafted))
         seconds, (times, lengths, nodes) = perf_counter() - began, rounds(events)
         return self.setup.turn(prompt, tokens, ask, lengths=lengths, times=times, nodes=nodes, seconds=seconds)
-
-
-def counts(before: Drafting | None, after: Drafting | None) -> dict[str, int]:
-    """What /metrics counted between two readings: drafts, their tokens, and those accepted at each place."""
-    if before is None or after is None or not (new := after.since(before)).drafts:
-        return {}
-    places = {f"accepted_{place}": int(count) for place, count in enumerate(new.by_position)}
-    return {"drafts": int(new.drafts), "drafted": int(new.drafted), "accepted": int(new.accepted), **places}
 
 
 def _events(url: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available
 
 from paceline.draft.spec import option
-from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.errors import MethodError, ModelError
 from paceline.target.hf import quiet
 from paceline.workbench.contestant import Ask, Contestant, Reply
 from paceline.workbench.peers.setup import Rounds, Setup, folder_of, weight_bytes
@@ -88,8 +88,6 @@ class Plain(Contestant):
                 self.model(token).logits.argmax(-1).tolist()
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if len(prompts) > self.max_batch:
-            raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
         limit = max(self.setup.max_new(prompt, ask) for prompt in prompts)
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])

@@ -68,9 +68,6 @@ class Plain(Served):
     engine, how, learns = "vLLM", HOW, False
     guarded = True  # refuse to sample where vLLM is known to do it wrongly
 
-    def __init__(self, name: str, setup: Setup, config: Any):
-        super().__init__(name, setup, config)
-
     def open(self) -> None:
         self.settings |= self.installed(FACTS)
         self.target_bytes = model_bytes(str(self.setup.folder), self.setup.torch_dtype)

@@ -1,0 +1,293 @@
+"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control.
+
+Both oracles have
+
+parts     what the endpoint is asked, in this order, each with the share of the budget after which that ends.
+plainly   whose answers those of scenarios are compared with; None: no scenario is played. chats: their prompts.
+control   opens the endpoint without drafts: where what is sampled differs, only that counts which differs from it, too.
+shift     the smallest shift to find where none is asked for; None: as small as the budget allows.
+cases()   what beginnings of sampled answers are tested by, and how many requests they take.
+long()    requests for long sampled answers: how each is sampled, and its body without a seed.
+reader()  what counts the tokens of long answers of an endpoint. It raises Unreadable.
+judged()  what a certificate says beside sampled answers: greedy ones, the engine, what was not tested.
+reports() of what was found in sampled answers, by the smallest requests that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from math import ceil
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.certify import stats
+from paceline.certify.asking import Control, Fields, Messages, places
+from paceline.certify.conditional import Conditional, Words, is_raw, read, read_places
+from paceline.certify.engines import request, takes
+from paceline.certify.greedy import Reader, acceptance, measured, replayed
+from paceline.certify.options import REQUESTS, SHIFT
+from paceline.certify.sampled import KnownCase, TextCase, best_view, distribution_of, level_of, needed
+from paceline.certify.scenarios import MIXED
+from paceline.certify.shrink import sampled_report
+from paceline.certify.verdict import Finding, Greedy
+from paceline.core.sampling import SamplingParams
+from paceline.draft.recording import Recording
+from paceline.errors import PacelineError
+from paceline.workbench.client import Completion, CompletionError
+from paceline.workbench.endpoint import Endpoint
+from paceline.workbench.reference import Model, Rounding
+
+if TYPE_CHECKING:
+    from paceline.certify.certificate import Asked
+
+Prompts = Sequence[Sequence[int]]
+Read = Callable[[str, Fields, Completion], None]
+"""Counts the tokens of a long sampled answer: of how it was sampled, its request and the answer."""
+
+
+class Unreadable(PacelineError):
+    """Answers whose tokens cannot be judged, and why."""
+
+
+# By the model ---------------------------------------------------------------------------------------------------------
+
+WAYS = REQUESTS["sampling"]
+"""How sampled answers are sampled, in turn."""
+AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
+REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
+LONG_TOKENS = 6.0
+"""Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
+REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
+
+
+@dataclass
+class Exact:
+    """The model of an engine that takes token ids: it reads every answer.
+
+    exact, own  the model in float32, and in the engine's dtype (None where that is float32).
+    recording   what is known of it; max_context: the engine's.
+    prompts     for greedy answers; starts: short ones, for the distribution of what comes next.
+    draft       the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
+
+    exact: Model
+    own: Model | None
+    recording: Recording
+    prompts: Prompts
+    starts: Prompts
+    max_context: int = 1024
+    draft: str | None = None
+    chains: bool = False
+    control: Callable[[], Endpoint] | None = None
+    plainly: Control | None = None
+    chats: Sequence[Messages] = ()
+
+    parts: ClassVar = {"greedy": 0.2, "stops": 0.25, "first": 0.4, "long": 0.6, "scenarios": 1.0}
+    shift: ClassVar = SHIFT
+
+    def __post_init__(self) -> None:
+        self.rounding = Rounding(self.exact, self.own)
+        self.greedy = Reader(self.rounding, self.recording.eos_token_ids)
+
+    def decode(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """The text of all tokens of an answer."""
+        tokenizer, ends = self.recording.tokenizer, self.recording.eos_token_ids
+        assert tokenizer is not None
+        detokenizer = tokenizer.detokenizer(list(prompt))
+        return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
+
+    def cases(self, asked: Asked, until: float) -> tuple[list[KnownCase], int]:
+        cases = list[KnownCase]()
+        asked.watch.say("the exact distribution of first tokens")
+        for i, (name, way) in enumerate(WAYS.items()):
+            if asked.watch.stopped() or (cases and asked.watch.over(until)):
+                break
+            start = self.starts[(i + 2) % len(self.starts)]  # penalties with a text of few different tokens
+            length = asked.scope.length
+            fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
+            if takes(asked.endpoint, fields):
+                distribution = distribution_of(self.rounding, start, SamplingParams(**fields), length)
+                if distribution.df:
+                    cases.append(KnownCase(name, request(start, **fields), distribution))
+            asked.watch.step(i + 1, len(WAYS))
+        number = asked.scope.requests
+        return cases, needed(cases, asked.scope.shift or SHIFT) if cases and number is None else number or 0
+
+    def long(self, asked: Asked) -> list[tuple[str, Fields]]:
+        scope = asked.scope
+        if not asked.sampled.cases:
+            return []
+        space = self.max_context - scope.max_tokens
+        prompts = [list(one) * max(1, min(REPEATED, space // len(one))) for one in self.starts]
+        prompts += map(list, self.prompts)
+        ways = [(name, way) for name, way in WAYS.items() if takes(asked.endpoint, way)]
+        number = ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens)
+        if scope.requests is not None:
+            number = min(number, -(-scope.requests // REQUESTS_EACH))
+        every = []
+        for i in range(number):
+            name, way = ways[(i + i // len(prompts)) % len(ways)]
+            fields = {**way, "max_tokens": scope.max_tokens, "ignore_eos": True}
+            every.append((name, request(prompts[i % len(prompts)], **fields)))
+        return every
+
+    def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
+        def counted(name: str, body: Fields, reply: Completion) -> None:
+            read(self.rounding, body["prompt"], reply.tokens, SamplingParams(**WAYS[name]), name, counts)
+
+        return counted
+
+    def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+        engine, replies, reference = asked.endpoint, asked.replies, None
+        asked.watch.say("how often drafts are accepted")
+        if self.draft is not None and replies:
+            texts = [one.tokens for one in replies]
+            reference = replayed(self.draft, self.recording, self.prompts[: len(texts)], texts, chains=self.chains)
+        names = [name for name, way in WAYS.items() if not takes(engine, way)]
+        missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
+        if not sampled["cases"]:
+            missing.append("sampling")
+        elif sampled["draft_tokens"] == 0:
+            missing.append("drafts in sampled answers: none was made")
+        elif sampled["draft_tokens"] is None:
+            missing.append("drafts in sampled answers: the engine does not say how many it made")
+        if not asked.ended.answers:
+            missing.append("stop strings")
+        if engine.slots == 1:
+            missing.append("batches")
+        elif not engine.mixes:
+            missing.append("greedy and sampled requests in one batch")
+        return {
+            "greedy": self.greedy.found,
+            "engine": engine.name,
+            "draft": self.draft,
+            "ran_on": engine.facts,
+            "not_tested": missing,
+            "acceptance": acceptance(measured(replies), reference),
+        }
+
+
+# By what servers say --------------------------------------------------------------------------------------------------
+#
+# Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
+# control, beginnings of many short ones are compared with its own.
+
+MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
+SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
+SERVER_WAYS: dict[str, Fields] = REQUESTS["server_sampling"]
+"""How a server samples, in turn."""
+NO_FILTERS: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # llama.cpp's server has others where none are asked for
+SERVER_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
+SHORT_EACH = 4  # short sampled answers for each long one, where their number was asked for
+
+
+@dataclass
+class Reported:
+    """What a server reports of its own answers, and the answers of a control. Greedy answers are those of scenarios."""
+
+    plainly: Control
+    chats: Sequence[Messages]
+
+    parts: ClassVar = {"scenarios": 0.35, "long": 0.6, "first": 0.85}
+    shift: ClassVar = None
+
+    def __post_init__(self) -> None:
+        self.control = None if self.plainly.is_self else lambda: self.plainly.source
+
+    def _ways(self, asked: Asked) -> dict[str, Fields]:
+        """How answers are sampled, by what the server takes."""
+        features = asked.play.features
+        # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
+        ignored = {"min_p", "top_k", "frequency_penalty"} if self.control is None else set()
+        known = {"temperature", "top_p", *features} - ignored
+        neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *features}}
+        alike = self.control is not None and _alike(asked.endpoint, self.control())
+        ways = {n: way for n, way in SERVER_WAYS.items() if alike or len(way) == 1 or way["temperature"] == 1}
+        return {name: neutral | way for name, way in ways.items() if way.keys() <= known}
+
+    def cases(self, asked: Asked, until: float) -> tuple[list[TextCase], int]:
+        """Prompts whose answers are free and copied, each sampled in every way."""
+        scope, noise, ways = asked.scope, asked.play.noise, {} if self.control is None else self._ways(asked)
+        cases = [
+            TextCase(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way}, noise)
+            for name, way in ways.items() for text in (self.chats[0], MIXED[0])
+        ]  # fmt: skip
+        number = MOST if scope.requests is None else scope.requests
+        if cases and scope.requests is None and scope.shift is not None:
+            of: Fields = {"df": 10 * len(cases), "level": level_of(-1), "samples": 2}
+            number = stats.samples_for(shift=scope.shift, **of)
+            while number < MOST and stats.detectable(number, rounding=float(noise), **of) > scope.shift:
+                number = number * 9 // 8  # rounding takes its part of what is found
+        return cases, max(number, TextCase.least * len(cases))
+
+    def long(self, asked: Asked) -> list[tuple[str, Fields]]:
+        scope, ways = asked.scope, self._ways(asked)
+        if "log-probabilities" not in asked.play.features:
+            return []
+        number = SERVER_TOKENS // scope.max_tokens
+        if scope.requests is not None:
+            number = min(number, -(-scope.requests // SHORT_EACH))
+        pairs = ((name, prompt) for prompt in cycle([*self.chats, *MIXED]) for name in ways)
+        return [
+            (name, asked.play.asked({"messages": list(prompt), "max_tokens": scope.max_tokens, **ways[name]}))
+            for name, prompt in islice(pairs, number)
+        ]
+
+    def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
+        most = asked.play.features["log-probabilities"].get("top_logprobs")
+        first = {"messages": list(self.chats[0]), "max_tokens": 1}
+        bodies = [asked.play.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]
+        hot, cold = map(places, endpoint.ask(bodies))
+        # Those that come with the best ones at their places are no sample: drafts decide which ones they are.
+        some = Unreadable("some tokens come without the best ones at their places (top_logprobs)")
+        if not all(answer and answer[0].top for answer in (hot, cold)):
+            raise some
+        raw, words = is_raw(hot, cold), Words()
+
+        def counted(name: str, body: Fields, reply: Completion) -> None:
+            answer = places(reply, most)
+            if not all(place.top for place in answer):
+                raise some
+            read_places(answer, body, counts, words, name, raw=raw)
+
+        return counted
+
+    def heard(self, asked: Asked) -> None:
+        """Take what scenarios showed."""
+        asked.two_models, asked.sampled.slack, asked.counts = asked.play.two_models(), asked.play.noise, Conditional()
+
+    def reports(self, asked: Asked, sampled: dict[str, Any]) -> list[dict[str, Any]]:
+        if asked.found and asked.counts is not None:
+            requests, most = self.long(asked), asked.scope.max_tokens
+            bodies = (body for one in asked.found for name, body in requests if f"({name})" in one.what)
+            body, number = next(bodies, requests[0][1]), asked.counts.tokens // most
+            return [sampled_report(asked.endpoint, body, number, asked.found[0])]
+        if sampled["lossless"]:
+            return []
+        worst = min(asked.sampled.cases, key=lambda case: best_view(case).p)
+        found, seen = Finding(**sampled["findings"][0]), best_view(worst).facts["seen"]
+        return [sampled_report(asked.endpoint, worst.body, worst.requests, found, seen)]
+
+    def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+        play, is_self = asked.play, self.control is None
+        greedy = Greedy(play.answers, play.tokens, play.divergences)
+        if not play.answers:
+            greedy.why = play.rows[0]["why"]
+        elif "log-probabilities" not in play.features and (is_self or play.divergences):
+            greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
+        return {
+            "greedy": greedy,
+            "engine": f"{asked.endpoint.name}, against {self.plainly.name}",
+            "draft": None,
+            "ran_on": {"endpoint": asked.endpoint.url},
+            "not_tested": ["what the log-probabilities share with the answers: give a control"] * is_self,
+            "acceptance": acceptance(None, None),
+        }
+
+
+def _alike(server: Endpoint, control: Endpoint) -> bool:
+    """Whether both are servers of one kind, which has filters after the temperature: llama.cpp's has them before it."""
+    try:
+        kinds = {getattr(one, "owner", "") for one in (server, control)}
+    except CompletionError:  # no list of models
+        return False
+    return len(kinds) == 1 and kinds.isdisjoint({"", "llamacpp"})
