@@ -104,3 +104,6 @@ def test_a_night(root, tmp_path, monkeypatch):
     refused = CliRunner().invoke(app, [*words, "--minutes", "3"])
     assert refused.exit_code != 0
     assert "--hours and --minutes are budgets for one training" in str(refused.exception)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it; each process would have another budget
+    refused = CliRunner().invoke(app, words)
+    assert "--hours is a budget of one process" in str(refused.exception)

@@ -164,6 +164,10 @@ class DrafterOptions(AnswerOptions):
         given = [name for name, budget in budgets.items() if budget is not None]
         if len(given) > 1:
             raise PacelineError(f"{' and '.join(given)} are budgets for one training: give one of them, or none")
+        if self.hours is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise PacelineError(
+                "--hours is a budget of one process: make the answers with one, then give --minutes to several"
+            )
         config.check(training_folder(self.target))
         run, minutes, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.minutes, self.tokens
         if self.hours is None:
