@@ -202,9 +202,16 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
         raise ModelError(f"{name} cannot be quantised: {reason}")
     config = files.untied(config, tensors)
     weights: Any = native_weights(folder, config, tensors)
-    if adapter is not None:
-        weights = adapter.merged(weights)
-    return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
+    made = Path(out).expanduser()
+    if adapter is None:
+        return checkpoint.write(folder, made, config, weights, precision)
+    own, weights = adapter.applied(config, weights)
+    if own.num_hidden_layers != config.num_hidden_layers:
+        raise ModelError(f"{name} is an adapter of some of its base's layers, which cannot be quantised; train without")
+    count = checkpoint.write(folder, made, own, weights, precision)
+    if has_tokenizer(adapter.folder):
+        checkpoint.copy_small(adapter.folder, made)
+    return count
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
@@ -268,6 +275,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
 
     For a GGUF file, this is the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt.
+    For an adapter without a tokenizer it is its base's.
     A SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
@@ -285,7 +293,10 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
-    return _tokenizer_in(find(model, SMALL_FILES), files.name_of(model), trust_remote_code)
+    folder = find(model, SMALL_FILES)
+    if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
+        return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
+    return _tokenizer_in(folder, files.name_of(model), trust_remote_code)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:

@@ -73,11 +73,16 @@ def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[st
     tensors = {name: w.data if isinstance(w, Blocks) else w.contiguous() for name, w in made.items()}
     try:
         (out / "config.json").write_text(json.dumps(values, indent=2) + "\n", "utf-8")
-        for file in sorted(folder.iterdir()):
-            if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", INDEX):
-                shutil.copyfile(file, out / file.name)
+        copy_small(folder, out)
         save_file(tensors, out / "model.safetensors", {"format": "pt"})
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         raise PacelineError(f"{out} cannot be written: {error.strerror or error}") from None
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def copy_small(folder: Path, out: Path) -> None:
+    """Copy the tokenizer and what else is small from the model or adapter in `folder`, but not its configuration."""
+    for file in sorted(folder.iterdir()):
+        if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", "adapter_config.json", INDEX):
+            shutil.copyfile(file, out / file.name)
