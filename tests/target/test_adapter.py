@@ -104,6 +104,17 @@ def test_tied_embeddings_change_as_peft_changes_them(changes: dict[str, Any], tm
     assert (said(folder, dtype="float32") - merged(base, folder)).abs().max() < 1e-4
 
 
+def test_a_tied_head_changes_as_in_training_and_its_embedding_stays(tmp_path: Path) -> None:
+    base = models.make("smollm", tmp_path / "base")
+    folder = made(base, tmp_path / "adapter", target_modules=["v_proj", "lm_head"])
+    from peft import PeftModel
+
+    network: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    with torch.no_grad():  # peft's merge would change the embedding, too
+        expected = network(torch.tensor([TEXT])).logits[0]
+    assert (said(folder, dtype="float32") - expected).abs().max() < 1e-4
+
+
 def test_a_head_in_blocks_that_was_tied_changes_alone(tmp_path: Path) -> None:
     base = models.make("smollm", tmp_path / "base")
     folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], modules_to_save=["lm_head"])
