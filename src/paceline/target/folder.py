@@ -213,15 +213,18 @@ def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedCo
         return config
     found = [(name, tensors[name]) for name in names]
     head, table = (one if isinstance(one, torch.Tensor | Blocks) else one.get_tensor(name) for name, one in found)
-    if isinstance(head, Blocks) and isinstance(table, Blocks):
-        same = head.kind == table.kind and torch.equal(head.data, table.data)
-    else:
-        same = type(head) is type(table) and head.dtype == table.dtype and torch.equal(head, table)
-    if same:
+    if _equal(head, table):
         return config
     own = copy(config)
     own.tie_word_embeddings = False
     return own
+
+
+def _equal(one: torch.Tensor | Blocks, other: torch.Tensor | Blocks) -> bool:
+    if isinstance(one, Blocks) or isinstance(other, Blocks):
+        both = isinstance(one, Blocks) and isinstance(other, Blocks) and one.kind == other.kind
+        return both and torch.equal(one.data, other.data)
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def tuned_note(folder: str) -> str | None:
