@@ -20,7 +20,7 @@ from paceline.errors import ModelError
 from paceline.plugins import to_gguf
 from paceline.target.adapter import CONFIG, WEIGHTS
 from paceline.target.base import Target
-from paceline.target.load import load, quantise_folder
+from paceline.target.load import load, load_tokenizer, quantise_folder
 
 TEXT = [5, 17, 9, 40, 22, 31, 8, 13]
 
@@ -90,6 +90,40 @@ def test_it_is_merged_as_peft_merges_it(changes: dict[str, Any], base: Path, tmp
     assert (said(base, dtype="float32") - expected).abs().max() > 0.05
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        {"modules_to_save": ["lm_head"]},
+    ],
+)
+def test_tied_embeddings_change_as_peft_changes_them(changes: dict[str, Any], tmp_path: Path) -> None:
+    base = models.make("smollm", tmp_path / "base")
+    folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], **changes)
+    assert (said(folder, dtype="float32") - merged(base, folder)).abs().max() < 1e-4
+
+
+def test_a_tied_head_changes_as_in_training_and_its_embedding_stays(tmp_path: Path) -> None:
+    base = models.make("smollm", tmp_path / "base")
+    folder = made(base, tmp_path / "adapter", target_modules=["v_proj", "lm_head"])
+    from peft import PeftModel
+
+    network: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    with torch.no_grad():  # peft's merge would change the embedding, too
+        expected = network(torch.tensor([TEXT])).logits[0]
+    assert (said(folder, dtype="float32") - expected).abs().max() < 1e-4
+
+
+def test_a_head_in_blocks_that_was_tied_changes_alone(tmp_path: Path) -> None:
+    base = models.make("smollm", tmp_path / "base")
+    folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], modules_to_save=["lm_head"])
+    expected = merged(base, folder)
+    quantise_folder(base, tmp_path / "int8", "int8")
+    entry(base_model_name_or_path="../int8")(folder)
+    assert is_near(said(folder, dtype="auto-float32"), expected, base)
+
+
 def test_drafts_stay_lossless_and_it_is_another_model(adapter: Path, base: Path) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     texts = [
@@ -119,12 +153,39 @@ def test_it_can_be_quantised(base: Path, adapter: Path, tmp_path: Path) -> None:
     quantise_folder(adapter, tmp_path / "int8", "int8")
     assert is_near(said(tmp_path / "int8"), merged(base, adapter), base)
     assert load(tmp_path / "int8").tokenizer is not None
+    assert load_tokenizer(adapter).fingerprint == load_tokenizer(base).fingerprint, "an adapter without one of its own"
+    words = models.tokenizer(276)
+    words.save_pretrained(adapter)
+    quantise_folder(adapter, tmp_path / "other", "int8")
+    assert load_tokenizer(tmp_path / "other").fingerprint == load_tokenizer(adapter).fingerprint
+    assert not (tmp_path / "other" / CONFIG).exists()
+
+
+def test_an_adapter_of_the_first_layers_is_not_quantised_as_the_whole_model(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    few = json.loads((base / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (adapter / "config.json").write_text(json.dumps(few))
+    tensors(lambda every: [every.pop(name) for name in [*every] if ".layers.2." in name])(adapter)
+    assert load(adapter).num_layers == 2
+    with pytest.raises(ModelError, match="some of its base's layers"):
+        quantise_folder(adapter, tmp_path / "int8", "int8")
 
 
 def entry(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text()) | changes
         (folder / CONFIG).write_text(json.dumps(config))
+
+    return change
+
+
+def beside(**changes: Any) -> Callable[[Path], None]:
+    """Write the base's config.json beside the adapter, with changes."""
+
+    def change(folder: Path) -> None:
+        base = Path(json.loads((folder / CONFIG).read_text())["base_model_name_or_path"])
+        (folder / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | changes))
 
     return change
 
@@ -141,6 +202,10 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
 
+def rank_0() -> dict[str, torch.Tensor]:
+    return {Q.format("A"): torch.ones(0, 64), Q.format("B"): torch.ones(64, 0)}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -149,14 +214,21 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         (entry(bias="all"), "has bias"),
         (entry(init_lora_weights="pissa_niter_4"), "changed its base model"),
         (entry(lora_alpha="much"), "are numbers"),
+        (entry(lora_alpha=float("nan")), "are numbers"),
         (entry(alpha_pattern={"(": 3}), "are numbers"),
         (entry(alpha_pattern=[3]), "are numbers"),
         (entry(base_model_name_or_path="../adapter"), "a whole model is needed"),
         (entry(base_model_name_or_path=None), "names no base model"),
         (entry(base_model_name_or_path="./nowhere"), "there is no folder nowhere"),
-        (lambda folder: (folder / WEIGHTS).unlink(), "adapter_model.safetensors cannot be read"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
+        (tensors(dict.clear), "it has no changes"),
+        (beside(num_hidden_layers=9), "lacks model.layers.3."),
+        (beside(hidden_size=128), "asks for [320, 128]"),
+        (beside(model_type="gpt2"), "the native decoder cannot run it"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"cut"), "cut off or damaged"),
         (tensors(lambda every: every.pop(Q.format("B"))), "q_proj.weight is incomplete"),
+        (tensors(lambda every: every.update({Q.format("A"): torch.ones(0, 64)})), "of another shape"),
+        (tensors(lambda every: every.update(rank_0())), "of another shape"),
         (tensors(lambda every: every.update({Q.format("B"): torch.zeros(3, 4)})), "of another shape"),
         (tensors(lambda every: every.update({"base_model.model.model.norm.weight": torch.ones(3)})), "has shape [3]"),
         (tensors(lambda every: every.update({"base_model.model.more.weight": torch.ones(3)})), "which"),

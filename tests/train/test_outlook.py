@@ -65,6 +65,9 @@ def test_what_twice_the_training_adds(monkeypatch):
     _, line = looked(monkeypatch, (0.5,), costs, 0.0, seen=[(500, 1.495)])
     assert line.endswith("so more is hardly worth it")
     assert "twice" not in looked(monkeypatch, (0.5,), costs, 0.0, seen=[(900, 1.45)])[1]
+    _, line = looked(monkeypatch, (0.5, 0.5), {1: 0.010, 8: 0.020}, 0.0035, seen=[(500, 1.3)])
+    assert "tokens a round with chains of 1" in line
+    assert line.endswith("twice the training would add about 0.45 tokens to chains of 2")
 
 
 @pytest.mark.parametrize("recipe", ["eagle3", "medusa", "kangaroo"])
@@ -104,3 +107,26 @@ def test_a_night(root, tmp_path, monkeypatch):
     refused = CliRunner().invoke(app, [*words, "--minutes", "3"])
     assert refused.exit_code != 0
     assert "--hours and --minutes are budgets for one training" in str(refused.exception)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it; each process would have another budget
+    refused = CliRunner().invoke(app, words)
+    assert "--hours is a budget of one process" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("note", "answers", "says"),
+    [
+        ('{"seconds": 13}', "--generate", "no answer was ready in a third of --hours"),
+        ('{"seconds": 40}', "--data", "the answers took all of --hours"),
+        ('{"second": 1}', "--data", "does not say how long answers took"),
+        ("{", "--data", "does not say how long answers took"),
+    ],
+)
+def test_a_night_that_comes_to_nothing_is_one_line(note, answers, says, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "nice", lambda more: None)
+    (tmp_path / "out-run").mkdir()
+    (tmp_path / "out-run" / "answers.seconds.json").write_text(note)
+    given = {"--generate": "9", "--data": str(root / "answers.jsonl")}[answers]
+    words = ["medusa", str(root / "target"), answers, given, "--out", str(tmp_path / "out"), "--hours", "0.01"]
+    refused = CliRunner().invoke(app, [*words, "--max-tokens", "16", "--length", "32", "--rows", "4"])
+    assert says in str(refused.exception)
+    assert not (tmp_path / "out").exists()

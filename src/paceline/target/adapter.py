@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
+from paceline.target.checks import check_config, check_shapes, unsupported
 from paceline.target.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
 from paceline.target.quantised.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
 from paceline.target.shape import weight_shapes
@@ -77,14 +78,11 @@ class Adapter:
     def name(self) -> str:
         return name_of(self.folder)
 
-    @property
-    def has_config(self) -> bool:
-        """Whether it has a configuration of its own, that of the first layers of its base."""
-        return (self.folder / "config.json").exists()
-
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the adapter, by the base's names of their modules."""
+        if not (self.folder / WEIGHTS).exists():
+            raise ModelError(f"{self.folder} has no {WEIGHTS}, and only that is read: save it with a newer peft")
         opened = open_file(self.folder / WEIGHTS)
         return {key.removeprefix("base_model.model."): opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
 
@@ -100,9 +98,16 @@ class Adapter:
 
     def applied(self, config: PretrainedConfig, weights: WeightsByName) -> tuple[PretrainedConfig, Weights]:
         """Configuration and weights of the model that the adapter makes of its base's."""
-        if self.has_config:
-            config = read_config(self.folder)
-            weights = {name: weights[name] for name in weight_shapes(config) if name in weights}
+        if (file := self.folder / "config.json").exists():
+            whole = read_config(self.folder)
+            check_config(whole, file)
+            config = whole.get_text_config()
+            config.tie_word_embeddings = bool(whole.tie_word_embeddings)
+            if reason := unsupported(config):
+                raise ModelError(f"{file}: the native decoder cannot run it, {reason}")
+            shapes = weight_shapes(config)
+            weights = {name: weights[name] for name in shapes if name in weights}
+            check_shapes(self.folder, shapes, {name: w.shape for name, w in weights.items()}, config.num_hidden_layers)
         made = self.merged(weights)
         return untied(config, made), made
 
@@ -112,6 +117,10 @@ class Adapter:
 
         ModelError for changes of tensors that the base lacks, or that have another shape."""
         made = {**weights}
+        if not self.tensors:
+            raise ModelError(f"{self.folder / WEIGHTS} is empty: it has no changes")
+        if EMBEDDING in self.changed and HEAD not in weights and not self.config.get("ensure_weight_tying"):
+            made[HEAD] = weights[EMBEDDING]  # peft trains a copy of the embedding, and the head stays what it was
         for name in self.changed:
             base = weights.get(name, weights.get(EMBEDDING) if name == HEAD else None)
             if base is None:
@@ -134,6 +143,8 @@ class Adapter:
         module = name.removesuffix(".weight")
         try:
             down, up = (self.tensors[f"{module}.lora_{part}.weight"].float() for part in "AB")  # [r, in], [out, r]
+            if len(down) == 0:
+                raise KeyError(module)
             own = self.tensors.get(f"{module}.base_layer.weight", base)  # peft writes an output head that it changes
             return own.float() + self._scale(module, len(down)) * (up @ down)
         except (KeyError, RuntimeError):
@@ -145,6 +156,8 @@ class Adapter:
             patterns = self.config.get("alpha_pattern") or {}
             own = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
             alpha = float(next(own, self.config.get("lora_alpha", 8)))
+            if not isfinite(alpha):
+                raise ValueError(alpha)
         except (TypeError, ValueError, AttributeError, re.error):
             raise ModelError(f"{self.folder / CONFIG}: lora_alpha and values of alpha_pattern are numbers") from None
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)

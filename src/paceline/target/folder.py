@@ -141,10 +141,13 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
     """Read config.json of `folder` with transformers."""
     file = folder / "config.json"
     if not file.exists():
-        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+        inside = sorted(p.parent.name for kind in ("config", "adapter_config") for p in folder.glob(f"*/{kind}.json"))
         hint = f" Did you mean {folder / inside[-1]}?" if inside else ""
         if (folder / "adapter_config.json").exists():
-            hint = " It holds an adapter, and a whole model is needed here: merge it into its base model first."
+            hint = (
+                " It holds an adapter, and a whole model is needed here: merge it into its base model first, with "
+                "peft's merge_and_unload."
+            )
         raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
     given = read_json(file)
     model_type = given.get("model_type")
@@ -204,17 +207,24 @@ def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedCo
     """Clear `tie_word_embeddings` in a copy of `config` if the weights hold a head that differs from the embedding.
     That head is then used, as in transformers and llama.cpp's converter.
 
-    tensors  weights, or their open files, by name."""
+    tensors  weights, tensors or in blocks, or their open files, by name."""
     names = "lm_head.weight", "model.embed_tokens.weight"
     if not config.tie_word_embeddings or not tensors.keys() >= {*names}:
         return config
     found = [(name, tensors[name]) for name in names]
-    head, table = (one if isinstance(one, torch.Tensor) else one.get_tensor(name) for name, one in found)
-    if head.dtype == table.dtype and torch.equal(head, table):
+    head, table = (one if isinstance(one, torch.Tensor | Blocks) else one.get_tensor(name) for name, one in found)
+    if _equal(head, table):
         return config
     own = copy(config)
     own.tie_word_embeddings = False
     return own
+
+
+def _equal(one: torch.Tensor | Blocks, other: torch.Tensor | Blocks) -> bool:
+    if isinstance(one, Blocks) or isinstance(other, Blocks):
+        both = isinstance(one, Blocks) and isinstance(other, Blocks) and one.kind == other.kind
+        return both and torch.equal(one.data, other.data)
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def tuned_note(folder: str) -> str | None:

@@ -207,8 +207,6 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
 
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
     adapter = Adapter.of(model)
-    if adapter is not None and adapter.has_config:
-        raise ModelError(f"{adapter.folder} cannot be quantised: it is an adapter of a model's first layers alone")
     name, folder, config, tensors = _opened(model if adapter is None else adapter.base)
     checks.check_formats(folder, config, files.quantisation(config), tensors)
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
@@ -216,9 +214,13 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     if precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise PacelineError(f"unknown precision {precision!r}; there are {known}.{meant(precision, PRECISIONS)}")
-    weights: Weights = {**native_weights(folder, files.untied(config, tensors), tensors)}
+    config, copied = files.untied(config, tensors), [folder]
+    weights: Weights = {**native_weights(folder, config, tensors)}
     if adapter is not None:
-        weights = adapter.merged(weights)
+        own, weights = adapter.applied(config, weights)
+        if own.num_hidden_layers != config.num_hidden_layers:
+            raise ModelError(f"{name} cannot be quantised: it is an adapter of a model's first layers alone")
+        copied += [adapter.folder] if has_tokenizer(adapter.folder) else []
     out, made = Path(out).expanduser(), quantised(weights, precision)
     kinds = {name: w.kind.name for name, w in made.items() if isinstance(w, Blocks)}
     if not kinds:
@@ -234,8 +236,8 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     to_write = {name: w.data if isinstance(w, Blocks) else w.contiguous() for name, w in made.items()}
     try:
         (out / "config.json").write_text(json.dumps(values | {"quantization_config": about}, indent=2) + "\n", "utf-8")
-        for file in sorted(folder.iterdir()):
-            if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", INDEX):
+        for file in (one for source in copied for one in sorted(source.iterdir())):
+            if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", "adapter_config.json", INDEX):
                 shutil.copyfile(file, out / file.name)
         save_file(to_write, out / "model.safetensors", {"format": "pt"})
     except OSError as error:
@@ -332,6 +334,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
 
     For a GGUF file, this is the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt.
+    For an adapter without a tokenizer it is its base's.
     A SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
@@ -349,7 +352,10 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
-    return _tokenizer_in(find(model, SMALL_FILES), files.name_of(model), trust_remote_code)
+    folder = find(model, SMALL_FILES)
+    if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
+        return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
+    return _tokenizer_in(folder, files.name_of(model), trust_remote_code)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:

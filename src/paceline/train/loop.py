@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
 from paceline.jsonl import Appender, loads, objects, replacing, write_whole
+from paceline.train.options import CHECKPOINT
 from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def train(
     first = accelerator.is_main_process
     optimisers = make_optimisers(module, config)
     prepared, *wrapped = accelerator.prepare(module, *optimisers)
-    checkpoint = run / "checkpoint.safetensors"
+    checkpoint = run / CHECKPOINT
     reporter = Reporter(config, run / LOG, quiet=not first)
     progress = Progress()
     if checkpoint.exists():

@@ -29,6 +29,7 @@ from paceline.workbench.options import with_options
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
 
+CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
 ANSWERING = 1 / 3  # of --hours, at most, for answers
 RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
 """In the help of every command that trains a drafter."""
@@ -60,6 +61,7 @@ Hours = Annotated[
         help="How many hours to take in all, answers included (at most a third of them), at the lowest priority: a "
         "night on a machine that others use, too.",
         min=0.01,
+        max=10_000,
     ),
 ]
 Tokens = Annotated[
@@ -164,6 +166,10 @@ class DrafterOptions(AnswerOptions):
         given = [name for name, budget in budgets.items() if budget is not None]
         if len(given) > 1:
             raise PacelineError(f"{' and '.join(given)} are budgets for one training: give one of them, or none")
+        if self.hours is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise PacelineError(
+                "--hours is a budget of one process: make the answers with one, then give --minutes to several"
+            )
         config.check(training_folder(self.target))
         run, minutes, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.minutes, self.tokens
         if self.hours is None:
@@ -180,17 +186,25 @@ class DrafterOptions(AnswerOptions):
     def _answers_of_a_night(self, run: Path, seconds: float) -> tuple[Path, float]:
         """(the answers, minutes that are left for training) of `seconds` in all, from now on at the lowest priority.
 
-        The file answers.seconds.json has what answers took in earlier calls."""
+        The file answers.seconds.json has what answers took in earlier calls. PacelineError if there are none in their
+        time, or if they took all of it before the training began."""
         if hasattr(os, "nice"):
             os.nice(19)
         note, began = run / "answers.seconds.json", monotonic()
-        before = float(as_object(note.read_bytes(), "a time")["seconds"]) if note.exists() else 0.0
+        try:
+            before = float(as_object(note.read_bytes(), "a time")["seconds"]) if note.exists() else 0.0
+        except (PacelineError, KeyError, TypeError, ValueError):
+            raise PacelineError(f"{note} does not say how long answers took: delete it, to count from now on") from None
         try:
             answers = self.answer(self.target, run / "answers.jsonl", self.data, seconds * ANSWERING - before)
         finally:
             spent = before + monotonic() - began
             run.mkdir(parents=True, exist_ok=True)
             write_json(note, {"seconds": round(spent, 1)})
+        if not answers.stat().st_size:
+            raise PacelineError("no answer was ready in a third of --hours: give more hours, or recorded answers")
+        if spent >= seconds and not (run / CHECKPOINT).exists():
+            raise PacelineError("the answers took all of --hours, and nothing is trained yet: give more hours")
         if spent >= seconds * ANSWERING:
             typer.echo("the time for answers is over; training goes on with those that are there", err=True)
         return answers, max(seconds - spent, 0.0) / 60

@@ -69,6 +69,7 @@ class Outlook:
         self.seen.append((tokens_read, tokens[longest]))
         if gain is not None:
             more = f"twice the training would add about {max(gain, 0.0):.2f} tokens"
+            more += f" to chains of {longest}" * (shown != longest)
             line += f"; {more}" + ", so more is hardly worth it" * (gain < LITTLE * tokens[longest])
         return {"tokens": round(tokens[longest], 4), "speedup": round(speeds[best], 3), "chain": best}, line
 
