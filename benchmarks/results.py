@@ -32,7 +32,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from paceline.bench.report import read_run, told
+from paceline.bench.report import describe, read_run
 from paceline.draft.spec import parse, split
 from paceline.target.folder import fingerprint
 
@@ -203,8 +203,8 @@ def collect(out: Path) -> None:
             "level": facts["level"],
             "date": facts["started"][:10],
             "commit": facts["git"].rstrip("+"),
-            "setting": told("setting", found),
-            "machine": told("machine", found),
+            "setting": describe("setting", found),
+            "machine": describe("machine", found),
             "complete": found.complete,
             "notes": [*found.summary.get("disturbed", ())],
             "tasks": found.tasks,
@@ -492,7 +492,7 @@ def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Itera
 
 def _ahead(value: float, low: float, high: float) -> str:
     """Whether a value is above what is as good as equal, or below it."""
-    return "yes" if value > high else "**no**" if value < low else "not told apart"
+    return "yes" if value > high else "**no**" if value < low else "no difference seen"
 
 
 def gpu(out: Path) -> None:

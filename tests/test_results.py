@@ -121,11 +121,12 @@ def test_trained_drafters_stand_beside_their_papers(
     assert "| `model,stop=svip,vocab` | 1.20 | 1.50 | 480.0 |" in sampled, "1 + .25 + .25"
     held = page.split("## Does the published order hold?")[1].split("\n## ")[0]
     said = [line.split(" | ")[-5:] for line in held.splitlines() if "smollm2-heads" in line]
+    same = "no difference seen"
     assert said == [
         ["amx/smollm2-heads-spec-bench-whole", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
         ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
         ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
-        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.80", "not told apart", "1.51 to 1.50", "not told apart |"],
+        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.80", same, "1.51 to 1.50", f"{same} |"],
         ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
     ]
 

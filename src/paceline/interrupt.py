@@ -56,10 +56,10 @@ class ByException:
 
 class Interrupt:
     """A context in which Ctrl-C sets `pressed`, for a loop to see between two steps. A second one does what it did
-    before. signals: others that do the same; told: called at the first."""
+    before. signals: others that do the same; on_first: called at the first."""
 
-    def __init__(self, *signals: int, told: Callable[[], None] = lambda: None):
-        self.pressed, self._told = False, told
+    def __init__(self, *signals: int, on_first: Callable[[], None] = lambda: None):
+        self.pressed, self._on_first = False, on_first
         self._signals = signals or (signal.SIGINT,)
         self._before: dict[int, Any] = {}
 
@@ -78,7 +78,7 @@ class Interrupt:
     def _press(self, number: int, frame: FrameType | None) -> None:
         self.pressed = True
         signal.signal(number, self._before[number])
-        self._told()
+        self._on_first()
 
 
 def _is_loading(module: str) -> bool:

@@ -224,7 +224,7 @@ def test_answers_and_counters_tell_the_same_drafts(folder):
         bodies = [server.body(Request("", MESSAGES), 20, draft=draft, stream=stream) for draft, stream in asks]
         for body in bodies[1::2]:
             del body["stream_options"]
-        told, counted = Drafting.told(asyncio.run(send(server, bodies))), server.drafting()
+        told, counted = Drafting.of_answers(asyncio.run(send(server, bodies))), server.drafting()
     assert {*told.by_drafter} == {"sam", "suffix"}
     for name in ("drafts", "drafted", "accepted", "by_drafter", "by_position"):
         assert getattr(told, name) == getattr(counted, name), name

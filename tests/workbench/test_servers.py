@@ -215,11 +215,11 @@ def test_answers_tell_their_own_drafts_in_vllms_shape() -> None:
     names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram")
     one, other = (dict(zip(names, told, strict=True)) for told in ((3, 9, 4, [1, 0, 2]), (1, 2, 1, [0, 1])))
     answers = [Completion(speculation=told, usage={"completion_tokens": 10}) for told in (one, other)]
-    told = Drafting.told(answers)
+    told = Drafting.of_answers(answers)
     assert told is not None
     assert (told.drafts, told.drafted, told.accepted, told.by_position) == (4, 11, 5, [3, 2])
     assert [answer.rounds for answer in answers] == [6, 9]
-    assert Drafting.told([*answers, Completion()]) is None
+    assert Drafting.of_answers([*answers, Completion()]) is None
 
 
 COUNTS = {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}
@@ -244,7 +244,7 @@ def test_answers_of_every_server_tell_their_drafts(said, found):
     answer = Completion()
     answer.take({"choices": [], "usage": {"completion_tokens": 7}, **said})
     assert answer.speculation == found
-    told = Drafting.told([answer])
+    told = Drafting.of_answers([answer])
     if found:
         assert told is not None
         assert (told.drafts, told.drafted, told.accepted) == (3, 9, 4)  # llama.cpp: seven tokens but the four

@@ -59,7 +59,7 @@ class Endpoint(Contestant):
         if not any(isinstance(one, Completion) for one in answers):
             raise PacelineError(str(answers[0]))
         replies = [_reply(one, seconds) for one in answers]
-        new = Drafting.told(answers) or (after.since(before) if before and after else None)
+        new = Drafting.of_answers(answers) or (after.since(before) if before and after else None)
         replies[0].batch = {} if new is None else new.counts()
         return replies
 
@@ -154,10 +154,10 @@ def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
     return [QuestionGroup(number, part, (1,) * len(part)) for number, part in enumerate(parts)]
 
 
-def _drafts(name: str, told: Mapping[str, Any]) -> str:
+def _drafts(name: str, counts: Mapping[str, Any]) -> str:
     """What a server says of its drafts, in a sentence."""
-    by = "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in told["by_drafter"].items())
-    return f"{name}: {told['accepted']} of {told['drafted']} drafted tokens accepted in {told['rounds']} drafts{by}."
+    by = "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in counts["by_drafter"].items())
+    return f"{name}: {counts['accepted']} of {counts['drafted']} drafted tokens accepted in {counts['rounds']} drafts{by}."
 
 
 def _client(shares: Mapping[str, float]) -> list[str]:

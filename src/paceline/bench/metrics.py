@@ -334,8 +334,8 @@ def server_drafts(answers: Answers) -> dict[str, Any] | None:
         name.removeprefix("drafted by "): {"drafted": count, "accepted": counts[name.replace("drafted", "accepted", 1)]}
         for name, count in counts.items() if name.startswith("drafted by ") and count
     }  # fmt: skip
-    told = {"rounds": counts["drafts"], "drafted": counts["drafted"], "accepted": counts["accepted"]}
-    return told | {"by_drafter": by} if counts.get("drafts") else None
+    drafts = {"rounds": counts["drafts"], "drafted": counts["drafted"], "accepted": counts["accepted"]}
+    return drafts | {"by_drafter": by} if counts.get("drafts") else None
 
 
 def accepted_by_position(answers: Answers) -> list[float] | None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
 from paceline.bench.record import Answer
-from paceline.bench.report import KIND_COLORS, BenchRun, Method, told
+from paceline.bench.report import KIND_COLORS, BenchRun, Method, describe
 from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -31,7 +31,7 @@ def page(run: BenchRun) -> str:
         suite=run.about.get("suite") or {},
         seen=run.about.get("environment") or {},
         model=run.model,
-        **{what: told(what, run) for what in ("headline", "findings", "setting")},
+        **{what: describe(what, run) for what in ("headline", "findings", "setting")},
         baseline=run.baseline,
         unfinished=[method for method in run.methods if method.why],
         most=_most(run),

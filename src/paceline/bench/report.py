@@ -166,11 +166,11 @@ def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
     return first
 
 
-def told(what: str, run: BenchRun) -> str:
+def describe(what: str, run: BenchRun) -> str:
     """A run in words: "headline", "findings", "setting" or "machine" of words.txt.jinja."""
     return " ".join(macro(WORDS, what)(run).split())
 
 
 def markdown(run: BenchRun) -> str:
     """A table for a README, the fastest first, then a line about the machine and one with the command."""
-    return render(TABLE, run=run, setting=told("setting", run), machine=told("machine", run))
+    return render(TABLE, run=run, setting=describe("setting", run), machine=describe("machine", run))

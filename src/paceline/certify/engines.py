@@ -72,11 +72,11 @@ class Library(Endpoint):
         return [done[i] for i in range(len(bodies))]
 
     def _completion(self, reply: Reply) -> Completion:
-        told = {} if reply.lengths is None else {"num_rounds": len(reply.lengths)}
-        told |= {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
+        counts = {} if reply.lengths is None else {"num_rounds": len(reply.lengths)}
+        counts |= {} if reply.nodes is None else {"num_draft_tokens": sum(reply.nodes)}
         spelt = [{"token": self._spell(token), "logprob": None} for token in reply.tokens]
         return Completion(
-            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt, speculation=told
+            reply.text, finish_reason=reply.finish, tokens=reply.tokens, logprobs=spelt, speculation=counts
         )
 
     def _params(self, body: Body) -> SamplingParams:

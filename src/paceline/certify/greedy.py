@@ -162,8 +162,8 @@ def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
 
 def measured(answers: Sequence[Completion]) -> float | None:
     """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
-    told = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
-    tokens, rounds = (sum(counts) for counts in zip(*told, strict=True)) if told else (0, 0)
+    counts = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
+    tokens, rounds = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     return tokens / rounds if rounds else None
 
 

@@ -263,8 +263,8 @@ class Sampled:
 
     def count_drafts(self, replies: Sequence[Completion]) -> None:
         """Add the drafted tokens of the endpoint's answers."""
-        told = [n for one in replies if (n := one.speculation.get("num_draft_tokens")) is not None]
-        self.drafted = (self.drafted or 0) + sum(told) if told else self.drafted
+        counts = [n for one in replies if (n := one.speculation.get("num_draft_tokens")) is not None]
+        self.drafted = (self.drafted or 0) + sum(counts) if counts else self.drafted
 
     def power(self, scope: Scope) -> dict[str, Any]:
         """What could have been found in all cases together."""

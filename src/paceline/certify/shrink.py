@@ -107,12 +107,12 @@ def _report(play: Play, found: Wrong) -> Fields:
     sure = [f"the same requests show it {shown} times of {REPEATS}"]
     if not shown:
         sure.append("so it could not be shrunk: what came before, or beside it, may have a part in it")
-    of, told = one.divergence, _told(one.answer, one.divergence.at)
+    of, summary = one.divergence, _summary(one.answer, one.divergence.at)
     if of.gap is not None:
         sure.append(f"the two tokens are {of.gap:.3g} nats apart, and rounding moves them by {of.noise:.2g}")
-    expected, observed = f"token {of.at} is {of.best!r}" if of.best else "an answer of which that is not so", told[0]
+    expected, observed = f"token {of.at} is {of.best!r}" if of.best else "an answer of which that is not so", summary[0]
     right = _right(play, one)
-    for mine, theirs in zip(told, told if right is None else _told(right, of.at), strict=True):
+    for mine, theirs in zip(summary, summary if right is None else _summary(right, of.at), strict=True):
         if mine != theirs:
             expected, observed = f"as {play.control.name}: {json.dumps(theirs, ensure_ascii=False)}", mine
             break
@@ -146,7 +146,7 @@ def _right(play: Play, one: Wrong) -> Completion | None:
     return replace(right, text=until) if isinstance(until := ended(right, body), str) else right
 
 
-def _told(one: Completion, at: int) -> list[Any]:
+def _summary(one: Completion, at: int) -> list[Any]:
     """An answer as a report may show it: its text or its texts, why it ended, and its token number `at`."""
     texts = [answer.text or json.dumps(answer.tool_calls) for answer in (one, *one.others)]
     reason = {"finish_reason": one.finish_reason, "completion_tokens": one.usage.get("completion_tokens")}

@@ -79,7 +79,7 @@ def certify(asked: CertifyOptions) -> int:
 
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     ending = "ending; the certificate of what was tested follows, and Ctrl-C again leaves without one"
-    with Steps("starting") as steps, Interrupt(told=lambda: steps.err.print(ending)) as interrupt:
+    with Steps("starting") as steps, Interrupt(on_first=lambda: steps.err.print(ending)) as interrupt:
         watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
         if asked.server is not None:
             certificate = certify_server(subject, watch)

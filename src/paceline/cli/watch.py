@@ -110,10 +110,10 @@ def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
     answers = asyncio.run(send(server, [body]))
     if isinstance(answers[0], PacelineError):
         raise answers[0]
-    if (told := Drafting.told(answers)) is None:
+    if (drafting := Drafting.of_answers(answers)) is None:
         needs = "vLLM needs --per-request-spec-decode-metrics summary"
         raise PacelineError(f"an answer of {url} tells nothing of its drafts; {needs}")
-    return replace(told, engine=server.engine, running=1.0)
+    return replace(drafting, engine=server.engine, running=1.0)
 
 
 def _costs(tuned: Path) -> dict[int, float]:

@@ -72,8 +72,8 @@ def asked(body: Any, ignore: Ignore) -> tuple[list[dict[str, Any]], list[Record]
         value = [message("user", value)]
     if not isinstance(value, list) or given is None:
         raise ConversationError("no prompt in the request: neither messages nor a text as prompt")
-    told = [] if system is None else [{"role": "system", "content": body[system]}]
-    return messages_of([*told, *value], ignore, given), tools_of(body), False
+    first = [] if system is None else [{"role": "system", "content": body[system]}]
+    return messages_of([*first, *value], ignore, given), tools_of(body), False
 
 
 def said(body: Any, ignore: Ignore) -> tuple[dict[str, Any], int | None]:

@@ -90,7 +90,7 @@ class Retry:
         raise AssertionError("the loop has no end")
 
 
-TOLD = {
+SPECULATION_FIELDS = {
     "num_spec_steps": ("spec_verify_ct",),
     "num_draft_tokens": (
         "total_draft_tokens", "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num", "draft_n",
@@ -106,11 +106,11 @@ in a choice's speculative_decoding; SGLang's of its versions, in a choice's meta
 llama.cpp's, in timings."""
 
 
-def told(said: object) -> dict[str, Any]:
+def speculation_of(said: object) -> dict[str, Any]:
     """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
     if not isinstance(said, dict):
         return {}
-    found = {name: said[key] for name, keys in TOLD.items() for key in (*keys, name) if _counts(said.get(key))}
+    found = {name: said[key] for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name) if _counts(said.get(key))}
     own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
     if isinstance(drafters := said.get("by_drafter"), dict):
         both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
@@ -133,7 +133,7 @@ class Completion:
     logprobs       of each token, as servers of chats give them, where they were asked for.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
-    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`TOLD`), and our by_drafter
+    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and our by_drafter
                    as (drafted, accepted) of each; empty otherwise.
     others         the answers after the first, where `n` asked for several.
     streamed       it came as events.
@@ -159,9 +159,9 @@ class Completion:
     @property
     def rounds(self) -> int | None:
         """Forwards that the answer took, from servers that report drafts; None otherwise."""
-        told, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
-        own = told.get("num_rounds")
-        accepted = told.get("num_accepted_draft_tokens")
+        counts, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
+        own = counts.get("num_rounds")
+        accepted = counts.get("num_accepted_draft_tokens")
         return own if own is not None or accepted is None else max(new - accepted, 1)
 
     def take(self, part: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ class Completion:
         if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
             raise TypeError("usage counts tokens in whole numbers")
         of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
-        self.speculation = next(filter(None, map(told, of_all)), self.speculation)
+        self.speculation = next(filter(None, map(speculation_of, of_all)), self.speculation)
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 
@@ -185,7 +185,7 @@ class Completion:
 
     def _add(self, choice: dict[str, Any]) -> None:
         of_one = choice.get("speculative_decoding"), choice.get("meta_info")
-        self.speculation = next(filter(None, map(told, of_one)), self.speculation)
+        self.speculation = next(filter(None, map(speculation_of, of_one)), self.speculation)
         message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         self.text += _writable(message.get("content") or message.get("refusal") or "")
         self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")

@@ -181,8 +181,8 @@ def read_trace(
     reading    counts the lines that cannot be read, and are skipped; None: a warning says how many.
 
     Raises ConversationError, which names the file and the line, if nothing or less than half can be read."""
-    told, name = reading or Reading(), ", ".join(map(str, paths))
-    every: Iterable[Conversation] = read_pieces([Piece(Path(path)) for path in paths], questions, ignore, told)
+    found, name = reading or Reading(), ", ".join(map(str, paths))
+    every: Iterable[Conversation] = read_pieces([Piece(Path(path)) for path in paths], questions, ignore, found)
     if categories is not None:
         every = list(every)
         known = list(dict.fromkeys(one.category for one in every if one.category))
@@ -191,8 +191,8 @@ def read_trace(
             has = f"its categories: {', '.join(known)}" if known else "its lines name none"
             raise ConversationError(f"{name} has no category {absent[0]!r}; {has}")
     chosen = list(islice((one for one in every if categories is None or one.category in categories), limit))
-    told.check(name)
-    for note in told.notes() if reading is None else ():
+    found.check(name)
+    for note in found.notes() if reading is None else ():
         log.warning(note)
     return chosen
 

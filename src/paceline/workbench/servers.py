@@ -114,19 +114,19 @@ class Drafting:
         return found
 
     @classmethod
-    def told(cls, answers: Sequence[object]) -> Drafting | None:
+    def of_answers(cls, answers: Sequence[object]) -> Drafting | None:
         """The counts of these answers alone, where each of them reports its own; else None.
 
         Where a server does not count rounds with a draft (llama.cpp), all its rounds count."""
-        told = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
-        if len(told) < len(answers) or not all("num_draft_tokens" in one for one in told):
+        counted = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
+        if len(counted) < len(answers) or not all("num_draft_tokens" in one for one in counted):
             return None
         names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
-        sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in told) for name, theirs in names.items()}
-        histograms = [one.get("acceptance_histogram") or () for one in told]
+        sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in counted) for name, theirs in names.items()}
+        histograms = [one.get("acceptance_histogram") or () for one in counted]
         places = range(1, max(map(len, histograms), default=0))
         drafters: dict[str, list[float]] = {}
-        for name, counts in chain.from_iterable(one.get("by_drafter", {}).items() for one in told):
+        for name, counts in chain.from_iterable(one.get("by_drafter", {}).items() for one in counted):
             drafters[name] = [a + b for a, b in zip(drafters.get(name, (0, 0)), counts, strict=True)]
         by_position = [sum(sum(counts[place:]) for counts in histograms) for place in places]
         return cls(by_position=by_position, by_drafter=drafters, **sums)

@@ -155,7 +155,7 @@ PARAMS = SamplingParams(max_tokens=1 << 30, seed=0)
 
 
 class _Recorded(Row):
-    """A row whose tokens are there from the beginning, and are told round by round."""
+    """A row whose tokens are there from the beginning, and are shown round by round."""
 
     def record(self, text: IntArray) -> None:
         self._tokens = text

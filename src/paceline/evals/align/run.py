@@ -123,7 +123,7 @@ async def _align(
             progress.stop = True
             progress.watch(progress)
 
-        with Run.open(out, KIND, **about) as folder, Interrupt(told=press):
+        with Run.open(out, KIND, **about) as folder, Interrupt(on_first=press):
             folder.update(**about)
             await run(plan, folder, progress)
     finally:

@@ -95,7 +95,7 @@ class Rounds:
         self.widths: list[int] = []
 
     def facts(self, prompt: int) -> dict[str, Any]:
-        """What `Setup.turn` is told of the rounds. prompt: tokens of the prompt, padding included, which the first
+        """Arguments of `Setup.turn` about the rounds. prompt: tokens of the prompt, padding included, which the first
         forward ran with the first draft."""
         known = [prompt, *[1] * len(self.widths)]
         nodes = [width - ran for width, ran in zip(self.widths, known, strict=False)]
@@ -118,8 +118,8 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
     read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
     from paceline.target.quantised.gguf import GGUF, config_of, weights_of
 
-    told = file.stat()
-    folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{told.st_size}-{int(told.st_mtime)}"
+    status = file.stat()
+    folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{status.st_size}-{int(status.st_mtime)}"
     if not (folder / "config.json").exists():
         opened = GGUF(file)
         config = config_of(opened)
