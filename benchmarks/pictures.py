@@ -58,9 +58,14 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
 
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
-    """Of every run of the plan the newest, whatever processor it ran on."""
-    ordered = sorted(record.items(), key=lambda item: item[1]["date"])
-    return {name.split("/")[-1].split("@")[0]: run for name, run in ordered}
+    """Of every run of the plan the newest, on AVX2 only where there is no other; with the methods that only an earlier
+    day of that processor has."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, run in sorted(record.items(), key=lambda item: item[1]["date"]):
+        key = name.split("/")[-1].split("@")[0], run["level"]
+        found[key] = run | {"of_day": run["methods"], "methods": found.get(key, run)["methods"] | run["methods"]}
+    ordered = sorted(found.items(), key=lambda item: (item[1]["level"] != "avx2", item[1]["date"]))
+    return {plan: run for (plan, _), run in ordered}
 
 
 def on(run: dict[str, Any]) -> str:
@@ -87,7 +92,7 @@ def hero(runs: dict[str, Any]) -> str:
     shapes, y = [], 34.0
     for name, label in names.items():
         one = methods[name]
-        left, scale = 160.0, (WIDTH - 205) / most
+        left, scale = 170.0, (WIDTH - 215) / most
         bounds = (one[bound] or one["speedup"] for bound in ("speedup_low", "speedup_high"))
         low, high = (left + plain * bound * scale for bound in bounds)
         kind = "best" if name == "suffix" else "bar" if name.startswith("peer") else "ours"
@@ -117,7 +122,7 @@ def heat(runs: dict[str, Any]) -> str:
     others = {"HumanEval": "qwen-q4-humaneval", "edits": "qwen-q4-code-edits"}
     others = {name: run for name, run in others.items() if runs[run]["level"] == spec["level"]}
     columns = [*spec["tasks"], *others]
-    names = [name for name in spec["methods"] if name != "none" and "by_task" in spec["methods"][name]]
+    names = [name for name in spec["of_day"] if name != "none" and "by_task" in spec["methods"][name]]
     left, wide, shapes = 142.0, (WIDTH - 150) / len(columns), []
     short = {
         "mt-bench": "chat",
@@ -130,7 +135,7 @@ def heat(runs: dict[str, Any]) -> str:
         shapes.append(text(left + (i + 0.5) * wide, 40, short.get(column, column), "small", "middle"))
     for row, name in enumerate(names):
         y = 46 + row * 22
-        label = name.removeprefix("peer:").replace(",spec=", " ").replace(",tree=16", "")
+        label = name.removeprefix("peer:").replace(",spec=", " ").replace(",tree=16", "").replace(",tokens=10", "")
         shapes.append(text(8, y + 15, label, "small" if name.startswith("peer") else ""))
         for i, column in enumerate(columns):
             if column in others:

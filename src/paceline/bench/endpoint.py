@@ -157,7 +157,8 @@ def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
 def _drafts(name: str, counts: Mapping[str, Any]) -> str:
     """What a server says of its drafts, in a sentence."""
     by = "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in counts["by_drafter"].items())
-    return f"{name}: {counts['accepted']} of {counts['drafted']} drafted tokens accepted in {counts['rounds']} drafts{by}."
+    drafts = f"{counts['rounds']} drafts{by}"
+    return f"{name}: {counts['accepted']} of {counts['drafted']} drafted tokens accepted in {drafts}."
 
 
 def _client(shares: Mapping[str, float]) -> list[str]:

@@ -1,5 +1,5 @@
-"""The settings of a recipe, and the steps that all recipes share: load the target and rows of its answers, train, measure,
-write the drafter, report. Recipes add options of their own to one of the configurations here.
+"""The settings of a recipe, and the steps that all recipes share: load the target and rows of its answers, train,
+measure, write the drafter, report. Recipes add options of their own to one of the configurations here.
 
 Recipes that write a whole model take the steps themselves: `Trainer.open`, `train`, `save_model`, `report`."""
 
@@ -42,7 +42,7 @@ from paceline.workbench.peers.setup import expanded, folder_of
 MEASURED = 1 << 15  # most tokens of held-out rows that are measured
 
 
-# The settings of a recipe -----------------------------------------------------------------------------------------------
+# The settings of a recipe --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ def speculation_of(said: object) -> dict[str, Any]:
     """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
     if not isinstance(said, dict):
         return {}
-    found = {name: said[key] for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name) if _counts(said.get(key))}
+    spelt = ((name, key) for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name))
+    found = {name: said[key] for name, key in spelt if _counts(said.get(key))}
     own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
     if isinstance(drafters := said.get("by_drafter"), dict):
         both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
@@ -133,8 +134,8 @@ class Completion:
     logprobs       of each token, as servers of chats give them, where they were asked for.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
-    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and our by_drafter
-                   as (drafted, accepted) of each; empty otherwise.
+    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and
+                   our by_drafter as (drafted, accepted) of each; empty otherwise.
     others         the answers after the first, where `n` asked for several.
     streamed       it came as events.
     times          seconds from the request to each event that brought a part of the answer; once where it came whole.
