@@ -40,8 +40,6 @@ RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
 PUBLISHED = Path(__file__).with_name("published.toml")
 BEGIN, END = "<!-- python benchmarks/results.py table -->\n", "<!-- end -->"
 """Around the table of README.md."""
-AGAIN = "<!-- python benchmarks/results.py again -->\n"
-"""Before README.md's table of two days."""
 FIGURES = (
     "answers", "speedup", "speedup_low", "speedup_high", "speedup_decode", "mean_accepted_tokens", "tokens_per_second",
     "tokens_per_second_decode", "identical", "looping", "speedup_without_loops", "failed",
@@ -217,17 +215,11 @@ def collect(out: Path) -> None:
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in record.items())
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")  # a line a run
     page, every = RECORD.with_name("README.md"), RECORD.with_name("runs.md")
-    text = _between(BEGIN, page.read_text("utf-8"), speedups(record))
-    page.write_text(_between(AGAIN, text, again(record)), "utf-8")
+    before, after = page.read_text("utf-8").split(BEGIN)[0], page.read_text("utf-8").split(END)[1]
+    page.write_text("".join([before, BEGIN, *(f"{line}\n" for line in speedups(record)), END, after]), "utf-8")
     every.write_text("\n".join(full(record)) + "\n", "utf-8")
     RECORD.with_name("heads.md").write_text("\n".join(heads(record)) + "\n", "utf-8")
     print(f"{RECORD} holds {len(record)} runs")
-
-
-def _between(begin: str, text: str, lines: Iterator[str]) -> str:
-    """The text with other lines from `begin` to END; unchanged where it has no such place."""
-    before, found, rest = text.partition(begin)
-    return text if not found else "".join([before, begin, *(f"{line}\n" for line in lines), END, rest.split(END, 1)[1]])
 
 
 def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
@@ -299,10 +291,9 @@ def _of_target(target: str, runs: Sequence[dict[str, Any]], newest: str) -> Iter
     ranked = sorted(methods, key=lambda method: -(first.get(method, {}).get("speedup") or 0))
     dates = sorted({one["date"] for one in runs})
     commits = ", ".join(sorted({one["commit"] for one in runs}))
-    age = "" if newest in dates else ": **an older version, not run anew**"
-    yield f"{', '.join(dates)}, commit {commits}{age}."
-    yield ""
-    yield f"| {TARGETS[target][2]} | {' | '.join(SUITES[suite] for suite in suites)} |"
+    age = "" if newest in dates else ", **an older version, not run anew**"
+    title = f"{TARGETS[target][2]}; {', '.join(dates)}, commit {commits}{age}"
+    yield f"| {title} | {' | '.join(SUITES[suite] for suite in suites)} |"
     yield "|---|" + "---:|" * len(suites)
     for method in ranked:
         yield f"| {_code(method)} | {' | '.join(_speedup(of[suite].get(method)) for suite in suites)} |"
@@ -330,7 +321,7 @@ def _speedup(facts: dict[str, Any] | None) -> str:
 
 
 def full(record: dict[str, Any]) -> Iterator[str]:
-    """Every run: one line a method."""
+    """Every run: one line a method; and what ran on two days."""
     yield "# Every run"
     yield ""
     yield "<!-- Written by `python benchmarks/results.py full`; do not edit by hand. -->"
@@ -357,17 +348,22 @@ def full(record: dict[str, Any]) -> Iterator[str]:
             cells += [_number(facts["speedup_without_loops"], 2) if facts["looping"] else ""]
             cells += [_number(facts["by_task"].get(task), 2) for task in one["tasks"]]
             yield f"| {_code(method)} | {' | '.join(cells)} |"
+    if len(twice := [*again(record)]) > 2:
+        yield ""
+        yield "## On two days"
+        yield ""
+        yield from twice
 
 
 def again(record: dict[str, Any]) -> Iterator[str]:
-    """Methods that ran on two days, with the speed-up of each."""
+    """Methods that copy and ran on two days, with the speed-up of each."""
     yield "| run | method | first day | later day | later / first |"
     yield "|---|---|---:|---:|---:|"
     for name, later in record.items():
         first = record.get(name.partition("@")[0], later)
         for method, facts in later["methods"].items() if first is not later else ():
             one = first["methods"].get(method, {}).get("speedup")
-            if one and facts["speedup"] and method != "none":
+            if one and facts["speedup"] and method in COPYING:
                 ratio = f"{facts['speedup'] / one:.2f}"
                 cells = [first["date"], later["date"]]
                 speeds = [f"{speed:.2f} ({day})" for speed, day in zip((one, facts["speedup"]), cells, strict=True)]

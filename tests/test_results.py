@@ -47,9 +47,9 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert (tmp_path / "README.md").read_text() == f"before {results.BEGIN}{printed('table')}{results.END} after"
     assert (tmp_path / "runs.md").read_text() == printed("full")
     lines = printed("table").splitlines()
-    assert lines[:3:2] == ["### AMX: Some Xeon (amx)", "2026-11-27, commit 0123abcd."]
-    lines = lines[4:]
-    assert lines[0] == "| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | Code edits |"
+    assert lines[0] == "### AMX: Some Xeon (amx)"
+    lines = lines[2:]
+    assert lines[0] == "| Qwen2.5-Coder-1.5B, Q4_K_M; 2026-11-27, commit 0123abcd | Spec-Bench | Code edits |"
     assert lines[2] == "| `sam` | 1.25 (1.20 to 1.31), 1.50 a round | 1.25 (1.20 to 1.31), 1.50 a round |"
     assert [line.split("`")[1] for line in lines[2:6]] == ["sam", "none", "rest", "peer:llama-cpp"]
     whole = printed("full")
@@ -58,7 +58,7 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert "| `sam` | 1.25 (1.20 to 1.31) | 1.38 | 1.50 | 600.0 |" in whole
     make_run(tmp_path / "other" / "qwen-q4-humaneval", methods)
     assert "holds 5 runs" in printed("collect", str(tmp_path / "other"))
-    assert "\n| Qwen2.5-Coder-1.5B, Q4_K_M | Spec-Bench | HumanEval | Code edits |" in printed("table"), "kept"
+    assert "commit 0123abcd | Spec-Bench | HumanEval | Code edits |" in printed("table"), "kept"
     newer = {"level": "avx512", "started": "2026-11-28T10:00:00+00:00"}
     for name in ("qwen-q4-code-edits", "qwen-q4-humaneval"):
         make_run(tmp_path / "newer" / name, methods, change=lambda about, _: about["environment"].update(newer))
@@ -68,13 +68,12 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert "an older version" in old
     assert "an older version" not in new
     later = newer | {"started": "2026-11-29T10:00:00+00:00"}
-    (tmp_path / "README.md").write_text(f"{results.BEGIN}{results.END}{results.AGAIN}{results.END} after")
     change = lambda about, _: about["environment"].update(later)  # noqa: E731
     make_run(tmp_path / "later" / "qwen-q4-humaneval", {"none": 1.0, "sam": 1.5, "suffix": 1.2}, change=change)
     assert "holds 8 runs" in printed("collect", str(tmp_path / "later"))
     row = "| avx512/qwen-q4-humaneval | `sam` | 1.25 (2026-11-28) | 1.50 (2026-11-29) | 1.20 |"
     assert printed("again").splitlines()[2:] == [row]
-    assert (tmp_path / "README.md").read_text().endswith(f"{row}\n{results.END} after")
+    assert (tmp_path / "runs.md").read_text().endswith(f"{row}\n")
     assert "`sam` | 1.25 (1.20 to 1.31)" in printed("table").split("### AMX")[0], "the first day's is the table's"
     assert "`suffix` | 1.20" in printed("table"), "which the first day had not"
 

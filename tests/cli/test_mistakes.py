@@ -136,7 +136,7 @@ MISTAKES = [
     (f"train model model {TRAIN}", "nothing to train on"),
     (f"train model model {TRAIN} --hidden 100", "--hidden is 100; heads are 64 wide"),
     ("train model model --out out", "nothing to train on"),
-    ("train kangaroo model --out out --tokens 9 --minutes 1", "two budgets for one training"),
+    ("train kangaroo model --out out --tokens 9 --minutes 1", "--minutes and --tokens are budgets for one training"),
 ]  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     if adapter is not None:
         own, weights = adapter.applied(config, weights)
         if own.num_hidden_layers != config.num_hidden_layers:
-            raise ModelError(f"{name} cannot be quantised: it is an adapter of a model's first layers alone")
+            raise ModelError(f"{adapter.name} cannot be quantised: it is an adapter of a model's first layers alone")
         copied += [adapter.folder] if has_tokenizer(adapter.folder) else []
     out, made = Path(out).expanduser(), quantised(weights, precision)
     kinds = {name: w.kind.name for name, w in made.items() if isinstance(w, Blocks)}
