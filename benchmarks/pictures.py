@@ -235,10 +235,31 @@ def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
     return drawn(y + 8, "Published and measured", shapes, words)
 
 
+def training(runs: dict[str, Any]) -> str:
+    """What heads have read against the tokens a round that they bring, one dot a head."""
+    run = runs["smollm2-heads-spec-bench-whole"]
+    x, y, shapes = axes(3, 1, 2, (0, 0.5, 1, 1.5, 2, 2.5, 3), (1, 1.2, 1.4, 1.6, 1.8, 2))
+    dots = {}
+    for method, one in run["cards"].items():
+        tokens = run["methods"].get(method, {}).get("mean_accepted_tokens")
+        if tokens and one["tokens"]:
+            name = one["folder"].removeprefix("smollm2-")
+            dots[name] = max(dots.get(name, (0.0, 0.0)), (one["tokens"] / 1e6, tokens), key=lambda dot: dot[1])
+    below = 0.0
+    for name, (read, tokens) in sorted(dots.items(), key=lambda dot: -dot[1][1]):
+        across, down = x(read), y(tokens)
+        label = below = max(down, below + 11) if across < 150 else down
+        shapes += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" class="s1"/>', text(across + 8, label + 4, name)]
+    shapes += [text(390, 262, "million tokens read in training", "small", "end")]
+    shapes += [text(8, 34, "mean accepted tokens a round", "small")]
+    words = f"Drafters of SmolLM2-135M in bfloat16, each trained for 6.5 minutes; Spec-Bench, greedy, {on(run)}."
+    return drawn(280, "What heads have read, and what they bring", shapes, words)
+
+
 def main() -> None:
     runs = newest(json.loads(RUNS.read_text("utf-8")))
     OUT.mkdir(exist_ok=True)
-    for draw in (hero, heat, tokens, batches):
+    for draw in (hero, heat, tokens, batches, training):
         (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
     (OUT / "papers.svg").write_text(papers(tomllib.loads(PUBLISHED.read_text("utf-8"))["picture"], runs), "utf-8")
 
