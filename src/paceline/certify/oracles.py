@@ -96,6 +96,7 @@ class Exact:
         return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
     def cases(self, asked: Asked, until: float) -> tuple[list[KnownCase], int]:
+        """Ways to sample, each with the exact distribution of first tokens, and how many requests they take together."""
         cases = list[KnownCase]()
         asked.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
@@ -113,6 +114,7 @@ class Exact:
         return cases, needed(cases, asked.scope.shift or SHIFT) if cases and number is None else number or 0
 
     def long(self, asked: Asked) -> list[tuple[str, Fields]]:
+        """Requests after beginnings that repeat themselves, and after the prompts of greedy answers, in every way."""
         scope = asked.scope
         if not asked.sampled.cases:
             return []
@@ -137,6 +139,7 @@ class Exact:
         return counted
 
     def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+        """Greedy answers as the model reads them, what was not tested, and how often drafts were accepted."""
         engine, replies, reference = asked.endpoint, asked.replies, None
         asked.watch.say("how often drafts are accepted")
         if self.draft is not None and replies:
@@ -233,6 +236,7 @@ class Reported:
         ]
 
     def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
+        """Counts tokens by the log-probabilities that come with them; Unreadable if some tokens come without."""
         most = asked.play.features["log-probabilities"].get("top_logprobs")
         first = {"messages": list(self.chats[0]), "max_tokens": 1}
         bodies = [asked.play.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]
@@ -268,6 +272,7 @@ class Reported:
         return [sampled_report(asked.endpoint, worst.body, worst.requests, found, seen)]
 
     def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+        """Greedy answers as the scenarios found them, and what a server without a control leaves open."""
         play, is_self = asked.play, self.control is None
         greedy = Greedy(play.answers, play.tokens, play.divergences)
         if not play.answers:
