@@ -96,7 +96,7 @@ class Exact:
         return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
     def cases(self, asked: Asked, until: float) -> tuple[list[KnownCase], int]:
-        """Ways to sample, each with the exact distribution of first tokens, and how many requests they take together."""
+        """Ways to sample, each with the exact distribution of first tokens, and how many requests they take."""
         cases = list[KnownCase]()
         asked.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
