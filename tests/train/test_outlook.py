@@ -6,11 +6,13 @@ import os
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.draft.cost import forward_times
 from paceline.train import generated, options, outlook
 from paceline.train.__main__ import app
+from paceline.train.eagle import EagleLoss
 from paceline.train.loop import read_log
 from paceline.train.measure import Fit
 from paceline.train.outlook import Outlook, tokens_a_round
@@ -56,6 +58,15 @@ def test_the_chain_that_pays_most_here_is_named(monkeypatch):
     figures, line = looked(monkeypatch, (0.8, 0.7, 0.5), dear, 0.001)
     assert (figures["chain"], figures["speedup"]) == (0, 1.0)
     assert "no chain pays yet" in line
+
+
+def test_few_rows_of_every_source_are_measured_each_time(root):
+    """The whole of what is held out would take minutes of every ten."""
+    loss = EagleLoss(AutoModelForCausalLM.from_pretrained(root / "target"))
+    held = {name: (np.zeros((200, 32)), np.zeros((200, 32))) for name in "ab"}
+    few = Outlook.of(loss, held, root / "target", []).held
+    assert {name: len(ids) for name, (ids, _) in few.items()} == {"a": 64, "b": 64}
+    assert all(len(ids) == len(labels) for ids, labels in few.values())
 
 
 def test_what_twice_the_training_adds(monkeypatch):

@@ -13,8 +13,6 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-import numpy as np
-
 from paceline.core.tree import Floats
 from paceline.draft.cost import time_forwards
 from paceline.errors import PacelineError
@@ -23,7 +21,7 @@ from paceline.train.data import Rows
 from paceline.train.measure import Fit, measure
 from paceline.train.student import Student
 
-TOKENS = 1 << 13  # most tokens of held-out rows that are measured each time, of each source
+TOKENS = 1 << 12  # tokens of held-out rows that are measured each time, over all sources; a row of each at least
 HALF = 0.6  # share of the tokens read up to which an earlier figure counts as one of half the training
 LITTLE = 0.01  # share of the tokens a round below which twice the training is hardly worth it
 
@@ -52,7 +50,11 @@ class Outlook:
             raise PacelineError(f"{target} cannot be timed here")
         wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
         once, each = (count * wide * float(forward[1]) / model.weight_bytes for count in student.read_weights())
-        few = {name: (ids[: _rows(ids)], labels[: _rows(ids)]) for name, (ids, labels) in held.items()}
+        few = {
+            name: (ids[:count], labels[:count])
+            for name, (ids, labels) in held.items()
+            for count in [max(1, TOKENS // (ids.shape[1] * len(held)))]
+        }
         seen = [(row["tokens"], row["expected"]["tokens"]) for row in log if "expected" in row]
         return cls(student, few, forward, once, each, seen)
 
@@ -87,7 +89,3 @@ class Outlook:
 def tokens_a_round(fits: Sequence[Fit]) -> list[float]:
     """Mean tokens of a round with a greedy chain of 0, 1, 2, ... drafted tokens, the target's own included."""
     return [*accumulate(accumulate((fit.row["accepted"] for fit in fits), mul), initial=1.0)]
-
-
-def _rows(ids: np.ndarray) -> int:
-    return max(1, TOKENS // ids.shape[1])
