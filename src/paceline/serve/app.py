@@ -258,10 +258,8 @@ class Server:
     async def chat(self, http: Request, request: ChatRequest) -> Response:
         """The response to a chat, whole or as a stream."""
         prompt, jobs = await self.ask(http, request, (request.top_logprobs or 0) if request.logprobs else None)
-        frame, reader = (
-            Frame("chat.completion", self.settings.model, self.tokenizer),
-            partial(self.reader, request, prompt),
-        )
+        frame = Frame("chat.completion", self.settings.model, self.tokenizer)
+        reader = partial(self.reader, request, prompt)
         style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
         return await self.reply(http, [style], [jobs])
 
