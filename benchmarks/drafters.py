@@ -91,7 +91,7 @@ def accept(asked: argparse.Namespace) -> None:
 def accept_after(asked: argparse.Namespace, target: Any, tokenizer: Tokenizer, prompts: list[list[int]]) -> None:
     """Print a table: what each drafter of `asked.specs` brings on these prompts, token ids, and what it costs."""
     params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=0)
-    columns = "parameters", "mean accepted", "not looping", "nodes a round", "positions a token", "accepted"
+    columns = "parameters", "mean accepted (95 %)", "not looping", "nodes a round", "positions a token", "accepted"
     print(f"| | {' | '.join(columns)} | ms a draft | ms a forward |")
     print(f"|---|{'---:|' * 8}")
     for spec in asked.specs:
@@ -107,7 +107,9 @@ def accept_after(asked: argparse.Namespace, target: Any, tokenizer: Tokenizer, p
             1000 * sum(parts.get(part, 0.0) for part in names) / engine.rounds
             for names in (("draft", "observe"), ("prepare", "layers", "head"))
         )
-        cells = [f"{parameters(spec) / 1e6:.2f} M", f"{mean_accepted(done):.3f}", f"{mean_accepted(calm):.3f}"]
+        low, high = interval(done)
+        cells = [f"{parameters(spec) / 1e6:.2f} M", f"{mean_accepted(done):.3f} ({low:.2f} to {high:.2f})"]
+        cells += [f"{mean_accepted(calm):.3f}"]
         cells += [f"{nodes / rounds:.1f}", f"{(nodes + rounds) / tokens:.1f}"]
         cells += [f"{right / max(nodes, 1):.2f}", f"{draft:.2f}", f"{forward:.2f}"]
         print(f"| {spec} | {' | '.join(cells)} |", flush=True)
@@ -118,6 +120,14 @@ def accept_after(asked: argparse.Namespace, target: Any, tokenizer: Tokenizer, p
 def mean_accepted(done: Sequence[Completion]) -> float:
     """Tokens a round."""
     return sum(one.new_tokens for one in done) / max(sum(one.rounds for one in done), 1)
+
+
+def interval(done: Sequence[Completion], resamples: int = 2000) -> tuple[float, float]:
+    """The 95 % interval of `mean_accepted`: a bootstrap over the answers."""
+    counts = np.array([[one.new_tokens, one.rounds] for one in done])
+    drawn = counts[np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))].sum(1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def parameters(spec: str) -> int:

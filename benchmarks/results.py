@@ -25,13 +25,17 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import filter as matching
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file
 
+from paceline.bench.metrics import speedup, speedup_interval, tokens_per_second
+from paceline.bench.record import ANSWERS, Answer, good, read_answers
 from paceline.bench.report import describe, read_run
 from paceline.draft.spec import parse, split
 from paceline.target.folder import fingerprint
@@ -61,10 +65,11 @@ EAGLE3, DFLASH, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
     f"{'model' if name == 'draft' else name}:{{heads}}/smollm2-{name}"
     for name in ("eagle3", "dflash", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
 )
+LENGTHS = (*(f"{DRAFT},stop=fixed,draft={length},{VOCAB}" for length in (1, 2, 3, 5)), f"{DRAFT},stop=svip,{VOCAB}")
+CHAINS = (f"{KANGAROO},{VOCAB}", f"{MEDUSA},tree=benchmarks/chain-3.txt,{VOCAB}")
 HEADS = (
-    EAGLE3, DFLASH, f"{DFLASH},tree=0", *(f"{head},{VOCAB}" for head in (EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO)),
-    f"{DRAFT},stop=fixed,draft=5,{VOCAB}", f"{DRAFT},stop=svip,{VOCAB}", f"{DRAFT},stop=svip", EAGLE,
-    f"sam+{EAGLE3}", "sam", "suffix",
+    EAGLE3, DFLASH, f"{DFLASH},tree=0", *(f"{head},{VOCAB}" for head in (EAGLE, HYDRA, MEDUSA, AMPHISTA)), *CHAINS,
+    *LENGTHS, f"{DRAFT},stop=svip", EAGLE, f"sam+{EAGLE3}", "sam", "suffix",
 )  # fmt: skip
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
@@ -99,10 +104,11 @@ class Plan:
     minutes: int = 0
     batch: int = 1
     budget: bool = True
+    max_tokens: int | None = None
 
     @property
     def name(self) -> str:
-        kind = "sampled" if self.temperature else f"b{self.batch}" if self.batch > 1 else ""
+        kind = "sampled" if self.temperature else f"b{self.batch}" if self.batch > 1 else "long" * bool(self.max_tokens)
         return "-".join(filter(None, [self.target, self.suite, kind, "" if self.budget else "whole"]))
 
 
@@ -113,6 +119,7 @@ PLANS = (
     Plan("qwen-q4", "humaneval", 12, COPYING, XLLAMA, minutes=15),
     Plan(TRAINED, "spec-bench", 24, HEADS, minutes=12, budget=False),
     Plan(TRAINED, "spec-bench", 24, PAYING, minutes=8),
+    Plan(TRAINED, "spec-bench", 6, LENGTHS, minutes=10, budget=False, max_tokens=1024),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
     Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
@@ -159,7 +166,8 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     specs = [method.format(**names) for method in plan.methods]
     if missing := [spec for spec in specs if not all(file.exists() for file in _files(spec))]:
         print(f"{plan.name}: without {', '.join(missing)}, whose files are not there", flush=True)
-    words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype, "-n", str(asked.max_tokens)]
+    words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype]
+    words += ["-n", str(plan.max_tokens or asked.max_tokens)]
     words += ["--warm-up", "1"]
     words += ["--suite", getattr(asked, plan.suite.replace("-", "_")), "--out", str(asked.out / plan.name)]
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
@@ -209,7 +217,7 @@ def collect(out: Path) -> None:
             "methods": {label(m.name): _facts(m, found.tasks) for m in found.methods},
         }
         if cards := {label(m.name): one for m in found.methods if (one := card(m.name))}:
-            record[name]["cards"] = cards
+            record[name] |= {"cards": cards, "claims": [*claimed(out / plan.name)]}
     planned = [f"{level}/{plan.name}" for level in LEVELS for plan in PLANS]
     record = {name: record[name] for name in dict.fromkeys([*planned, *record]) if name in record}
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in record.items())
@@ -252,6 +260,45 @@ def card(method: str) -> dict[str, Any] | None:
         "greedy": _rounded(1 + sum(accumulate(accepted, mul))) if accepted and None not in accepted else None,
         "sampled": _rounded(1 + sum(sampled)) if sampled and None not in sampled else None,
     }
+
+
+def claimed(run: Path) -> Iterator[dict[str, Any]]:
+    """Of every claim of published.toml whose two methods answered in a run: the ratios of their tokens a round and of
+    their speeds, each with its 95 % interval, paired by question. `worse` may have a star: the fastest such method."""
+    by_method: dict[str, list[Answer]] = {}
+    for answer in good(read_answers(run / ANSWERS)):
+        by_method.setdefault(label(answer.method), []).append(answer)
+    speeds = {method: tokens_per_second(answers) or 0.0 for method, answers in by_method.items()}
+    for claim in tomllib.loads(PUBLISHED.read_text("utf-8"))["claims"]:
+        others = matching(by_method.keys(), claim["worse"])
+        worse = max(others, key=lambda method: speeds[method], default=None)
+        if claim["better"] in by_method and worse:
+            mine, other = by_method[claim["better"]], by_method[worse]
+            speed, interval = speedup(mine, other), speedup_interval(mine, other)
+            yield {
+                "title": claim["title"],
+                "worse": worse,
+                "tokens": [_rounded(value) for value in tokens_ratio(mine, other)],
+                "speed": [_rounded(value) for value in (speed, *(interval or (None, None)))],
+            }
+
+
+def tokens_ratio(mine: Sequence[Answer], other: Sequence[Answer], resamples: int = 2000) -> tuple[float, float, float]:
+    """One method's tokens a round over another's, and its 95 % interval: a bootstrap over questions, paired."""
+    counts = []
+    for answers in (mine, other):
+        of: dict[str, list[int]] = {}
+        for answer in answers:
+            lengths = [n for turn in answer.turns for n in turn.lengths or ()]
+            tokens, rounds = of.setdefault(answer.question, [0, 0])
+            of[answer.question] = [tokens + sum(lengths), rounds + len(lengths)]
+        counts.append(of)
+    both = np.array([[counts[0][question], counts[1][question]] for question in counts[0].keys() & counts[1].keys()])
+    drawn = np.random.default_rng(0).integers(len(both), size=(resamples, len(both)))
+    sums = np.concatenate([both.sum(0)[None], both[drawn].sum(1)])
+    ratios = sums[:, 0, 0] / sums[:, 0, 1] / (sums[:, 1, 0] / sums[:, 1, 1])
+    low, high = np.percentile(ratios[1:], [2.5, 97.5])
+    return float(ratios[0]), float(low), float(high)
 
 
 def _rounded(value: Any) -> Any:
@@ -377,11 +424,12 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
     """heads.md: trained drafters on SmolLM2, what their papers say, and whether the published order holds."""
     published = tomllib.loads(PUBLISHED.read_text("utf-8"))
     runs = {name: one for name, one in record.items() if one["target"] == TRAINED}
-    cards = {method: one for run in runs.values() for method, one in run.get("cards", {}).items()}
+    dated = sorted(runs.values(), key=lambda run: run["date"])
+    newest = {one["folder"]: one for run in dated for one in run.get("cards", {}).values()}
     yield "# Drafters trained for SmolLM2"
     yield ""
     yield "<!-- Written by `python benchmarks/results.py heads`; do not edit by hand. -->"
-    if weights := sorted({f"models/{one['folder']} {one['fingerprint']}" for one in cards.values()}):
+    if weights := sorted(f"models/{folder} {one['fingerprint']}" for folder, one in newest.items()):
         yield f"<!-- measured with {', '.join(weights)} -->"
     yield (
         "SmolLM2-135M-Instruct in bfloat16, and the drafters in `models/smollm2-*` that were "
@@ -394,17 +442,15 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "None of its runs has been made yet: `python benchmarks/results.py run build/results`."
         return
-    yield from _card_table(cards)
+    yield from _card_table(newest)
+    yield from _claims(runs, published)
     for name, one in runs.items():
         if "chains" not in name:
-            yield from _beside_papers(name, one, published)
-    whole = {name: one for name, one in runs.items() if not one["budget"] and "chains" not in name}
-    yield from _claims(whole, published)
+            yield from _beside_papers(name, one, published, newest)
 
 
-def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _card_table(folders: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every drafter's training in a line, and whether all have seen as many tokens."""
-    folders = {one["folder"]: one for one in cards.values()}
     trained = {one["tokens"] for one in folders.values()}
     yield ""
     yield "## What they have learnt from"
@@ -420,7 +466,9 @@ def _card_table(cards: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield f"| `models/{folder}` | {tokens} | {_number(one['minutes'], 1)} | {_number(one['overlap'], 3)} |"
 
 
-def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) -> Iterator[str]:
+def _beside_papers(
+    name: str, run: dict[str, Any], published: dict[str, Any], newest: dict[str, dict[str, Any]]
+) -> Iterator[str]:
     """A run's methods, the most tokens a round first. The papers' figures stand beside those of the papers' benchmark,
     Spec-Bench, greedy."""
     methods = {method: facts for method, facts in run["methods"].items() if facts["mean_accepted_tokens"] is not None}
@@ -434,6 +482,9 @@ def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) ->
     yield ""
     yield f"{run['setting']}; {run['machine']}.{'' if run['complete'] else ' Not complete.'}"
     yield from run["notes"]
+    for one in {one["folder"]: one for one in run.get("cards", {}).values()}.values():
+        if one["fingerprint"] != newest[one["folder"]]["fingerprint"]:
+            yield f"With an earlier `models/{one['folder']}`, which had read {one['tokens']:,} tokens."
     yield ""
     simulated = "simulated, a chain of 3"
     columns = ["", "tokens a round", simulated, "tokens/s", "speed-up (95 %)", "identical"]
@@ -459,36 +510,36 @@ def _beside_papers(name: str, run: dict[str, Any], published: dict[str, Any]) ->
 
 
 def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Iterator[str]:
-    """Whether one method is ahead of another where a paper says so, in every run that has both."""
+    """Whether one method is ahead of another where a paper says so, in every run that asked both."""
     yield ""
     yield "## Does the published order hold?"
     yield ""
     yield (
-        "Tokens a round are ahead from 1 % on. A speed-up is ahead if its 95 % interval lies above the other's. "
-        "A paper that does not say which of two has more tokens is not asked."
+        "How many times the tokens a round, and how many times the speed, the first method has, each with its 95 % "
+        "interval, by question. It is ahead, or behind, if the interval is on one side of 1. All drafters had the same "
+        "answers to learn from; how long they learnt is [above](#what-they-have-learnt-from)."
     )
     yield ""
-    yield "| | published | run | tokens a round | ahead | speed-up | ahead |"
-    yield "|---|---|---|---:|---|---:|---|"
+    yield "| | published | run | beside | tokens a round | ahead | speed | ahead |"
+    yield "|---|---|---|---|---:|---|---:|---|"
     for claim in published["claims"]:
         said = f"{claim['published']} ({published['sources'][claim['source']].split(',')[0]})"
         for name, run in runs.items():
-            better, worse = (run["methods"].get(claim[side]) for side in ("better", "worse"))
-            if not better or not worse or None in (better["speedup"], worse["speedup"]):
-                continue
-            tokens, speeds = ([one[f] for one in (better, worse)] for f in ("mean_accepted_tokens", "speedup"))
-            cells = [claim["title"], said, name, f"{tokens[0]:.2f} to {tokens[1]:.2f}"]
-            cells += [_ahead(tokens[0] / tokens[1], 0.99, 1.01) if claim.get("tokens") else ""]
-            cells += [f"{speeds[0]:.2f} to {speeds[1]:.2f}"]
-            (low, high), (least, most) = ([one[f"speedup_{end}"] for end in ("low", "high")] for one in (better, worse))
-            cells += ["" if None in (low, least) else _ahead(1.0, least / high, most / low)]
-            yield f"| {' | '.join(cells)} |"
-            said = ""
+            for one in run.get("claims", ()):
+                if one["title"] == claim["title"]:
+                    cells = [_code(one["worse"])]
+                    for figure in ("tokens", "speed"):
+                        value, low, high = one[figure]
+                        known = low is not None
+                        cells += [f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if known else "")]
+                        cells += [_ahead(low, high) if known else ""]
+                    yield f"| {claim['title']} | {said} | {name} | {' | '.join(cells)} |"
+                    said = ""
 
 
-def _ahead(value: float, low: float, high: float) -> str:
-    """Whether a value is above what is as good as equal, or below it."""
-    return "yes" if value > high else "**no**" if value < low else "no difference seen"
+def _ahead(low: float, high: float) -> str:
+    """What an interval of a ratio says."""
+    return "yes" if low > 1 else "**no**" if high < 1 else "no difference seen"
 
 
 def gpu(out: Path) -> None:

@@ -118,16 +118,43 @@ def test_trained_drafters_stand_beside_their_papers(
     assert "- Published figures of `eagle,vocab`, `eagle3`: Spec-Bench's leaderboard" in greedy
     assert "its authors' own" not in sampled
     assert "| `model,stop=svip,vocab` | 1.20 | 1.50 | 480.0 |" in sampled, "1 + .25 + .25"
-    held = page.split("## Does the published order hold?")[1].split("\n## ")[0]
-    said = [line.split(" | ")[-5:] for line in held.splitlines() if "smollm2-heads" in line]
+
+
+def test_a_claim_is_decided_by_intervals(tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that needs two rounds where another needs three has 1.5 times its tokens a round."""
+    monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
+    (tmp_path / "smollm2-draft").mkdir()
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "smollm2-draft" / "model.safetensors")
+    (tmp_path / "smollm2-draft" / "config.json").write_text("{}")
+    draft, vocab = f"model:{tmp_path}/smollm2-draft", f"vocab={tmp_path}/smollm2-vocab.safetensors"
+    slow, fast = (f"{draft},stop=fixed,draft={length},{vocab}" for length in (5, 2))
+    svip, whole = f"{draft},stop=svip,{vocab}", f"{draft},stop=svip"
+    run = tmp_path / "smollm2-heads-spec-bench-whole"
+    make_run(run, dict.fromkeys(("none", slow, fast, svip, whole), 1.0))
+    answers = []
+    for line in (run / "answers.jsonl").read_text("utf-8").splitlines():
+        answer, task = json.loads(line), len(answers) // 10
+        (turn,) = answer["turns"]
+        if answer["method"] in (slow, fast):
+            turn["lengths"] = [1, 1, *turn["lengths"][1:]]
+        if answer["method"] == slow:
+            turn["seconds"] *= 2
+        if answer["method"] == whole:  # in half of the tasks more, in half less
+            turn["lengths"] = [sum(turn["lengths"])] if task % 2 else [1, 1, *turn["lengths"][1:]]
+        answers.append(json.dumps(answer) + "\n")
+    (run / "answers.jsonl").write_text("".join(answers), "utf-8")
+    (tmp_path / "README.md").write_text(f"before {results.BEGIN}old\n{results.END} after")
+    printed("collect", str(tmp_path))
+    held = printed("heads").split("## Does the published order hold?")[1].split("\n## ")[0]
+    said = [[cell.strip() for cell in line.split("|")[3:-1]] for line in held.splitlines() if "smollm2-heads" in line]
     same = "no difference seen"
-    assert said == [
-        ["amx/smollm2-heads-spec-bench-whole", "1.80 to 2.40", "**no**", "1.50 to 2.00", "**no** |"],
-        ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.20", "", "1.40 to 1.00", "yes |"],
-        ["amx/smollm2-heads-spec-bench-whole", "1.68 to 1.44", "", "1.40 to 1.20", "yes |"],
-        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.80", same, "1.51 to 1.50", f"{same} |"],
-        ["amx/smollm2-heads-spec-bench-whole", "1.81 to 1.56", "yes", "1.51 to 1.30", "yes |"],
-    ]
+    assert said[0][:4] == [run.name.replace("smollm2", "amx/smollm2"), "`model,stop=fixed,draft=2,vocab`",
+                           "1.50 (1.50 to 1.50)", "yes"], "the faster of the fixed lengths"  # fmt: skip
+    assert said[0][4:] == ["1.00 (1.00 to 1.00)", same]
+    assert said[1][1] == "`model,stop=svip`"
+    assert said[1][3] == same
+    low, high = said[1][2].partition("(")[2][:-1].split(" to ")
+    assert float(low) < 1 < float(high)
 
 
 def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
