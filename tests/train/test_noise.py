@@ -16,7 +16,7 @@ from paceline.target.folder import tuned_note
 from paceline.target.load import load
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig
-from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, measure_slots, train_noisy
+from paceline.train.noise import MOST_ROWS, NoiseConfig, NoisyConfig, clean_loss, measure_slots, train_noisy
 from paceline.train.trainer import Training
 from tests import models
 
@@ -84,11 +84,13 @@ def test_reports_name_the_model_it_was_made_from(tmp_path):
 def test_an_adapter_is_written_that_is_merged_on_loading(tmp_path):
     pytest.importorskip("peft")
     folder = tuned(tmp_path, "adapted", (3, 6), lora=4)
+    assert [NoisyConfig(**of).loop["peak_lr"] for of in ({}, {"lora": 4}, {"lora": 4, "lr": 0.5})] == [3e-5, 3e-4, 0.5]
     assert not (folder / "model.safetensors").exists()
     before, after = (load(tmp_path / name, dtype="float32") for name in ("target", "adapted"))
     record = json.loads((folder / "noise.json").read_text())
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     _, held = split_rows(tmp_path / "answers.jsonl", 32, 0, 0.2)
+    held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in held.items()}
     unchanged = clean_loss(network.eval(), held)
     names = dict(network.named_parameters())
     weights = Adapter.of(folder).merged({name: p.detach() for name, p in names.items()})

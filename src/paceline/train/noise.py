@@ -35,7 +35,7 @@ from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
 from paceline.train.trainer import Trainer, TrainerConfig, Training, dtype_of, open_teacher, pad_token, training_folder
 
 SLOTS = 5  # slots that are measured, as many as `jacobi` has
-MOST_ROWS, PLACES = 32, 4  # held-out rows measured per source, and measurements per row
+MOST_ROWS, PLACES = 12, 3  # held-out rows measured per source, and measurements per row
 Source = Literal["prefix", "vocabulary", "mask"]
 """Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 
@@ -96,7 +96,13 @@ class NoisyConfig(TrainerConfig):
     lora: int = option(
         0, "Rank of a LoRA adapter to train and write instead of the whole model; 0: train all weights.", least=0
     )
-    lr: float = option(3e-5, "Peak learning rate.", least=0)
+    lr: float = option(
+        0.0, "Peak learning rate; 0: 3e-5, and 3e-4 for an adapter, which needs a higher one.", least=0
+    )
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return super().loop | {"peak_lr": self.lr or (3e-4 if self.lora else 3e-5)}
 
 
 class Span(NamedTuple):
@@ -202,10 +208,12 @@ def train_noisy(
         held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
         report, measured, slots = [], {}, []
         if held:
-            after = clean_loss(tuned, held)
-            before = {path: clean_loss(open_teacher(path), held) for path in (training_folder(training.target), *also)}
+            with trainer.precision, trainer.console.status("measuring on held-out answers ..."):
+                after = clean_loss(tuned, held)
+                originals = training_folder(training.target), *also
+                before = {path: clean_loss(open_teacher(path), held) for path in originals}
+                slots = measure_slots(tuned, held, noise, seed)
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
-            slots = measure_slots(tuned, held, noise, seed)
             against = [f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()]
             report = [f"loss on clean held-out answers  {after:.4f}", *against, *slot_lines(slots)]
         facts = {"tuned_from": asdict(start), **trainer.facts("noise", **measured)}
@@ -254,7 +262,8 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
             start = int(rng.integers(answer.first, answer.end - SLOTS + 1))
             corrupted = row[: start + SLOTS].copy()
             corrupt(corrupted, answer, [(start, SLOTS)], noise, rng)
-            candidates = network(input_ids=torch.from_numpy(corrupted)[None]).logits[0, start:].topk(RANKS).indices
+            text = torch.from_numpy(corrupted)[None]
+            candidates = network(input_ids=text, logits_to_keep=SLOTS).logits[0].topk(RANKS).indices
             for slot, of_slot, best in zip(slots, candidates, best_tokens[start : start + SLOTS], strict=True):
                 slot.rank(of_slot[None], best[None])
     return slots
