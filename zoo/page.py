@@ -1,6 +1,6 @@
 """The page of drafters made for a real model: their data, budgets and held-out figures, as their config.json has them.
 
-    python -m zoo page smollm2 --out models"""
+python -m zoo page smollm2 --out models"""
 
 import json
 import math
@@ -12,7 +12,10 @@ from safetensors import safe_open
 from paceline.errors import PacelineError
 
 DRAFTERS = ("eagle3", "dflash", "medusa", "hydra", "amphista", "eagle", "kangaroo", "draft")
-COLUMNS = ("drafter", "parameters", "MB", "minutes", "tokens read", "right at depth 1", "2", "3", "simulated length")
+COLUMNS = (
+    "drafter", "parameters", "MB", "answers", "tokens read", "minutes", "right at depth 1", "2", "3",
+    "simulated length",
+)  # fmt: skip
 NOT_OURS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """The target's, in a draft model's folder: config.json has the tokenizer's fingerprint."""
 
@@ -41,21 +44,20 @@ def page(model: str, out: Path) -> str:
         size = sum(math.prod(shape) * (32 / 34 if key in blocks else 1) for key, shape in shapes.items())
         spent, fits = config["recipe"]["spent"], config["held_out"]["all"]
         cells = [f"`{'model' if name == 'draft' else name}:{folder}`", f"{size / 1e6:.1f} M"]
-        cells += [f"{weights.stat().st_size / 1e6:.1f}", f"{spent['minutes']:.1f}", f"{spent['tokens']:,}"]
+        cells += [f"{weights.stat().st_size / 1e6:.1f}", f"{sum(config['learnt_tokens'].values()):,}"]
+        cells += [f"{spent['tokens']:,}", f"{spent['minutes']:.1f}"]
         rows.append([*cells, *(f"{fit['top1']:.3f}" for fit in fits[:3]), f"{config['accepted_length']:.2f}"])
     if not rows:
         raise PacelineError(f"{out} has no drafter of {model}")
-    learnt, target = configs[0]["learnt_tokens"], configs[0]["target"]
+    target = configs[0]["target"]
     lines = [
         f"# Drafters of {target['name']}",
         "",
         "<!-- Written by `python -m zoo page`; do not edit by hand. -->",
         "",
         f"Weights' fingerprint of the target {target['weights_fingerprint']}, of its tokenizer "
-        f"{target['tokenizer_fingerprint']}. All learnt from the same {sum(learnt.values()):,} tokens of the target's "
-        "own answers, half of them greedy and half at temperature 1: "
-        + ", ".join(f"{name} {count:,}" for name, count in sorted(learnt.items()))
-        + ".",
+        f"{target['tokenizer_fingerprint']}. All learnt from the target's own answers, half of them greedy and half at "
+        "temperature 1; `answers` says how many tokens of them, `tokens read` how many with prompts and repeats.",
         "",
         *_table(rows),
     ]
