@@ -1,6 +1,6 @@
 """The page of drafters made for a real model: their data, budgets and held-out figures, as their config.json has them.
 
-python -m zoo page smollm2 --out models"""
+    python -m zoo page smollm2 --out models"""
 
 import json
 import math
