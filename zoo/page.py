@@ -60,8 +60,23 @@ def page(model: str, out: Path) -> str:
         "temperature 1; `answers` says how many tokens of them, `tokens read` how many with prompts and repeats.",
         "",
         *_table(rows),
+        *_tuned(out / f"{model}-noise"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tuned(folder: Path) -> list[str]:
+    """What there is to say of the model's adapter that was tuned with noise; nothing without it."""
+    weights = folder / "adapter_model.safetensors"
+    if not weights.exists():
+        return []
+    about = json.loads((folder / "noise.json").read_text("utf-8"))
+    size, tokens = f"{weights.stat().st_size / 1e6:.1f} MB", f"{about['recipe']['spent']['tokens']:,} tokens"
+    return [
+        "",
+        f"`{folder}` is the model itself, tuned with noise for [jacobi](../docs/methods/jacobi.md) on {tokens}: an "
+        f"adapter of {size}, which is given as a model. Its answers are not those of the model that was not tuned.",
+    ]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
