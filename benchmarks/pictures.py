@@ -238,7 +238,7 @@ def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
 def training(runs: dict[str, Any]) -> str:
     """What heads have read against the tokens a round that they bring, one dot a head."""
     run = runs["smollm2-heads-spec-bench-whole"]
-    x, y, shapes = axes(3, 1, 2, (0, 0.5, 1, 1.5, 2, 2.5, 3), (1, 1.2, 1.4, 1.6, 1.8, 2))
+    x, y, shapes = axes(3, 1, 2.2, (0, 0.5, 1, 1.5, 2, 2.5, 3), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2))
     dots = {}
     for method, one in run["cards"].items():
         tokens = run["methods"].get(method, {}).get("mean_accepted_tokens")
@@ -252,7 +252,7 @@ def training(runs: dict[str, Any]) -> str:
         shapes += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" class="s1"/>', text(across + 8, label + 4, name)]
     shapes += [text(390, 262, "million tokens read in training", "small", "end")]
     shapes += [text(8, 34, "mean accepted tokens a round", "small")]
-    words = f"Drafters of SmolLM2-135M in bfloat16, each trained for 6.5 minutes; Spec-Bench, greedy, {on(run)}."
+    words = f"Drafters of SmolLM2-135M in bfloat16; Spec-Bench, greedy, {on(run)}."
     return drawn(280, "What heads have read, and what they bring", shapes, words)
 
 

@@ -516,8 +516,8 @@ def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Itera
     yield ""
     yield (
         "How many times the tokens a round, and how many times the speed, the first method has, each with its 95 % "
-        "interval, by question. It is ahead, or behind, if the interval is on one side of 1. All drafters had the same "
-        "answers to learn from; how long they learnt is [above](#what-they-have-learnt-from)."
+        "interval, by question. It is ahead, or behind, if the interval is on one side of 1. How long each has learnt "
+        "is [above](#what-they-have-learnt-from)."
     )
     yield ""
     yield "| | published | run | beside | tokens a round | ahead | speed | ahead |"
