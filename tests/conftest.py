@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import ssl
 from collections.abc import Iterator
 from functools import cache
@@ -20,6 +21,8 @@ from paceline import processor
 from paceline.__main__ import GARBAGE
 from tests.paths import REPOSITORY, SHARED
 
+# A shell starts what runs in its background with Ctrl-C ignored, and then no test would be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.set_threshold(*GARBAGE)
 typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and most commands are asked often
 ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
