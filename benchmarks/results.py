@@ -533,7 +533,11 @@ def _claims(runs: dict[str, dict[str, Any]], published: dict[str, Any]) -> Itera
                         known = low is not None
                         cells += [f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if known else "")]
                         cells += [_ahead(low, high) if known else ""]
-                    yield f"| {claim['title']} | {said} | {name} | {' | '.join(cells)} |"
+                    both = claim["better"], one["worse"]
+                    minutes = [run["cards"].get(method, {}).get("minutes") for method in both]
+                    equal = None in minutes or max(minutes) < 1.5 * min(minutes)
+                    title = claim["title"] if equal else f"{claim['title']}, **not trained equally long**"
+                    yield f"| {title} | {said} | {name} | {' | '.join(cells)} |"
                     said = ""
 
 

@@ -153,6 +153,12 @@ def test_a_claim_is_decided_by_intervals(tmp_path: Path, printed: Any, monkeypat
     assert said[0][4:] == ["1.00", ""], "too few questions for an interval of the speed"
     assert said[1][1] == "`model,stop=svip`"
     assert said[1][3] == same
+    assert "not trained equally long" not in held
+    record = json.loads((tmp_path / "runs.json").read_text())
+    cards = record["amx/" + run.name]["cards"]
+    cards["model,stop=svip,vocab"]["minutes"], cards["model,stop=fixed,draft=2,vocab"]["minutes"] = 74, 6.5
+    (tmp_path / "runs.json").write_text(json.dumps(record))
+    assert "| SVIP over the best fixed length, **not trained equally long** |" in printed("heads")
     low, high = said[1][2].partition("(")[2][:-1].split(" to ")
     assert float(low) < 1 < float(high)
 
