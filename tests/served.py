@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tests.web import Handler, serving
@@ -97,17 +98,20 @@ class Served:
             self.most_running = max(self.most_running, self.running)
         try:
             if self.fails(number):
-                return handler.reply(500, {"error": {"message": "made up"}})
-            if not body.get("stream"):
+                end = partial(handler.reply, 500, {"error": {"message": "made up"}})
+            elif not body.get("stream"):
                 text = "".join(self.words[i % len(self.words)] for i in range(body["max_tokens"]))
                 whole = {"index": 0, "message": {"content": text}, "text": text, "finish_reason": "length"}
-                return handler.reply(200, {"choices": [whole], **self.told})
-            handler.begin(Content_Type="text/event-stream", Connection="close")
-            handler.close_connection = True
-            self._stream(handler, body)
+                end = partial(handler.reply, 200, {"choices": [whole], **self.told})
+            else:
+                handler.begin(Content_Type="text/event-stream", Connection="close")
+                handler.close_connection = True
+                self._stream(handler, body)
+                end = partial(handler.wfile.write, b"data: [DONE]\n\n")
         finally:
             with self._lock:
                 self.running -= 1
+        end()  # last: whoever has all of an answer may ask again at once
 
     def _stream(self, handler, body):
         done, rounds = 0, 0
@@ -129,7 +133,6 @@ class Served:
         _event(handler, {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "length"}]})
         usage = {"prompt_tokens": 5, "completion_tokens": done, "total_tokens": done}
         _event(handler, {"choices": [], "usage": usage, **self.told})
-        handler.wfile.write(b"data: [DONE]\n\n")
 
 
 def _event(handler, value):

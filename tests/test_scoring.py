@@ -106,11 +106,18 @@ def test_likelihoods_are_the_engines(folder: Path) -> None:
     assert not made.target.cache.held
 
 
+def called(monkeypatch: pytest.MonkeyPatch, name: str) -> Event:
+    """Set once the worker has done what the method of this name does."""
+    method, done = getattr(Worker, name), Event()
+    monkeypatch.setattr(Worker, name, lambda *args: (method(*args), done.set()))
+    return done
+
+
 def test_scoring_waits_its_turn_and_ends_with_its_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine(folder, max_batch=1, prefill_chunk=2)
-    step, abort, go, left = made.step, Worker.abort, Event(), Event()
+    step, go = made.step, Event()
     made.step = lambda: (go.wait(30), step())[1]
-    monkeypatch.setattr(Worker, "abort", lambda worker, job: (abort(worker, job), left.set()))
+    left, ended = called(monkeypatch, "abort"), called(monkeypatch, "_abort")
     body = {"prompt": PROMPTS[3], "max_tokens": 0, "logprobs": 1, "echo": True}
     with serving(made, most_waiting=1) as address:
         url = f"{address}/v1/completions"
@@ -119,5 +126,6 @@ def test_scoring_waits_its_turn_and_ends_with_its_client(folder: Path, monkeypat
         assert httpx.post(url, json=body, timeout=1.5).status_code == 429
         assert left.wait(30)
         go.set()
+        assert ended.wait(30)  # until then its place is taken
         assert httpx.post(url, json=body, timeout=30).status_code == 200
         assert made.rounds < 30, "a prompt was run to its end though its client had left"
