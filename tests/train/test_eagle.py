@@ -3,6 +3,7 @@ only the head learns, aligned; and what is written drafts better than what train
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
+from paceline.draft.models.checkpoint import open_drafter
 from paceline.draft.published.eagle import Flags
 from paceline.errors import PacelineError
 from paceline.target.load import load
@@ -205,10 +207,10 @@ NOTHING = LoopConfig(tokens=0, mixed_precision="no")
 ROWS = {"length": 24, "rows": 16}
 
 
-def train(method, lesson, out, loop):
+def train(method, lesson, out, loop, **options):
     folder, answers = lesson
     training = Training(folder, answers, out, out.with_suffix(".run"), loop)
-    config = EagleConfig(**ROWS) if method == "eagle" else Eagle3Config(**ROWS, vocab=200)
+    config = EagleConfig(**ROWS) if method == "eagle" else Eagle3Config(**ROWS, **{"vocab": 200, **options})
     assert train_head(training, config)
 
 
@@ -243,6 +245,29 @@ def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(les
     assert torch.equal(network.fc.dense().bfloat16(), tensors["fc.weight"])
     assert network.columns is not None
     assert torch.equal(network.columns, keep)
+
+
+def test_training_begins_with_a_head(lesson, tmp_path):
+    """Its weights and its vocabulary, whatever the answers say; what it had learnt before is told."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    train("eagle3", lesson, first, replace(LOOP, tokens=24 * 16 * 5), vocab=50, stored="int8")
+    train("eagle3", lesson, again, NOTHING, vocab=None, begin=first)
+    one, two = (json.loads((folder / "config.json").read_text()) for folder in (first, again))
+    assert two["recipe"]["begun_with"] == one["recipe"]
+    assert one["recipe"]["spent"]["tokens"] == 24 * 16 * 5
+    assert two["held_out"]["all"][0]["top1"] == pytest.approx(one["held_out"]["all"][0]["top1"], abs=0.02)
+    (_, before), (_, after) = (open_drafter(folder, "eagle3", None) for folder in (first, again))
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    with pytest.raises(PacelineError, match=r"--vocab is 60, and the head in .*first drafts 50 tokens"):
+        train("eagle3", lesson, tmp_path / "other", NOTHING, vocab=60, begin=first)
+
+
+def test_an_mlp_of_another_width(lesson, tmp_path):
+    train("eagle3", lesson, tmp_path / "head", NOTHING, mlp=24)
+    config, tensors = open_drafter(tmp_path / "head", "eagle3", None)
+    assert config["transformer_layer_config"]["intermediate_size"] == 24
+    assert tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 24
+    assert rounds(lesson[0], f"eagle3:{tmp_path / 'head'}") > 0
 
 
 def test_the_vocabulary_is_what_the_target_wrote():

@@ -14,10 +14,11 @@ from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.data import Example
-from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss, go_on
+from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fit, measure, measure_heads, write_slots
 from paceline.train.student import StateCache, known_depths, target_states
+from paceline.train.trainer import begin_with
 from tests import models
 from tests.draft.head_worlds import HEADS, World
 
@@ -78,14 +79,14 @@ def test_training_goes_on_from_heads_of_the_same_make_alone(tmp_path):
         for number, weight in enumerate(before.saved().values(), 1):
             weight.fill_(number)
     world.save(before, "medusa", tmp_path, {})
-    go_on(after, tmp_path)
+    begin_with(after, tmp_path)
     assert all(torch.equal(weight, before.saved()[name]) for name, weight in after.saved().items())
     with pytest.raises(PacelineError, match="another make"):
-        go_on(world.module("medusa", own_heads=True), tmp_path)
+        begin_with(world.module("medusa", own_heads=True), tmp_path)
     with pytest.raises(PacelineError, match="kind medusa where hydra is wanted"):
-        go_on(world.module("hydra"), tmp_path)
+        begin_with(world.module("hydra"), tmp_path)
     with pytest.raises(PacelineError, match="there is no folder"):
-        go_on(after, tmp_path / "nowhere")
+        begin_with(after, tmp_path / "nowhere")
 
 
 def test_states_are_kept_for_other_trainings(tmp_path):

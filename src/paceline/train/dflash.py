@@ -60,7 +60,7 @@ class DFlashConfig(BlockConfig):
     confidence: bool = option(False, "Train a confidence head.", names=("--confidence",))
 
     def student(self, trainer: Trainer) -> Student:
-        keep, share = self.drafted(trainer)
+        keep, share = self.drafted(trainer, DFlash.name)
         return DFlashLoss(trainer.teacher, keep, self, coverage=share)
 
 
@@ -85,7 +85,7 @@ class DFlash2Config(BlockConfig):
     window: int = option(0, "Number of tokens that a position sees, itself included; 0: as many as a row has.", least=0)
 
     def student(self, trainer: Trainer) -> Student:
-        keep, share = self.drafted(trainer)
+        keep, share = self.drafted(trainer, DFlash.name)
         return DFlash2Loss(trainer.teacher, keep, self, coverage=share)
 
 

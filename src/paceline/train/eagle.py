@@ -13,7 +13,7 @@ begins as the target's rows and learns. The output is a checkpoint of the `specu
 (docs/vllm.md)."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from paceline.draft.methods.eagle import Eagle
 from paceline.draft.methods.eagle3 import Eagle3
-from paceline.draft.models.vocab import to_offsets
+from paceline.draft.models.checkpoint import open_drafter
+from paceline.draft.models.vocab import OFFSETS, from_offsets, to_offsets
 from paceline.draft.published.eagle import Flags, default_taps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
@@ -206,11 +207,18 @@ class TapsConfig(LayerConfig):
         """The layers whose inputs are read in a target of so many layers."""
         return default_taps(layers) if self.taps is None else self.taps
 
-    def drafted(self, trainer: Trainer) -> tuple[Tensor, float]:
-        """The draft vocabulary, int64 ascending, and its share of the held-out answers."""
+    def drafted(self, trainer: Trainer, kind: str) -> tuple[Tensor, float]:
+        """The draft vocabulary, int64 ascending, and its share of the held-out answers; kind: of the drafter."""
         total = trainer.teacher.config.vocab_size
-        part = 1 if self.whole else 2 if total <= LARGE else 4
-        keep, share = trainer.frequent(self.vocab or total // part)
+        if self.begin is None:
+            part = 1 if self.whole else 2 if total <= LARGE else 4
+            keep = trainer.frequent(self.vocab or total // part)
+        else:
+            tensors = open_drafter(self.begin, kind, None)[1]
+            keep = from_offsets(tensors[OFFSETS], None) if OFFSETS in tensors else torch.arange(total)
+            if self.vocab not in (None, len(keep)):
+                raise PacelineError(f"--vocab is {self.vocab}, and the head in {self.begin} drafts {len(keep)} tokens")
+        keep, share = keep.to(trainer.teacher.device), trainer.covered(keep)
         trainer.console.print(
             f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers"
         )
@@ -260,18 +268,20 @@ class Eagle3Config(TapsConfig):
 
     steps: int = option(3, "Number of steps of the training-time test: the depth that the head learns.", least=1)
     decay: float = option(0.8, "Weight of a step in the loss relative to the step before.", least=0)
+    mlp: int | None = option(None, "Width of the layer's MLP. [default: the target's]", least=1)
     flags: FlagOptions = field(default_factory=FlagOptions)
 
     def student(self, trainer: Trainer) -> Student:
-        keep, share = self.drafted(trainer)
+        keep, share = self.drafted(trainer, Eagle3.name)
         return Eagle3Loss(trainer.teacher, keep, self, coverage=share)
 
 
 class Eagle3Module(Unrolled):
     """The head in training. Parameters are named as in the files."""
 
-    def __init__(self, config: Any, taps: int, vocab: int, flags: Flags) -> None:
+    def __init__(self, config: Any, taps: int, vocab: int, flags: Flags, mlp: int | None = None) -> None:
         shape = Shape.of(config)
+        shape = replace(shape, intermediate_size=mlp or shape.intermediate_size)
         super().__init__(rotary_tables(config, shape))
         hidden = shape.hidden_size
         self.flags = flags
@@ -314,7 +324,7 @@ class Eagle3Loss(TapsLoss, LayerLoss):
     def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config(), **of_trainer: Any) -> None:
         super().__init__(teacher, keep, config, of_trainer)
         self.config = config
-        self.module = Eagle3Module(teacher.config, len(self.reads), len(keep), config.flags)
+        self.module = Eagle3Module(teacher.config, len(self.reads), len(keep), config.flags, config.mlp)
         with torch.no_grad():
             self.module.lm_head.weight.copy_(self.of_target)
             # Logits begin near 1: the target's own norm would make an untrained head sure of its guesses.
@@ -337,6 +347,8 @@ class Eagle3Loss(TapsLoss, LayerLoss):
 
     def facts(self) -> dict[str, Any]:
         config = speculators_config(self.teacher.config, self.reads, len(self.tokens), self.config.flags)
+        if self.config.mlp:
+            config["transformer_layer_config"]["intermediate_size"] = self.config.mlp
         return config | self.of_trainer
 
 

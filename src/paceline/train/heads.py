@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,10 +30,8 @@ from torch import Tensor, nn
 from paceline.draft.methods.amphista import Amphista
 from paceline.draft.methods.hydra import Hydra
 from paceline.draft.methods.medusa import Medusa
-from paceline.draft.models.checkpoint import open_drafter
 from paceline.draft.models.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
 from paceline.train.layers import DecoderLayers
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.student import Student, known_depths
@@ -58,19 +55,13 @@ class HeadsConfig(HeadConfig):
     decay: float = option(0.8, "Weight of a depth in the loss relative to the depth before.", least=0)
     lr: float = option(4e-3, "Peak learning rate.", least=0)
     optimiser: Literal["muon", "adamw"] = option("muon", "Optimiser: muon (for matrices), or adamw for everything.")
-    begin: Path | None = option(
-        None, "Folder of heads with the same options from which training continues.", file_okay=False
-    )
 
     @property
     def loop(self) -> dict[str, Any]:
         return super().loop | {"optimiser": self.optimiser}
 
     def student(self, trainer: Trainer) -> Student:
-        heads = self.heads(trainer.teacher)
-        if self.begin is not None:
-            go_on(heads, self.begin)
-        return heads
+        return self.heads(trainer.teacher)
 
     def heads(self, teacher: Any) -> HeadsLoss:
         """Untrained heads for a target."""
@@ -163,17 +154,6 @@ class HeadsLoss(Student):
 
     def saved(self) -> dict[str, Tensor]:
         return {name.removeprefix("network."): weight for name, weight in self.named_parameters()}
-
-
-@torch.no_grad()
-def go_on(heads: HeadsLoss, folder: Path) -> None:
-    """Load the weights of the heads in `folder`. PacelineError if there are none, or of another make."""
-    (_, weights), own = open_drafter(folder, heads.kind, None), heads.saved()
-    wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
-    if wrong:
-        raise PacelineError(f"--begin: {folder} has heads of another make: {', '.join(wrong[:3])}")
-    for name, parameter in own.items():
-        parameter.copy_(weights[name])
 
 
 def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:

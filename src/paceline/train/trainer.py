@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.draft.models.checkpoint import TargetFacts
+from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
@@ -200,18 +200,23 @@ class Trainer:
             config.vocab_size,
         )
 
-    def frequent(self, size: int) -> tuple[Tensor, float]:
-        """The `size` tokens that the target writes most, int64 ascending, and their share of the held-out answers."""
+    def frequent(self, size: int) -> Tensor:
+        """The `size` tokens that the target writes most, int64 ascending."""
         total = self.teacher.config.vocab_size
         ends = [token for token in (self.tokenizer.eos_token_id,) if token is not None]
-        tokens = most_frequent(counts_of(self.rows, total), size, must_keep(self.tokenizer, ends)[:1])
-        return tokens.to(self.teacher.device), coverage(counts_of(self.held, total), tokens)
+        return most_frequent(counts_of(self.rows, total), size, must_keep(self.tokenizer, ends)[:1])
+
+    def covered(self, tokens: Tensor) -> float:
+        """The share of the held-out answers that these tokens are."""
+        return coverage(counts_of(self.held, self.teacher.config.vocab_size), tokens)
 
     def prepare(self, student: Student, config: StudentConfig) -> None:
         """Say which tokens the student's loss compares, and where its states are kept."""
         if config.loss_vocab < self.teacher.config.vocab_size:
-            student.tokens, share = self.frequent(config.loss_vocab)
-            self.console.print(f"{config.loss_vocab:,} tokens in the loss: {share:.2%} of the held-out answers")
+            student.tokens = (tokens := self.frequent(config.loss_vocab)).to(self.teacher.device)
+            self.console.print(
+                f"{config.loss_vocab:,} tokens in the loss: {self.covered(tokens):.2%} of the held-out answers"
+            )
         if config.states is not None:
             every = [row for ids, _ in (*self.rows.values(), *self.held.values()) for row in ids]
             run, facts = partial(target_states, self.teacher), self.target_facts()
@@ -252,6 +257,8 @@ class Trainer:
             weights = quantised(weights, "int8")
         fits, measured, lines = self.held_out(student)
         config = self.facts(student.kind, **student.facts(), **measured)
+        if student.begun_with is not None:
+            config["recipe"]["begun_with"] = student.begun_with
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
         shutil.copy(run / LOG, out / "training.jsonl")
         if student.has_tree:
@@ -280,6 +287,9 @@ class HeadConfig(StudentConfig):
     """What drafters that run inside the native decoder have in common. A recipe's config makes its `student`."""
 
     stored: Literal["bfloat16", "int8"] = option("bfloat16", "Kind of numbers in which matrices are stored.")
+    begin: Path | None = option(
+        None, "Folder of a head that this recipe has trained, with whose weights training begins.", file_okay=False
+    )
 
     def check(self, target: Path) -> None:
         """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
@@ -296,6 +306,8 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     config.check(training_folder(training.target))
     trainer = Trainer.open(training, config, must_hold_out=True)
     student = config.student(trainer)
+    if config.begin is not None:
+        begin_with(student, config.begin)
     trainer.prepare(student, config)
     look = None
     if trainer.first:
@@ -305,6 +317,18 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     if trainer.first:
         trainer.save_head(student)
     return True
+
+
+@torch.no_grad()
+def begin_with(student: Student, folder: Path) -> None:
+    """Give a student the weights of the head in `folder`. PacelineError if there is none, or one of another make."""
+    (config, weights), own = open_drafter(folder, student.kind, None), student.saved()
+    wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
+    if wrong:
+        raise PacelineError(f"--begin: {folder} has a head of another make: {', '.join(wrong[:3])}")
+    for name, weight in own.items():
+        weight.copy_(weights[name])
+    student.begun_with = config.get("recipe", {})
 
 
 def head_command(recipe: type[HeadConfig]) -> Callable[..., bool]:
