@@ -46,6 +46,8 @@ check: setup
 compiled: setup
 	$(BIN)/python -m tests.compiled
 
+# Where Python is told to write no bytecode, each command that a test starts would compile all modules anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup
 	$(MAKE) --jobs=2 check compiled
 	$(BIN)/pytest

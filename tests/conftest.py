@@ -28,6 +28,12 @@ typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and
 ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Half as many again as there are cores: many tests wait, for servers, times and other processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(3 * cores // 2, 1)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """torch is imported where tests run; with several processes not in the one that hands them out, which they wait
     for."""

@@ -15,7 +15,7 @@ from tests.paths import REPOSITORY
 from zoo.__main__ import app
 from zoo.family import read_steps, run
 
-PLANS = [REPOSITORY / "zoo" / "zoo.toml", REPOSITORY / "zoo" / "smollm2.toml"]
+PLANS = [REPOSITORY / "zoo" / f"{name}.toml" for name in ("zoo", "smollm2", "qwen-coder")]
 COMMANDS = typer.main.get_command(app).commands
 PLAN = """
 same = "--data {work}/a"
