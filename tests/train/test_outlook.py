@@ -43,21 +43,30 @@ def test_tokens_of_a_chain():
 
 
 def looked(monkeypatch, accepted, forward, each, seen=(), read=1000):
+    """`each` in plain forwards."""
     monkeypatch.setattr(outlook, "measure", lambda student, held: {"all": fits(*accepted)})
-    of = Outlook(None, {}, forward_times(forward), 0.0, each, list(seen))
+    of = Outlook(None, {}, lambda: forward_times(forward), 0.0, each, list(seen))
     return of.look(read)
 
 
 def test_the_chain_that_pays_most_here_is_named(monkeypatch):
     cheap, dear = {1: 0.010, 8: 0.0107}, {1: 0.010, 8: 0.080}
-    figures, line = looked(monkeypatch, (0.8, 0.7, 0.5), cheap, 0.001)
+    figures, line = looked(monkeypatch, (0.8, 0.7, 0.5), cheap, 0.1)
     assert figures["chain"] == 3
     expected = (1 + 0.8 + 0.56 + 0.28) / ((0.0103 + 0.003) / 0.010)
     assert figures["speedup"] == pytest.approx(expected, abs=1e-3)
     assert line.startswith(f"expected: 2.64 tokens a round with chains of 3, about {expected:.2f} times plain decoding")
-    figures, line = looked(monkeypatch, (0.8, 0.7, 0.5), dear, 0.001)
+    figures, line = looked(monkeypatch, (0.8, 0.7, 0.5), dear, 0.1)
     assert (figures["chain"], figures["speedup"]) == (0, 1.0)
     assert "no chain pays yet" in line
+
+
+def test_a_busy_start_does_not_decide(monkeypatch):
+    """Forwards are timed each time, and the least counts."""
+    monkeypatch.setattr(outlook, "measure", lambda student, held: {"all": fits(0.8)})
+    times = iter([{1: 0.010, 8: 0.300}, {1: 0.010, 8: 0.010}, {1: 0.050, 8: 0.300}])
+    of = Outlook(None, {}, lambda: forward_times(next(times)), 0.0, 0.0)
+    assert [of.look(read)[0]["chain"] for read in (1, 2, 3)] == [0, 1, 1]
 
 
 def test_few_rows_of_every_source_are_measured_each_time(root):
@@ -76,7 +85,7 @@ def test_what_twice_the_training_adds(monkeypatch):
     _, line = looked(monkeypatch, (0.5,), costs, 0.0, seen=[(500, 1.495)])
     assert line.endswith("so more is hardly worth it")
     assert "twice" not in looked(monkeypatch, (0.5,), costs, 0.0, seen=[(900, 1.45)])[1]
-    _, line = looked(monkeypatch, (0.5, 0.5), {1: 0.010, 8: 0.020}, 0.0035, seen=[(500, 1.3)])
+    _, line = looked(monkeypatch, (0.5, 0.5), {1: 0.010, 8: 0.020}, 0.35, seen=[(500, 1.3)])
     assert "tokens a round with chains of 1" in line
     assert line.endswith("twice the training would add about 0.45 tokens to chains of 2")
 

@@ -1,17 +1,21 @@
 """What a head in training is expected to bring, said now and then while it trains: tokens a round, the speed-up that
 this machine's times make of them, and what twice as much training would add.
 
-Tokens a round are those of a greedy chain over held-out answers (`measure.py`). The target's forwards are timed here.
-A draft is taken to cost what reading its weights costs at the speed at which the target's are read; this flatters heads
-so small that other work bounds them. `paceline bench` measures."""
+Tokens a round are those of a greedy chain over held-out answers (`measure.py`). The target's forwards are timed here,
+again each time: the least counts, so that other programs that run at the start do not decide. A draft is taken to cost
+what reading its weights costs at the speed at which the target's are read; this flatters heads so small that other work
+bounds them. `paceline bench` measures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 from operator import mul
 from typing import Any
+
+import numpy as np
 
 from paceline.core.tree import Floats
 from paceline.draft.cost import time_forwards
@@ -30,37 +34,42 @@ LITTLE = 0.01  # share of the tokens a round below which twice the training is h
 class Outlook:
     """The expectations of a training.
 
-    forward  seconds of a forward of the target by its nodes, as `forward_times` gives them.
-    once     seconds for which a draft reads weights whatever its length; each: for every token.
+    time     seconds of a forward of the target by its nodes, as `forward_times` gives them, measured when called.
+    once     plain forwards for which a draft reads weights whatever its length; each: for every token.
     seen     tokens a round by the tokens read, of earlier figures in the log."""
 
     student: Student
     held: Mapping[str, Rows]
-    forward: Floats
+    time: Callable[[], Floats]
     once: float
     each: float
     seen: list[tuple[int, float]] = field(default_factory=list)
+    _least: Floats | float = inf
 
     @classmethod
     def of(cls, student: Student, held: Mapping[str, Rows], target: Any, log: Sequence[Mapping[str, Any]]) -> Outlook:
         """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
         model = load(target)
-        forward = time_forwards(model)
-        if forward is None:
-            raise PacelineError(f"{target} cannot be timed here")
+
+        def time() -> Floats:
+            if (times := time_forwards(model)) is None:
+                raise PacelineError(f"{target} cannot be timed here")
+            return times
+
         wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
-        once, each = (count * wide * float(forward[1]) / model.weight_bytes for count in student.read_weights())
+        once, each = (count * wide / model.weight_bytes for count in student.read_weights())
         few = {
             name: (ids[:count], labels[:count])
             for name, (ids, labels) in held.items()
             for count in [max(1, TOKENS // (ids.shape[1] * len(held)))]
         }
         seen = [(row["tokens"], row["expected"]["tokens"]) for row in log if "expected" in row]
-        return cls(student, few, forward, once, each, seen)
+        return cls(student, few, time, once, each, seen)
 
     def look(self, tokens_read: int) -> tuple[dict[str, float], str]:
         """Figures for the log, and a line: what is expected after so many tokens."""
         tokens = tokens_a_round(measure(self.student, self.held)["all"])
+        self._least = np.minimum(self._least, self.time())
         speeds = [made / self._cost(drafted) for drafted, made in enumerate(tokens)]
         best = max(range(len(speeds)), key=speeds.__getitem__)
         longest = len(tokens) - 1
@@ -77,8 +86,9 @@ class Outlook:
 
     def _cost(self, drafted: int) -> float:
         """A round in plain forwards."""
+        forward = np.asarray(self._least)
         draft = self.once + drafted * self.each if drafted else 0.0
-        return float(self.forward[1 + drafted] + draft) / float(self.forward[1])
+        return float(forward[1 + drafted] / forward[1]) + draft
 
     def _doubling(self, tokens_read: int, now: float) -> float | None:
         """What twice the training would add: what the second half of it did, since gains fall as its logarithm does."""
