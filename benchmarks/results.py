@@ -78,7 +78,15 @@ PAYING = (
     f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
 """As they run by default: with a budget."""
+CODER = "eagle3:{heads}/qwen-coder-eagle3"
+"""Of `zoo/qwen-coder.toml`; it does not ship."""
+OF_CODER = (
+    CODER, f"{CODER},tree=0", f"suffix+{CODER}", f"suffix+{CODER},tree=0", f"sam+{CODER}", f"{CODER}>suffix", "suffix",
+    "sam", f"auto:suffix|{CODER}",
+)  # fmt: skip
+IN_LLAMA = ("xllamacpp:{model}", "xllamacpp:{model},spec=draft-eagle3,file={heads}/qwen-coder-eagle3.gguf,k=2")
 TARGETS = {
+    "qwen-heads": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M, an eagle3 head trained for it"),
     "qwen-q4": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M"),
     "smollm2-q4": ("smollm2", "auto", "SmolLM2-135M, Q4_1"),
     TRAINED: ("smollm2", "bfloat16", "SmolLM2-135M, bfloat16, drafters trained for it"),
@@ -122,6 +130,9 @@ PLANS = (
     Plan(TRAINED, "spec-bench", 6, LENGTHS, minutes=10, budget=False, max_tokens=1024),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
+    Plan("qwen-heads", "spec-bench", 12, OF_CODER, IN_LLAMA, minutes=25),
+    Plan("qwen-heads", "spec-bench", 12, (CODER, f"suffix+{CODER}", "suffix"), temperature=0.7, minutes=8),
+    Plan("qwen-heads", "humaneval", 12, (CODER, f"suffix+{CODER}", "suffix"), minutes=8),
     Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
     Plan(TRAINED, "spec-bench", 24, PAYING, temperature=0.7, minutes=8),
     *(Plan("smollm2-q4", "spec-bench", 64, (*COPYING, "hierarchy"), batch=batch, minutes=6) for batch in (4, 8, 32)),
@@ -582,7 +593,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--humaneval", default="humaneval")
     running.add_argument("--code-edits", default="code-edits")
     running.add_argument("--demo", default="demo")
-    running.add_argument("--heads", default="models", help="folder of the drafters smollm2-*")
+    running.add_argument("--heads", default="models", help="folder of the drafters smollm2-* and qwen-coder-*")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
     commands.add_parser("gpu").add_argument("out", type=Path)

@@ -254,6 +254,7 @@ def test_training_begins_with_a_head(lesson, tmp_path):
     train("eagle3", lesson, again, NOTHING, vocab=None, begin=first)
     one, two = (json.loads((folder / "config.json").read_text()) for folder in (first, again))
     assert two["recipe"]["begun_with"] == one["recipe"]
+    assert two["recipe"]["spent"] == one["recipe"]["spent"], "nothing was added"
     assert one["recipe"]["spent"]["tokens"] == 24 * 16 * 5
     assert two["held_out"]["all"][0]["top1"] == pytest.approx(one["held_out"]["all"][0]["top1"], abs=0.02)
     (_, before), (_, after) = (open_drafter(folder, "eagle3", None) for folder in (first, again))

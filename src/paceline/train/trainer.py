@@ -258,7 +258,9 @@ class Trainer:
         fits, measured, lines = self.held_out(student)
         config = self.facts(student.kind, **student.facts(), **measured)
         if student.begun_with is not None:
-            config["recipe"]["begun_with"] = student.begun_with
+            before, spent = student.begun_with, config["recipe"]["spent"]
+            spent |= {key: spent.get(key, 0) + count for key, count in before.get("spent", {}).items()}
+            config["recipe"]["begun_with"] = before
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
         shutil.copy(run / LOG, out / "training.jsonl")
         if student.has_tree:
