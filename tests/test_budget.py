@@ -28,6 +28,7 @@ from tests import drafters
 from tests.fakes import Restless, TableTarget
 from tests.held import held
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.pairs import paired
 
 # What a round costs ---------------------------------------------------------------------------------------------------
 
@@ -208,9 +209,12 @@ class World:
         return batch * new / (self.now - began)
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("share", [0.05, 0.9])
-@pytest.mark.parametrize(("node", "first"), [(0.01, 0.0), (0.2, 0.0), (0.1, 0.5), (0.6, 0.0)])
+COSTS = [(0.01, 0.0), (0.2, 0.0), (0.1, 0.5), (0.6, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "node", "first", "share"), paired([(batch, *cost) for batch in (1, 8) for cost in COSTS], [0.05, 0.9])
+)
 def test_no_drafter_is_slower_than_none(node: float, first: float, share: float, batch: int) -> None:
     world = World(share, 1.0, node, first)
     plain = world.speed("none", batch, 600)
