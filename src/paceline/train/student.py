@@ -31,7 +31,7 @@ class Student(nn.Module):
     reads     layers whose inputs it reads; the last states, which all drafters learn from, are not named.
     tokens    tokens int64 [K], ascending: those that it drafts and whose probabilities the loss compares; None: all.
     cache     where its states come from, instead of the target's forward.
-    begun_with  the recipe of the head with whose weights it began.
+    begun     the recipe of the head with whose weights it began.
     kind      the drafter's name in the registry.
     has_tree  whether drafts fill a tree of fixed shape, for which `slots.json` is written.
     at_once   whether one forward drafts all depths."""
@@ -41,7 +41,7 @@ class Student(nn.Module):
     reads: tuple[int, ...] = ()
     tokens: Tensor | None = None
     cache: StateCache | None = None
-    begun_with: dict[str, Any] | None = None
+    begun: dict[str, Any] | None = None
     has_tree = False
     at_once = False
     compiled = False

@@ -257,8 +257,8 @@ class Trainer:
             weights = quantised(weights, "int8")
         fits, measured, lines = self.held_out(student)
         config = self.facts(student.kind, **student.facts(), **measured)
-        if student.begun_with is not None:
-            before, spent = student.begun_with, config["recipe"]["spent"]
+        if student.begun is not None:
+            before, spent = student.begun, config["recipe"]["spent"]
             spent |= {key: spent.get(key, 0) + count for key, count in before.get("spent", {}).items()}
             config["recipe"]["begun_with"] = before
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
@@ -330,7 +330,7 @@ def begin_with(student: Student, folder: Path) -> None:
         raise PacelineError(f"--begin: {folder} has a head of another make: {', '.join(wrong[:3])}")
     for name, weight in own.items():
         weight.copy_(weights[name])
-    student.begun_with = config.get("recipe", {})
+    student.begun = config.get("recipe", {})
 
 
 def head_command(recipe: type[HeadConfig]) -> Callable[..., bool]:
