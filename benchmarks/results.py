@@ -80,11 +80,7 @@ PAYING = (
 """As they run by default: with a budget."""
 CODER = "eagle3:{heads}/qwen-coder-eagle3"
 """Of `zoo/qwen-coder.toml`; it does not ship."""
-OF_CODER = (
-    CODER, f"{CODER},tree=0", f"suffix+{CODER}", f"suffix+{CODER},tree=0", f"sam+{CODER}", f"{CODER}>suffix", "suffix",
-    "sam", f"auto:suffix|{CODER}",
-)  # fmt: skip
-IN_LLAMA = ("xllamacpp:{model}", "xllamacpp:{model},spec=draft-eagle3,file={heads}/qwen-coder-eagle3.gguf,k=2")
+OF_CODER = (CODER, f"{CODER},tree=0", f"suffix+{CODER}", f"{CODER}>suffix", "suffix", f"auto:suffix|{CODER}")
 TARGETS = {
     "qwen-heads": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M, an eagle3 head trained for it"),
     "qwen-q4": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M"),
@@ -130,7 +126,7 @@ PLANS = (
     Plan(TRAINED, "spec-bench", 6, LENGTHS, minutes=10, budget=False, max_tokens=1024),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
-    Plan("qwen-heads", "spec-bench", 12, OF_CODER, IN_LLAMA, minutes=25),
+    Plan("qwen-heads", "spec-bench", 12, OF_CODER, XLLAMA[2:3], minutes=25),
     Plan("qwen-heads", "spec-bench", 12, (CODER, f"suffix+{CODER}", "suffix"), temperature=0.7, minutes=8),
     Plan("qwen-heads", "humaneval", 12, (CODER, f"suffix+{CODER}", "suffix"), minutes=8),
     Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
@@ -329,12 +325,16 @@ def speedups(record: dict[str, Any]) -> Iterator[str]:
     and tokens a round. Trained drafters have a page of their own."""
     newest = max((one["date"] for one in record.values()), default="")
     for level in dict.fromkeys(one["level"] for one in record.values()):
-        of_level = [one for one in record.values() if one["level"] == level and one["target"] != TRAINED]
+        of_level = [one for one in record.values() if one["level"] == level and not _trained(one)]
         if of_level:
             yield f"### {LEVELS[level]}: {of_level[0]['machine'].split(',')[0]}"
             yield ""
         for target in TARGETS:
             yield from _of_target(target, [one for one in of_level if one["target"] == target], newest)
+
+
+def _trained(run: dict[str, Any]) -> bool:
+    return str(run["target"]).endswith("-heads")
 
 
 def _of_target(target: str, runs: Sequence[dict[str, Any]], newest: str) -> Iterator[str]:
