@@ -37,7 +37,6 @@ from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT,
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import tensors_of
 
 
 class DFlashNetwork:
@@ -52,7 +51,7 @@ class DFlashNetwork:
         self.table = table if own is None or neural.is_copy(own, table) else own.to(table)
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
         apart = (W1, W2, SELECT, *CONFIDENCE)  # which stay whole
-        extra = tensors_of(neural.placed({name: one for name, one in tensors.items() if name in apart}, target))
+        extra = {name: one.to(target.device, target.dtype) for name, one in tensors.items() if name in apart}
         looked_up = (*apart, TABLE, MASK, OFFSETS, MEMBERS)
         here = neural.placed({name: one for name, one in tensors.items() if name not in looked_up}, target, dtype)
         self.layers = neural.rotary_layers(here, self.config, target)

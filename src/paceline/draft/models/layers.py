@@ -29,13 +29,16 @@ from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
 Precision = Literal["auto", "int8", "int4"]
 PRECISION = (
-    "dtype of the drafter's matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
+    "dtype of the drafter's matrices; auto: int8 beside a target in blocks, else the target's. int8 and int4 read less "
+    "memory and change drafts a little"
 )
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
     """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU.
     Their products round inputs to as many bits as the target's do, to 8 if it has no blocks."""
+    if precision == "auto" and target.device.type == "cpu" and getattr(target, "quantised", None):
+        precision = "int8"  # in the target's dtype, float32, a draft would read four times as much
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
