@@ -20,6 +20,16 @@ def test_heads_round_their_inputs_as_their_target_does(bits: int | None, own: in
     assert blocks.activations == own
 
 
+@pytest.mark.parametrize("formats", ["Q4_K", None])
+def test_heads_have_eight_bits_beside_a_target_in_blocks(formats: str | None) -> None:
+    """In its dtype, float32, a draft would read four times as much."""
+    class Target:
+        device, dtype, activations, quantised = torch.device("cpu"), torch.float32, 8, formats
+
+    weight = placed({"fc.weight": torch.ones(32, 64, dtype=torch.bfloat16)}, Target())["fc.weight"]  # type: ignore[arg-type]
+    assert isinstance(weight, Blocks) == (formats is not None)
+
+
 def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere:
         device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()
