@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.models.checkpoint import open_drafter
+from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.draft.published.eagle import Flags
 from paceline.errors import PacelineError
 from paceline.target.load import load
@@ -25,20 +25,24 @@ from paceline.train.eagle import (
     Eagle3Loss,
     EagleConfig,
     EagleLoss,
+    FlagOptions,
     layer_config,
     speculators_config,
 )  # fmt: skip
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
+from paceline.train.saving import save_drafter
 from paceline.train.student import Student
-from paceline.train.trainer import Training, train_head
+from paceline.train.trainer import Training, begin_with, total_spent, train_head
 from tests import models, native
 from tests.pairs import paired
 from tests.train.conftest import rounds
 
 METHODS = ("eagle", "eagle3")
 KEEP = torch.arange(3, 300, 2)
+PLAIN = FlagOptions(norm_output=False)
+FACTS = TargetFacts("any", "", "", 64, 3, models.VOCAB_SIZE)
 STEPS = 4
 VARIANTS = {
     "eagle": None, "eagle3": Flags(), "eagle3.1": Flags(fc_norm=True, norm_output=True),
@@ -261,6 +265,24 @@ def test_training_begins_with_a_head(lesson, tmp_path):
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     with pytest.raises(PacelineError, match=r"--vocab is 60, and the head in .*first drafts 50 tokens"):
         train("eagle3", lesson, tmp_path / "other", NOTHING, vocab=60, begin=first)
+    for option, name in (({"taps": (0, 1, 1)}, "eagle_aux_hidden_state_layer_ids"), ({"flags": PLAIN}, "norm_output")):
+        # The same tensors, which would mean something else.
+        student = Eagle3Loss(network(layers=3), KEEP, Eagle3Config(taps=(0, 1, 2)))
+        save_drafter(tmp_path / "head", "eagle3", config=student.facts(), tensors=student.saved(), target=FACTS)
+        begin_with(student, tmp_path / "head")
+        with pytest.raises(PacelineError, match=rf"another make: its {name} is "):
+            begin_with(
+                Eagle3Loss(network(layers=3), KEEP, Eagle3Config(**{"taps": (0, 1, 2), **option})), tmp_path / "head"
+            )
+
+
+@pytest.mark.parametrize(("before", "total"), [
+    ({"spent": {"step": 1, "tokens": 100, "minutes": 0.5}}, {"step": 4, "tokens": 130, "minutes": 2.0}),
+    ({}, {"step": 3, "tokens": 30, "minutes": 1.5}), ({"spent": [1]}, {"step": 3, "tokens": 30, "minutes": 1.5}),
+    ({"spent": {"tokens": "many", "step": 1}}, {"step": 4, "tokens": 30, "minutes": 1.5}),
+])  # fmt: skip
+def test_a_recipe_of_another_program_does_not_fail_the_end_of_a_training(before, total):
+    assert total_spent({"step": 3, "tokens": 30, "minutes": 1.5}, before) == total
 
 
 def test_an_mlp_of_another_width(lesson, tmp_path):

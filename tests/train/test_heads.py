@@ -81,12 +81,29 @@ def test_training_goes_on_from_heads_of_the_same_make_alone(tmp_path):
     world.save(before, "medusa", tmp_path, {})
     begin_with(after, tmp_path)
     assert all(torch.equal(weight, before.saved()[name]) for name, weight in after.saved().items())
+    world.save(before, "medusa", tmp_path, {**before.facts(), "older": {"a": 1}})
+    begin_with(after, tmp_path)
+    world.save(before, "medusa", tmp_path, {**before.facts(), "medusa_num_layers": 7})
+    with pytest.raises(PacelineError, match="another make: its medusa_num_layers is 7"):
+        begin_with(after, tmp_path)
+    world.save(before, "medusa", tmp_path, {})
     with pytest.raises(PacelineError, match="another make"):
         begin_with(world.module("medusa", own_heads=True), tmp_path)
     with pytest.raises(PacelineError, match="kind medusa where hydra is wanted"):
         begin_with(world.module("hydra"), tmp_path)
     with pytest.raises(PacelineError, match="there is no folder"):
         begin_with(after, tmp_path / "nowhere")
+
+
+def test_entries_of_an_older_head_that_nobody_reads_do_not_matter(tmp_path):
+    world = World()
+    heads = world.module("amphista")
+    (network,) = heads.facts().values()
+    world.save(heads, "amphista", tmp_path, {"network": {**network, "sight": "full"}})
+    begin_with(world.module("amphista"), tmp_path)
+    world.save(heads, "amphista", tmp_path, {"network": {**network, "heads": 9}})
+    with pytest.raises(PacelineError, match="another make: its network is"):
+        begin_with(world.module("amphista"), tmp_path)
 
 
 def test_states_are_kept_for_other_trainings(tmp_path):

@@ -45,7 +45,8 @@ def test_tokens_of_a_chain():
 def looked(monkeypatch, accepted, forward, each, seen=(), read=1000):
     """`each` in plain forwards."""
     monkeypatch.setattr(outlook, "measure", lambda student, held: {"all": fits(*accepted)})
-    of = Outlook(None, {}, lambda: forward_times(forward), 0.0, each, list(seen))
+    times = forward_times(forward)
+    of = Outlook(None, {}, times, lambda: times, 0.0, each, list(seen))
     return of.look(read)
 
 
@@ -64,8 +65,9 @@ def test_the_chain_that_pays_most_here_is_named(monkeypatch):
 def test_a_busy_start_does_not_decide(monkeypatch):
     """Forwards are timed each time, and the least counts."""
     monkeypatch.setattr(outlook, "measure", lambda student, held: {"all": fits(0.8)})
-    times = iter([{1: 0.010, 8: 0.300}, {1: 0.010, 8: 0.010}, {1: 0.050, 8: 0.300}])
-    of = Outlook(None, {}, lambda: forward_times(next(times)), 0.0, 0.0)
+    busy, quiet = (forward_times({1: 0.010, 8: longer}) for longer in (0.300, 0.010))
+    times = iter([busy, quiet, busy])
+    of = Outlook(None, {}, busy, lambda: next(times), 0.0, 0.0)
     assert [of.look(read)[0]["chain"] for read in (1, 2, 3)] == [0, 1, 1]
 
 

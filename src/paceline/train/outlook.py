@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import inf
 from operator import mul
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from paceline.core.tree import Floats
 from paceline.draft.cost import time_forwards
 from paceline.errors import PacelineError
+from paceline.target.base import Target
 from paceline.target.load import load
 from paceline.train.data import Rows
 from paceline.train.measure import Fit, measure
@@ -34,28 +34,24 @@ LITTLE = 0.01  # share of the tokens a round below which twice the training is h
 class Outlook:
     """The expectations of a training.
 
-    time     seconds of a forward of the target by its nodes, as `forward_times` gives them, measured when called.
+    forward  seconds of a forward of the target by its nodes, as `forward_times` gives them: the least so far.
+    time     measures them again.
     once     plain forwards for which a draft reads weights whatever its length; each: for every token.
     seen     tokens a round by the tokens read, of earlier figures in the log."""
 
     student: Student
     held: Mapping[str, Rows]
+    forward: Floats
     time: Callable[[], Floats]
     once: float
     each: float
     seen: list[tuple[int, float]] = field(default_factory=list)
-    _least: Floats | float = inf
 
     @classmethod
     def of(cls, student: Student, held: Mapping[str, Rows], target: Any, log: Sequence[Mapping[str, Any]]) -> Outlook:
         """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
         model = load(target)
-
-        def time() -> Floats:
-            if (times := time_forwards(model)) is None:
-                raise PacelineError(f"{target} cannot be timed here")
-            return times
-
+        forward = _timed(model)
         wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
         once, each = (count * wide / model.weight_bytes for count in student.read_weights())
         few = {
@@ -64,12 +60,13 @@ class Outlook:
             for count in [max(1, TOKENS // (ids.shape[1] * len(held)))]
         }
         seen = [(row["tokens"], row["expected"]["tokens"]) for row in log if "expected" in row]
-        return cls(student, few, time, once, each, seen)
+        # Loaded anew each time: between two times, its memory is free for the training.
+        return cls(student, few, forward, lambda: _timed(load(target)), once, each, seen)
 
     def look(self, tokens_read: int) -> tuple[dict[str, float], str]:
         """Figures for the log, and a line: what is expected after so many tokens."""
         tokens = tokens_a_round(measure(self.student, self.held)["all"])
-        self._least = np.minimum(self._least, self.time())
+        self.forward = np.minimum(self.forward, self.time())
         speeds = [made / self._cost(drafted) for drafted, made in enumerate(tokens)]
         best = max(range(len(speeds)), key=speeds.__getitem__)
         longest = len(tokens) - 1
@@ -86,14 +83,19 @@ class Outlook:
 
     def _cost(self, drafted: int) -> float:
         """A round in plain forwards."""
-        forward = np.asarray(self._least)
         draft = self.once + drafted * self.each if drafted else 0.0
-        return float(forward[1 + drafted] / forward[1]) + draft
+        return float(self.forward[1 + drafted] / self.forward[1]) + draft
 
     def _doubling(self, tokens_read: int, now: float) -> float | None:
         """What twice the training would add: what the second half of it did, since gains fall as its logarithm does."""
         before = [tokens for read, tokens in self.seen if 0 < read <= HALF * tokens_read]
         return now - before[-1] if before else None
+
+
+def _timed(target: Target) -> Floats:
+    if (times := time_forwards(target)) is None:
+        raise PacelineError(f"{target.name} cannot be timed here")
+    return times
 
 
 def tokens_a_round(fits: Sequence[Fit]) -> list[float]:

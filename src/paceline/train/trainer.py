@@ -40,6 +40,8 @@ from paceline.train.student import StateCache, Student, target_states
 from paceline.workbench.peers.setup import expanded, folder_of
 
 MEASURED = 1 << 15  # most tokens of held-out rows that are measured
+OF_RUN = {"coverage", "loss", "speculators_config", "speculators_version"}
+"""Entries of a head's config.json that say how it was trained and is served, not what it computes."""
 
 
 # The settings of a recipe --------------------------------------------------------------------------------------------
@@ -258,9 +260,8 @@ class Trainer:
         fits, measured, lines = self.held_out(student)
         config = self.facts(student.kind, **student.facts(), **measured)
         if student.begun is not None:
-            before, spent = student.begun, config["recipe"]["spent"]
-            spent |= {key: spent.get(key, 0) + count for key, count in before.get("spent", {}).items()}
-            config["recipe"]["begun_with"] = before
+            config["recipe"]["spent"] = total_spent(config["recipe"]["spent"], student.begun)
+            config["recipe"]["begun_with"] = student.begun
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
         shutil.copy(run / LOG, out / "training.jsonl")
         if student.has_tree:
@@ -323,14 +324,38 @@ def train_head(training: Training, config: HeadConfig) -> bool:
 
 @torch.no_grad()
 def begin_with(student: Student, folder: Path) -> None:
-    """Give a student the weights of the head in `folder`. PacelineError if there is none, or one of another make."""
+    """Give a student the weights of the head in `folder`. PacelineError if there is none, or one of another make: with
+    other tensors, or with the same ones that mean something else, such as other taps or norms."""
     (config, weights), own = open_drafter(folder, student.kind, None), student.saved()
-    wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
+    facts = json.loads(json.dumps(student.facts()))
+    entries = sorted(facts.keys() - OF_RUN)
+    wrong = (
+        sorted(set(weights) ^ set(own))
+        or [name for name in own if own[name].shape != weights[name].shape]
+        or [f"its {name} is {config[name]}" for name in entries if not _agree(config, facts, name)]
+    )
     if wrong:
         raise PacelineError(f"--begin: {folder} has a head of another make: {', '.join(wrong[:3])}")
     for name, weight in own.items():
         weight.copy_(weights[name])
-    student.begun = config.get("recipe", {})
+    recipe = config.get("recipe")
+    student.begun = recipe if isinstance(recipe, dict) else {}
+
+
+def _agree(config: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
+    """Whether an entry is the same in both, or only one has it: a head of an earlier version has fewer or more."""
+    if name not in config or name not in facts:
+        return True
+    here, there = config[name], facts[name]
+    both = isinstance(here, dict) and isinstance(there, dict)
+    return all(_agree(here, there, one) for one in there) if both else bool(here == there)
+
+
+def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[str, float]:
+    """Steps, tokens and minutes of a training with those of the recipe `before` it, as far as this has them."""
+    earlier = before.get("spent")
+    total = {key: n for key, n in earlier.items() if type(n) in (int, float)} if isinstance(earlier, dict) else {}
+    return total | {key: round(total.get(key, 0) + count, 2) for key, count in spent.items()}
 
 
 def head_command(recipe: type[HeadConfig]) -> Callable[..., bool]:
