@@ -133,6 +133,31 @@ def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it():
         assert (before[step][:, first] - after[step][:, first]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_positions_that_are_not_drafted_below_change_nothing(variant):
+    """Drafts below some positions are those that all positions get, step by step."""
+    loss = loss_of(model := network(), variant)
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 17))
+    table, at = model.get_input_embeddings().weight, torch.tensor([2, 3, 9, 13, 15, 16])
+    with torch.no_grad():
+        taps = taps_and_head(loss, ids)[0]
+        whole, few = (list(loss.module.unroll(taps, ids, table, 4, here)) for here in (None, at))
+    for step, (one, other) in enumerate(zip(whole, few, strict=True)):
+        here = at[at < 16 - step]
+        rounding = 2e-5 * float(one.abs().max())  # what has no norm grows from step to step
+        torch.testing.assert_close(one[:, here], other, atol=rounding, rtol=0)
+
+
+def test_the_loss_drafts_only_below_the_positions_that_it_is_of(monkeypatch):
+    loss, ids = loss_of(network(), "eagle3"), torch.randint(4, models.VOCAB_SIZE, (2, 40))
+    labels = torch.full_like(ids, IGNORE)
+    labels[:, 20:24] = loss.tokens[0]
+    read = []
+    loss.module.layers[0].mlp.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
+    loss(ids, labels).backward()
+    assert read == [6, 6, 6]  # the tokens at 20 to 23 are drafted one, two and three steps below 17 to 22
+
+
 def test_blocks_of_positions_change_nothing(monkeypatch):
     model = network()
     loss = loss_of(model, "eagle3")

@@ -37,6 +37,7 @@ from paceline.train.trainer import HeadConfig, Trainer, head_command
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
 LARGE = 32_768  # a vocabulary of more tokens is large
+MICRO = 4096 if torch.cuda.is_available() else 1024  # tokens in a forward: few rows share the positions they draft at
 SERVED = 3  # default number of tokens that a server drafts with EAGLE-3
 
 
@@ -46,7 +47,7 @@ class LayerConfig(HeadConfig):
     paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
 
     passes: ClassVar[int] = 4
-    own = {"warmup_steps": 20, "weight_decay": 0.01}
+    own = {"warmup_steps": 20, "weight_decay": 0.01, "micro_tokens": MICRO}
 
 
 class LayerLoss(Student):
@@ -59,17 +60,19 @@ class LayerLoss(Student):
         last = self.last_states(input_ids)
         return last, last
 
-    def unroll(self, read: Tensor, input_ids: Tensor, steps: int) -> Iterator[Tensor]:
+    def unroll(self, read: Tensor, input_ids: Tensor, steps: int, at: Tensor | None = None) -> Iterator[Tensor]:
         """`Unrolled.unroll` with the target's embeddings."""
-        unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, self.teacher.model.embed_tokens.weight, steps)
+        table = self.teacher.model.embed_tokens.weight
+        unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, table, steps, at)
         return unrolled
 
     def of_steps(self, input_ids: Tensor, used: Tensor, steps: int, decay: float) -> Tensor:
         """The sum of the distances of so many steps at the positions of `used` [B, T], step s weighing decay**s."""
         read, last = self.states(input_ids)
-        total = torch.zeros((), device=last.device)
-        for step, hidden in enumerate(self.unroll(read, input_ids, steps)):
-            total = total + decay**step * self.distance(hidden, last[:, 1 + step :], used[:, 1 + step :])
+        at, total = below(used, steps), torch.zeros((), device=last.device)
+        for step, hidden in enumerate(self.unroll(read, input_ids, steps, at)):
+            there = at[: hidden.shape[1]] + 1 + step
+            total = total + decay**step * self.distance(hidden, last[:, there], used[:, there])
         return total
 
     def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
@@ -78,6 +81,14 @@ class LayerLoss(Student):
 
     def saved(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters())
+
+
+def below(used: Tensor, steps: int) -> Tensor:
+    """The positions, int64 ascending, below which so many steps draft something for the positions of `used` [B, T]."""
+    ahead = used.any(0)
+    ahead = torch.stack([F.pad(ahead[1 + step :], (0, 1 + step)) for step in range(steps)]).any(0)
+    at = ahead.nonzero().flatten()
+    return at if len(at) else torch.zeros(1, dtype=torch.long, device=used.device)
 
 
 # EAGLE -----------------------------------------------------------------------------------------------------------
@@ -128,8 +139,9 @@ class EagleLoss(LayerLoss):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states = self.last_states(input_ids)
         noisy = states + (torch.rand_like(states) * 2 - 1) * self.config.noise if self.training else states
-        (predicted,) = self.unroll(noisy, input_ids, 1)
-        true, known = states[:, 1:], labels[:, 1:] != IGNORE
+        at = below(labels != IGNORE, 1)
+        (predicted,) = self.unroll(noisy, input_ids, 1, at)
+        true, known = states[:, at + 1], labels[:, at + 1] != IGNORE
         regression = F.smooth_l1_loss(predicted[known].float(), true[known].float())
         return regression + self.config.soft * self.distance(predicted, true, known)
 

@@ -22,7 +22,7 @@ from paceline.target.shape import Shape, rotary_tables
 from paceline.train.loss import IGNORE
 from paceline.train.student import Student, chain
 from paceline.train.trainer import HeadConfig, Trainer, head_command
-from paceline.train.unrolled import UnrolledAttention
+from paceline.train.unrolled import Memory, UnrolledAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class AdapterModule(UnrolledAttention):
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         """Inputs of the target's head [B, T, H] from early states [B, T, H]; cos, sin [T, head_dim]."""
-        y: Tensor = self.output_norm(states + super().forward(self.input_norm(states), cos, sin, []))
+        y: Tensor = self.output_norm(states + super().forward(self.input_norm(states), cos, sin, Memory()))
         return y
 
 

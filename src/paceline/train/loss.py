@@ -123,7 +123,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, step: Step, targets: tuple[Tensor, ...], fixed: tuple[Tensor, ...],
         chunk: int,
     ) -> Tensor:  # fmt: skip
-        # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...], given to `step` in chunks
+        # hidden [N, D], weight [V, D]; targets [N, ...], given to `step` in chunks
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
         learns = ctx.needs_input_grad[1]
@@ -184,9 +184,12 @@ def _mean(
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
     weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
     weights = weights / weights.sum().clamp_min(1e-20)
-    rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
-    hidden, weights, targets = (pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets))
-    step = _compiled(step) if compiled else step
+    if compiled:
+        rest = -len(hidden) % chunk  # padding, of weight 0, gives the step a single shape
+        hidden, weights, targets = (
+            pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets)
+        )
+        step = _compiled(step)
     loss: Tensor = _ChunkedLoss.apply(hidden, table, step, (weights, targets), fixed, chunk)
     return loss
 

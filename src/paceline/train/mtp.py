@@ -96,8 +96,10 @@ class MtpModule(Unrolled):
         self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor]:
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(features)], -1))
-        turns = cos[None].to(x), sin[None].to(x)
+        turns, whole = (cos[None].to(x), sin[None].to(x)), not memory.steps
         read = self.norm(self.layers[0](x, position_embeddings=turns, memory=memory))
+        if whole and memory.at is not None:  # the family's layer has run at all positions of the text
+            read = read.index_select(1, memory.at)
         return read, read
 
 
