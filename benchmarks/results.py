@@ -239,7 +239,7 @@ def collect(out: Path) -> None:
 
 def _facts(method: Any, tasks: Sequence[str]) -> dict[str, Any]:
     facts = {name: _rounded(method.get(name)) for name in FIGURES}
-    facts["failed"] = method.unavailable or method.failed
+    facts["failed"] = re.sub(r"http://\S+", "its server", method.unavailable or method.failed or "") or None
     facts["by_task"] = {task: _rounded(method.get("speedup", task)) for task in tasks}
     facts["differs"] = dict(Counter(one["verdict"] for one in method.get("differs") or ()))
     return facts

@@ -322,7 +322,7 @@ def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) 
         ("exits=1,4,thresholds=-0.1", "a threshold is -0.1; it is between 0"),
         ("exits=1,4,thresholds=1.5", "a threshold is 1.5; it is between 0"),
         ("exits=1,4,thresholds=high", "thresholds is 'high'"),
-        ("thresholds=0.5", "is a model and not a s2d drafter"),
+        ("thresholds=0.5", "is a model and no drafter of kind s2d"),
     ],
 )
 def test_wrong_options_are_one_clear_line(world: World, options: str, says: str) -> None:

@@ -74,7 +74,7 @@ def test_what_is_not_a_drafter_is_refused(saved, target, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(tmp_path / "empty", "demo", target)
     model = models.make("llama2", tmp_path / "model")
-    assert "is a model and not a demo drafter" in refusal(model, "demo", target)
+    assert "is a model and no drafter of kind demo" in refusal(model, "demo", target)
     assert "holds a drafter of kind demo where other is wanted" in refusal(saved, "other", target)
     (saved / CONFIG).write_text("[1, 2")
     assert "cannot be read" in refusal(saved, "demo", target)

@@ -69,7 +69,7 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     config = read_config(folder, kind)
     stored = config.get(KIND)
     if stored is None:
-        raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
+        raise MethodError(f"{folder} is a model and no drafter of kind {kind}: its {CONFIG} has no {KIND}")
     if stored != kind:
         spec = f"{stored}:{quoted(str(folder))}"
         raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {spec}")
@@ -106,9 +106,9 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     file = folder / CONFIG
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-        raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings, PATHS)}")
+        raise MethodError(f"there is no folder {folder} with a drafter of kind {kind}.{meant(folder.name, siblings, PATHS)}")
     if not file.is_file():
-        raise MethodError(f"{folder} has no {CONFIG}, so it is no {kind} drafter; name the folder that has both files")
+        raise MethodError(f"{folder} has no {CONFIG}, so it is no drafter of kind {kind}; name the folder that has both files")
     try:
         config: dict[str, Any] = loads(file.read_bytes())
         config.get(KIND)
