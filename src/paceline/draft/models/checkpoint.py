@@ -106,9 +106,12 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     file = folder / CONFIG
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-        raise MethodError(f"there is no folder {folder} with a drafter of kind {kind}.{meant(folder.name, siblings, PATHS)}")
+        near = meant(folder.name, siblings, PATHS)
+        raise MethodError(f"there is no folder {folder} with a drafter of kind {kind}.{near}")
     if not file.is_file():
-        raise MethodError(f"{folder} has no {CONFIG}, so it is no drafter of kind {kind}; name the folder that has both files")
+        raise MethodError(
+            f"{folder} has no {CONFIG}, so it is no drafter of kind {kind}; name the folder that has both files"
+        )
     try:
         config: dict[str, Any] = loads(file.read_bytes())
         config.get(KIND)
