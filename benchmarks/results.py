@@ -73,7 +73,8 @@ HEADS = (
 )  # fmt: skip
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
-    EAGLE3, f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix", f"{EAGLE3}>sam",
+    EAGLE3, f"{EAGLE3},tree=0", f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix",
+    f"{EAGLE3}>sam", f"suffix+{EAGLE3},tree=0",
     f"sam+{EAGLE3}", f"sam+{EAGLE3}>sam", f"{DRAFT},{VOCAB}>suffix",
     f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
