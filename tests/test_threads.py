@@ -53,6 +53,16 @@ class Machine:
         return self.now - began
 
 
+def test_a_first_round_that_is_slow_takes_no_threads_away() -> None:
+    """It loads code, on one thread: beside it, rounds on fewer threads would look fast."""
+    machine = Machine()
+    machine.threads.begin()
+    machine.now, machine.worked = 1.0, 1.1
+    machine.threads.end("plain")
+    machine.rounds(1000)
+    assert set(machine.ran) == {ALL}
+
+
 def test_a_quiet_machine_is_left_alone() -> None:
     machine = Machine()
     machine.rounds(1000)

@@ -57,6 +57,7 @@ class Threads:
         self.trial: int | None = None
         self._ratios: list[float] = []
         self._rest_until = 0.0
+        self._begun: set[Hashable] = set()  # kinds of rounds that ran
         self._forget()
 
     def _forget(self) -> None:
@@ -78,10 +79,14 @@ class Threads:
     def end(self, kind: Hashable | None) -> None:
         """After a round: set torch back, and record the round's time.
 
-        kind  rounds of the same kind take equally long; None: do not record this round."""
+        kind  rounds of the same kind take equally long but for the first, which loads code; None: do not record this
+              round."""
         if self.using != self.most:
             torch.set_num_threads(self.most)
         if self.fixed is not None or self.most == 1:
+            return
+        if kind is not None and kind not in self._begun:
+            self._begun.add(kind)
             return
         now = self._now()
         seconds = now - self._began[0]

@@ -148,6 +148,11 @@ class _Watch(TorchDispatchMode):
         self._memory, self._rows = memory, rows
         self.layer, self.count = -1, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: that would import torch's compiler, which takes a second, to say that it must not compile this."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = func.overloadpacket
         if not func.is_view and kind not in (*_EMPTY, torch.ops.aten.zeros):
