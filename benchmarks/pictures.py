@@ -10,6 +10,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -238,13 +239,14 @@ def papers(rows: Sequence[dict[str, Any]], runs: dict[str, Any]) -> str:
 def training(runs: dict[str, Any]) -> str:
     """What heads have read against the tokens a round that they bring, one dot a head."""
     run = runs["smollm2-heads-spec-bench-whole"]
-    x, y, shapes = axes(3, 1, 2.2, (0, 0.5, 1, 1.5, 2, 2.5, 3), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2))
-    dots = {}
+    dots: dict[str, tuple[float, float]] = {}
     for method, one in run["cards"].items():
         tokens = run["methods"].get(method, {}).get("mean_accepted_tokens")
         if tokens and one["tokens"]:
             name = one["folder"].removeprefix("smollm2-")
             dots[name] = max(dots.get(name, (0.0, 0.0)), (one["tokens"] / 1e6, tokens), key=lambda dot: dot[1])
+    most, top = ceil(max(read for read, _ in dots.values())), ceil(5 * max(tokens for _, tokens in dots.values()))
+    x, y, shapes = axes(most, 1, top / 5, range(most + 1), [fifth / 5 for fifth in range(5, top + 1)])
     below = 0.0
     for name, (read, tokens) in sorted(dots.items(), key=lambda dot: -dot[1][1]):
         across, down = x(read), y(tokens)
