@@ -84,6 +84,11 @@ def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch: pytest.Mon
     assert torch.equal(logits, other.verify([exact.tree(other.add_row(8), [5], [-1])]).logits)
 
 
+def test_recording_a_forward_does_not_go_through_torchs_compiler() -> None:
+    """Torch wraps the method of a mode in a call that imports the compiler, which takes a second."""
+    assert not hasattr(program._Watch.__torch_dispatch__, "__wrapped__")
+
+
 def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward() -> None:
     """A forward that is not recorded, between two that are, must not write into their memory."""
     target = made("int8")

@@ -148,7 +148,7 @@ def test_positions_that_are_not_drafted_below_change_nothing(variant):
         torch.testing.assert_close(one[:, here], other, atol=rounding, rtol=0)
 
 
-def test_the_loss_drafts_only_below_the_positions_that_it_is_of(monkeypatch):
+def test_the_loss_drafts_only_below_the_positions_that_it_is_of():
     loss, ids = loss_of(network(), "eagle3"), torch.randint(4, models.VOCAB_SIZE, (2, 40))
     labels = torch.full_like(ids, IGNORE)
     labels[:, 20:24] = loss.tokens[0]

@@ -37,7 +37,7 @@ from paceline.train.trainer import HeadConfig, Trainer, head_command
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
 LARGE = 32_768  # a vocabulary of more tokens is large
-MICRO = 4096 if torch.cuda.is_available() else 1024  # tokens in a forward: few rows share the positions they draft at
+MICRO = 4096 if torch.cuda.is_available() else 1024  # tokens in a forward; with few rows more positions are left out
 SERVED = 3  # default number of tokens that a server drafts with EAGLE-3
 
 
