@@ -4,8 +4,8 @@
     Oracle          knows the answers, and gets tokens wrong at a given rate; chains, or trees full of distractors
     Right           an oracle that is never wrong: chains
     Idle            an oracle that drafts only in some rounds
-    Drawing         draws from a q of its own; chains, or trees with and without replacement
-    Bigrams         draws from what the target says behind one token alone
+    Coupled         takes the tokens of the row's noise from a q of its own; chains or trees
+    Bigrams         the same from what the target says after one token alone
     Probing         hangs probe nodes on another drafter's trees, some of them with the right token
     EarlyExit       drafts with the target's own first layers and hands their states back
     Listening       asks for hidden states, top-k logits and the callback, and checks what it is given
@@ -24,7 +24,7 @@ import torch
 
 from paceline.core.request import Row
 from paceline.core.round import Round
-from paceline.core.sampling import draw, probabilities
+from paceline.core.sampling import probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
@@ -124,16 +124,15 @@ class Idle(Oracle):
         return super()._draft(row) if dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
 
 
-class Drawing(Drafter):
-    """Draws drafts from q(next | last token), a table of logits [V, V] warped as the row wants it.
+class Coupled(Drafter):
+    """Drafts by the row's noise from q(next | last token), a table of logits [V, V] warped as the row wants it.
 
-    widths       children of every node, by depth: (1, 1, 1) is a chain, (3, 2) a tree.
-    replacement  whether siblings are drawn independently."""
+    widths  children of every node, by depth: (1, 1, 1) is a chain, (3, 2) a tree."""
 
-    name = "drawing"
+    name = "coupled"
 
-    def __init__(self, table: torch.Tensor, widths: Sequence[int] = (1, 1, 1), replacement: bool = False):
-        self.table, self.widths, self.replacement = table, widths, replacement
+    def __init__(self, table: torch.Tensor, widths: Sequence[int] = (1, 1, 1)):
+        self.table, self.widths = table, widths
         self._known: dict[object, torch.Tensor] = {}
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
@@ -149,32 +148,22 @@ class Drawing(Drafter):
 
     def _draft(self, row: Row) -> DraftTree:
         tokens, parent = [row.last_token], [-1]
-        q: dict[int, torch.Tensor] = {}
         level = [0]
-        for width in self.widths[: max(row.max_draft, 0)]:
+        for depth, width in enumerate(self.widths[: max(row.max_draft, 0)]):
             above, level = level, []
             for node in above:
-                q[node] = left = self._q(tokens[node], row)
-                for _ in range(width):
-                    if float(left.sum()) <= 0:
-                        break
-                    token = draw(left, row.random.free.random())
+                for token in row.noise.guess(self._q(tokens[node], row), row.num_new + depth, width)[0].tolist():
                     level.append(len(tokens))
                     tokens.append(token)
                     parent.append(node)
-                    if not self.replacement:
-                        left = left.clone()
-                        left[token] = 0
-        nothing = torch.zeros_like(self.table[0])
-        probs = torch.stack([q.get(node, nothing) for node in range(len(tokens))])
-        return DraftTree(np.array(tokens), np.array(parent), probs, self.replacement, source=self.name)
+        return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 
 
-class Bigrams(Drawing):
-    """Draws from what the target says behind one token alone: close enough to be accepted, far enough to be wrong."""
+class Bigrams(Coupled):
+    """Drafts what the target says after one token alone: close enough to be accepted, far enough to be wrong."""
 
-    def __init__(self, widths: Sequence[int], replacement: bool = False):
-        super().__init__(torch.empty(0), widths, replacement)
+    def __init__(self, widths: Sequence[int]):
+        super().__init__(torch.empty(0), widths)
 
     def bind(self, target: Target) -> None:
         slot = target.add_row(4)

@@ -18,7 +18,7 @@ import torch
 
 from paceline.core.clock import Clock
 from paceline.core.request import Detokenizer, Row
-from paceline.core.sampling import SamplingParams, draw, probabilities, warp
+from paceline.core.sampling import SamplingParams, probabilities, warp
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import depths
 from paceline.target.base import LayerCallback, Needs, Target
@@ -90,7 +90,7 @@ class TableTarget(Target):
 
     def plain(self, prompt: Sequence[int], params: SamplingParams, detokenizer: Detokenizer | None = None) -> Row:
         """`prompt` answered by plain decoding, token by token and without an engine: what every drafter must give
-        for the same seed if its drafts are point masses."""
+        for the same seed."""
         eos = self.eos_token_ids
         row = Row(0, prompt, params, max_context=self.max_context, eos_token_ids=eos, detokenizer=detokenizer)
         while row.finish_reason is None:
@@ -98,7 +98,7 @@ class TableTarget(Target):
                 scores = warp(self.logits_after(row.tokens).unsqueeze(0), params, [row.tokens])
                 token = int(scores[0].argmax())
             else:
-                token = draw(self.probabilities_after(row.tokens, params), row.random.emit(row.num_new))
+                token = row.noise.choose(self.probabilities_after(row.tokens, params), row.num_new)
             row.extend([token])
         return row
 

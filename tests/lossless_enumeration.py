@@ -4,7 +4,7 @@
 until every branch has been walked, and adds up the probability of each result. No sampling, no tolerance but
 rounding: two distributions that differ by 1e-9 are told apart.
 
-    outcomes(lambda branches: (BranchingRandom(branches).keep(0.25), branches.decide([0.5, 0.5])))
+    outcomes(lambda branches: (BranchingNoise(branches).happens(0.25, 0), branches.decide([0.5, 0.5])))
     # {(True, 0): 0.125, (True, 1): 0.125, (False, 0): 0.375, (False, 1): 0.375}
 """
 
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from paceline.core.accept import accept
-from paceline.core.sampling import RowRandom, SamplingParams
-from paceline.core.tree import DraftTree
+from paceline.core.noise import Noise
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree, IntArray
 from tests.fakes import TableTarget
 
 
@@ -63,60 +64,61 @@ def outcomes(run: Callable[[Branches], Hashable]) -> dict[Any, float]:
     return dict(found)
 
 
-class _NoNoise:
-    """Where a round's noise would begin; there is none."""
-
-    def begin(self, position: int) -> None:
-        """Nothing to do: decisions are walked, not drawn."""
-
-    def forget(self) -> None:
-        """Nothing to do either."""
-
-    def random(self) -> float:
-        raise AssertionError("noise was asked for, and not a decision")
-
-
-class BranchingRandom(RowRandom):
-    """A row's randomness that branches at every decision. Randomness taken any other way is an error."""
+class BranchingNoise(Noise):
+    """Noise that branches at every decision. It couples drafts and target as real noise does, in a way that can be
+    walked: a place in the text has one uniform number, from which every distribution takes a token by its cumulative
+    sums. Each decision leaves the part of the number's range that agrees with it."""
 
     def __init__(self, branches: Branches):
-        self.seed = 0
+        self.seed = self.key = 0
         self.branches = branches
-        self.asked: set[int] = set()
-
-    def emit(self, position: int) -> float:
-        raise AssertionError("noise was asked for, and not a decision")
-
-    @property
-    def free(self) -> Any:  # type: ignore[override]
-        return _NoNoise()
+        self.decided: set[int] = set()
+        self._left: dict[int, tuple[float, float]] = {}
 
     def choose(self, probs: torch.Tensor, position: int) -> int:
-        # Noise belongs to a position: used twice, it would tie together what must be independent.
-        assert position not in self.asked, f"output position {position} was decided twice"
-        self.asked.add(position)
-        return self.branches.decide(probs.tolist())
+        # The noise of a position decides one token: used twice, it would tie together what must be independent.
+        assert position not in self.decided, f"output position {position} was decided twice"
+        self.decided.add(position)
+        return self._taken(probs, position)
 
-    def keep(self, probability: float) -> bool:
+    def guess(
+        self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
+    ) -> tuple[IntArray, Any]:
+        possible = int((probs > 0).sum())
+        if not possible or not bool(probs.isfinite().all()):
+            return np.empty(0, np.int64), np.empty(0)
+        first = self._taken(probs, position)
+        others = [i for i in probs.argsort(descending=True, stable=True).tolist() if i != first]
+        best = np.array([first, *others][: min(count, possible)])
+        return best, np.arange(1.0, len(best) + 1)
+
+    def happens(self, probability: float, position: int) -> bool:
         assert 0 <= probability <= 1
         return self.branches.decide([probability, 1 - probability]) == 0
 
-    def draft(self, probs: torch.Tensor) -> int:
-        return self.branches.decide(probs.tolist())
+    def _taken(self, probs: torch.Tensor, position: int) -> int:
+        low, high = self._left.get(position, (0.0, 1.0))
+        ends = (probs.double().cumsum(0) / probs.double().sum()).tolist()
+        parts = [(max(low, begin), min(high, end)) for begin, end in zip([0.0, *ends], ends, strict=False)]
+        widths = zip(parts, probs.tolist(), strict=True)
+        wide = [end - begin if end - begin > 1e-12 and p > 0 else 0.0 for (begin, end), p in widths]
+        token = self.branches.decide(wide)
+        self._left[position] = parts[token]
+        return token
 
 
 class Request:
     """The little that acceptance asks of a row."""
 
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, random: RowRandom):
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, noise: Noise):
         self.params = params
-        self.random = random
+        self.noise = noise
         self.tokens = np.array([*prompt, *answer], np.int64)
         self.num_new = len(answer)
 
 
-Draft = Callable[[Sequence[int], RowRandom], DraftTree]
-"""A drafter without state: the tree it proposes behind some tokens, drawing from the randomness given."""
+Draft = Callable[[Sequence[int], int, Noise], DraftTree]
+"""A drafter without state: the tree it proposes after some tokens, of which so many are the answer's, by this noise."""
 
 Rule = Callable[..., list[Any]]
 
@@ -128,18 +130,36 @@ def one_round(
     params: SamplingParams,
     draft: Draft,
     max_tokens: int,
-    random: RowRandom,
+    noise: Noise,
     rule: Rule = accept,
 ) -> tuple[int, ...]:
-    """Tokens that one round adds behind `answer`, the tree cut and the tokens counted as in the engine."""
-    request = Request(prompt, answer, params, random)
-    tree = draft(request.tokens.tolist(), random).clipped(max_tokens - len(answer) - 1)
+    """Tokens that one round adds after `answer`, the tree cut and the tokens counted as in the engine."""
+    request = Request(prompt, answer, params, noise)
+    tree = draft(request.tokens.tolist(), len(answer), noise).clipped(max_tokens - len(answer) - 1)
     paths: list[list[int]] = []
     for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
         paths.append([*(paths[above] if above >= 0 else request.tokens[:-1].tolist()), token])
     logits = torch.stack([target.logits_after(path) for path in paths])
     [done] = rule([request], [tree], [logits])
     return tuple(done.tokens)
+
+
+def answer_of(
+    target: TableTarget,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    draft: Draft,
+    max_tokens: int,
+    noise: Noise,
+    rule: Rule = accept,
+) -> tuple[int, ...]:
+    """The answer of `max_tokens` tokens, round by round, by one row's noise."""
+    answer: tuple[int, ...] = ()
+    while len(answer) < max_tokens:
+        gained = one_round(target, prompt, answer, params, draft, max_tokens, noise, rule)
+        assert gained
+        answer += gained
+    return answer
 
 
 def speculative(
@@ -150,26 +170,11 @@ def speculative(
     max_tokens: int,
     rule: Rule = accept,
 ) -> dict[tuple[int, ...], float]:
-    """Probability of every answer of `max_tokens` tokens, over all rounds it takes and all drafts there may be.
-
-    A round depends on nothing but the answer so far, so each is enumerated once for every answer it may begin at."""
-    finished: dict[tuple[int, ...], float] = defaultdict(float)
-    begun: dict[tuple[int, ...], float] = {(): 1.0}
-    while begun:
-        answer = min(begun, key=len)
-        so_far = begun.pop(answer)
-        of_round = outcomes(
-            lambda branches, answer=answer: one_round(  # type: ignore[misc]
-                target, prompt, answer, params, draft, max_tokens, BranchingRandom(branches), rule
-            )
-        )
-        for tokens, probability in of_round.items():
-            longer = (*answer, *tokens)
-            assert len(tokens) > 0
-            assert len(longer) <= max_tokens
-            to = finished if len(longer) == max_tokens else begun
-            to[longer] = to.get(longer, 0.0) + so_far * probability
-    return dict(finished)
+    """Probability of every answer of `max_tokens` tokens, over all the noise that there can be. A round's drafts read
+    the noise of places that later rounds decide, so whole answers are walked."""
+    return outcomes(
+        lambda branches: answer_of(target, prompt, params, draft, max_tokens, BranchingNoise(branches), rule)
+    )
 
 
 def plain(
@@ -195,54 +200,53 @@ def largest_difference(one: dict[Any, float], other: dict[Any, float]) -> float:
 # Drafters -----------------------------------------------------------------------------------------------------
 
 
-def drawn(
+def coupled(
     model: TableTarget,
     parent: Sequence[int],
     *,
-    replacement: bool = False,
     params: SamplingParams = SamplingParams(temperature=1.0),
     go_on: float = 0.0,
+    late: int = 0,
 ) -> Draft:
-    """Trees of shape `parent` (of the drafted nodes, as in DraftTree.of) drawn from a draft model warped by `params`.
+    """Trees of shape `parent` (of the drafted nodes, as in DraftTree.of) that a draft model, warped by `params`, makes
+    of the row's noise: siblings are its likeliest tokens.
 
-    go_on  nothing is drafted behind a token less probable than this: a stop rule."""
+    go_on  nothing is drafted after a token less probable than this: a stop rule.
+    late   the noise is that of so many places later: a mistake."""
 
     @cache
-    def law_behind(tokens: tuple[int, ...]) -> torch.Tensor:
+    def law_after(tokens: tuple[int, ...]) -> torch.Tensor:
         return model.probabilities_after(tokens, params)
 
-    def draft(tokens: Sequence[int], random: RowRandom) -> DraftTree:
-        paths, node_of = [tuple(tokens)], [0]
-        above, q, left = [-1], [law_behind(paths[0])], {}
-        probability = [1.0]
+    def draft(tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
+        paths, node_of, above, children = [tuple(tokens)], [0], [-1], defaultdict[int, int](int)
+        wanted = {node: list(parent).count(node) for node in parent}
+        found: dict[int, list[int]] = {}
         for shaped in parent:
             node = node_of[shaped]
-            if node < 0 or probability[node] < go_on:
+            law = law_after(paths[node]) if node >= 0 else None
+            if law is None or (node and float(law_after(paths[above[node]])[paths[node][-1]]) < go_on):
                 node_of.append(-1)
                 continue
-            law = left.get(node, q[node])
-            if law.sum() == 0:  # every token there is has been drawn
+            if node not in found:
+                place = new + len(paths[node]) - len(tokens) + late
+                found[node] = noise.guess(law, place, wanted[shaped])[0].tolist()
+            if children[node] == len(found[node]):
                 node_of.append(-1)
                 continue
-            token = random.draft(law)
-            if not replacement:
-                left[node] = law.clone()
-                left[node][token] = 0
             node_of.append(len(paths))
-            paths.append((*paths[node], token))
+            paths.append((*paths[node], found[node][children[node]]))
+            children[node] += 1
             above.append(node)
-            probability.append(float(q[node][token]))
-            q.append(law_behind(paths[-1]))
-        nodes = [path[-1] for path in paths[1:]]
-        return DraftTree.of(tokens[-1], nodes, above[1:], draft_probs=torch.stack(q), replacement=replacement)
+        return DraftTree.of(tokens[-1], [path[-1] for path in paths[1:]], above[1:])
 
     return draft
 
 
 def fixed(model: TableTarget, parent: Sequence[int]) -> Draft:
-    """Point-mass trees of shape `parent`: siblings are a draft model's best tokens, best first."""
+    """Trees of shape `parent` without noise: siblings are a draft model's best tokens, best first."""
 
-    def draft(tokens: Sequence[int], random: RowRandom) -> DraftTree:
+    def draft(tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
         paths = [list(tokens)]
         children: dict[int, int] = defaultdict(int)
         for node in parent:

@@ -1,8 +1,8 @@
 """What the engine must write: plain decoding, written out here, and transformers' own.
 
 `decode` runs one transformers forward over the whole text for every token, with no cache and no engine. It shares with
-the engine only the definition of the distribution (`warp`) and of a row's randomness (`RowRandom`), which have tests of
-their own."""
+the engine only the definition of the distribution (`warp`) and of a row's noise (`Noise`), which have tests of their
+own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from paceline.core.noise import Noise
 from paceline.core.request import Completion
-from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.core.sampling import SamplingParams, probabilities
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -39,13 +40,13 @@ def decode(
     """The answer to `prompt`, token by token."""
     room = max_context or model.config.max_position_embeddings
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
-    random = RowRandom(params.seed)
+    noise = Noise(params.seed)
     tokens: list[int] = []
     reason = ""
     while not reason:
         text = [*prompt, *tokens]
         probs = probabilities(_after(model, text), params, [np.array(text)])[0]
-        tokens.append(int(probs.argmax()) if params.is_greedy else draw(probs, random.emit(len(tokens))))
+        tokens.append(int(probs.argmax()) if params.is_greedy else noise.choose(probs, len(tokens)))
         shown = tokens[:-1] if tokens[-1] in ends else tokens
         written = tokenizer.decode(shown) if tokenizer else ""
         cuts = [written.find(stop) for stop in params.stop if stop in written]

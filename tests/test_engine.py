@@ -357,20 +357,15 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(world: World,
 def test_a_seeded_answer_does_not_depend_on_how_its_prompt_is_cut(world: World, chunk: int) -> None:
     """Nothing is drafted before the prompt is through, even where one token of it is left."""
 
-    class Drawing(Drafter):
-        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-            assert all(row.num_new for row in rows)
-            return [self._drawn(row) for row in rows]
-
-        def _drawn(self, row: Row) -> DraftTree:
-            if row.max_draft < 1:
-                return DraftTree.root(row.last_token)
+    class Uniform(Drafter):
+        def draft(self, row: Row) -> DraftTree:
+            assert row.num_new
             q = torch.full((models.VOCAB_SIZE,), 1 / models.VOCAB_SIZE)
-            return DraftTree.chain(row.last_token, [row.random.draft(q)], draft_probs=torch.stack([q, q]))
+            return self.chain_after(row, row.noise.guess(q, row.num_new)[0])
 
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    alone = [world.engine(Drawing()).generate([prompt], params)[0].tokens for prompt in world.prompts]
-    together = world.engine(Drawing(), max_batch=3, prefill_chunk=chunk).generate(world.prompts, params)
+    alone = [world.engine(Uniform()).generate([prompt], params)[0].tokens for prompt in world.prompts]
+    together = world.engine(Uniform(), max_batch=3, prefill_chunk=chunk).generate(world.prompts, params)
     assert [o.tokens for o in together] == alone
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.noise import Noise
+from paceline.core.sampling import SamplingParams
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
     Branches,
-    BranchingRandom,
-    drawn,
+    BranchingNoise,
+    answer_of,
+    coupled,
     largest_difference,
-    one_round,
     outcomes,
     plain,
     speculative,
@@ -24,8 +26,8 @@ from tests.lossless_statistics import ENOUGH, fit, pooled, same
 def test_enumeration_of_known_chances() -> None:
     def heads(branches: Branches) -> int:
         """Toss until tails, at most three times."""
-        random = BranchingRandom(branches)
-        return next((i for i in range(3) if not random.keep(0.25)), 3)
+        noise = BranchingNoise(branches)
+        return next((i for i in range(3) if not noise.happens(0.25, i)), 3)
 
     assert outcomes(heads) == pytest.approx({0: 3 / 4, 1: 3 / 16, 2: 3 / 64, 3: 1 / 64})
     dice = outcomes(lambda branches: branches.decide([1, 2, 1]) + branches.decide([0, 1, 1]))
@@ -33,11 +35,19 @@ def test_enumeration_of_known_chances() -> None:
     assert outcomes(lambda branches: "nothing random") == {"nothing random": 1.0}
 
 
-def test_randomness_that_cannot_be_enumerated_is_an_error() -> None:
-    with pytest.raises(AssertionError):
-        BranchingRandom(Branches()).free.random()
-    with pytest.raises(AssertionError):
-        BranchingRandom(Branches()).emit(0)
+def test_walked_noise_couples_what_is_alike() -> None:
+    """Equal distributions take the same token of a place, and others agree as far as the walk's coupling lets them."""
+    p, q = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], dtype=torch.float64)
+
+    def pair(branches: Branches, other: torch.Tensor, place: int) -> tuple[int, int]:
+        noise = BranchingNoise(branches)
+        return int(noise.guess(p, 0)[0][0]), noise.choose(other, place)
+
+    assert outcomes(lambda b: pair(b, p, 0)) == pytest.approx({(0, 0): 0.5, (1, 1): 0.3, (2, 2): 0.2})
+    apart = {(i, j): float(p[i] * q[j]) for i in range(3) for j in range(3)}
+    assert outcomes(lambda b: pair(b, q, 1)) == pytest.approx(apart)
+    together = outcomes(lambda b: pair(b, q, 0))
+    assert together == pytest.approx({(0, 0): 0.2, (0, 1): 0.3, (1, 2): 0.3, (2, 2): 0.2}, abs=1e-6)
 
 
 def test_the_difference_of_two_laws() -> None:
@@ -55,17 +65,15 @@ def test_plain_answers_by_hand() -> None:
 # Sampling and enumeration agree, so each is a check of the other ------------------------------------------------
 
 TARGET = TableTarget(4, order=None, seed=1)
-DRAFT = drawn(TableTarget(4, order=None, seed=2), [0, 0, 1])
+DRAFT = coupled(TableTarget(4, order=None, seed=2), [0, 0, 1])
 SAMPLING = SamplingParams(temperature=1.0)
 
 
 def sampled(rounds: int, first_seed: int) -> dict[tuple[int, ...], int]:
-    """Answers of two tokens with the real randomness of rows, counted."""
+    """Answers of two tokens with the real noise of rows, counted."""
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(first_seed, first_seed + rounds):
-        random, answer = RowRandom(seed), ()
-        while len(answer) < 2:
-            answer += one_round(TARGET, [0], answer, SAMPLING, DRAFT, 2, random)
+        answer = answer_of(TARGET, [0], SAMPLING, DRAFT, 2, Noise(seed))
         counts[answer] = counts.get(answer, 0) + 1
     return counts
 

@@ -60,9 +60,9 @@ def engine(decoder: Decoder, drafter: Drafter | str = "none", rows: int | None =
     return Engine(decoder, drafter, tokenizer=Tokenizer(models.tokenizer()), cache_memory=memory, **options)
 
 
-def drawn() -> Drafter:
+def coupled() -> Drafter:
     table = torch.randn(models.VOCAB_SIZE, models.VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
-    return drafters.Drawing(2 * table, (2, 1, 1))
+    return drafters.Coupled(2 * table, (2, 1, 1))
 
 
 WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enumerate((0, 1, 0.7, 1, 0.7, 0))]
@@ -73,7 +73,7 @@ WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enum
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "none": lambda: create("none"),
     "recycling": lambda: create("recycling"),
-    "drawn": drawn,
+    "coupled": coupled,
 }
 
 
@@ -342,9 +342,8 @@ def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> No
     """Also when they come together."""
     prompts = [[*PROMPTS[2], *prompt] for prompt in PROMPTS]
     wanted = engine(decoder, max_batch=1, reuse=False).generate(prompts, WISHES)
-    done = engine(decoder, drawn() if batch == 1 else "none", max_batch=batch).generate(prompts, WISHES)
-    if batch > 1:
-        assert [one.tokens for one in done] == [one.tokens for one in wanted]
+    done = engine(decoder, coupled() if batch == 1 else "none", max_batch=batch).generate(prompts, WISHES)
+    assert [one.tokens for one in done] == [one.tokens for one in wanted]
     assert done[0].reused == 0
     assert all(61 <= one.reused <= 63 for one in done[1:])
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import resource
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.stress import Traffic
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "drawn": lambda: drafters.Drawing(_table(), (2, 1, 1)),
+    "coupled": lambda: drafters.Coupled(_table(), (2, 1, 1)),
     "sam": lambda: create("sam"),
     "random tree": lambda: drafters.Random(),
 }
@@ -40,27 +37,15 @@ def memory(decoder: Decoder, rows: int) -> int:
     return rows * 192 * decoder.cache.token_bytes
 
 
-@pytest.mark.parametrize("name", ["drawn", pytest.param("sam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["coupled", pytest.param("sam", marks=pytest.mark.slow)])
 def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("paceline.core.request.AHEAD", 4)  # few reserve what they need
     decoder = small()
     seen = Traffic(60, seed=1).run(decoder, DRAFTERS[name], slots=24, memory=memory(decoder, 5), watch=lambda: None)
-    assert seen["preempted"] >= 2
+    assert seen["preempted"] >= 1
     assert seen["reused"] > 300
     assert seen["aborted"] >= 1
     assert seen["failed"] >= 2
-
-
-def test_a_row_that_has_ended_is_small() -> None:
-    """Callers may keep rows; the noise of a drawn draft is 32 kB, and is needed no more."""
-    engine = Engine(small(), DRAFTERS["drawn"]())
-    row = engine.add([2, 3, 4], SamplingParams(max_tokens=40, temperature=1.0, seed=0, ignore_eos=True))
-    sizes = []
-    while engine.has_work:
-        engine.step()
-        sizes.append(len(pickle.dumps(row.random)))
-    assert max(sizes) > 30_000
-    assert sizes[-1] < 5000
 
 
 @pytest.mark.slow

@@ -62,19 +62,18 @@ def test_children(tree: DraftTree, data: st.DataObject) -> None:
 
 
 @settings(max_examples=200)
-@given(trees(), st.integers(-1, 6), st.booleans(), st.booleans())
-def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, replacement: bool, probes: bool) -> None:
+@given(trees(), st.integers(-1, 6), st.booleans())
+def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, probes: bool) -> None:
     n = len(tree)
-    tree.draft_probs = torch.arange(n * 2).reshape(n, 2)
-    tree.replacement, tree.source = replacement, "drafter"
+    tree.chances, tree.source = np.arange(n) / n, "drafter"
     tree.probe = np.arange(n) % 2 == 1 if probes else None
     clipped = tree.clipped(most)
     kept = [node for node in range(n) if len(path(tree, node)) - 1 <= max(most, 0)]
     assert paths(clipped) == [path(tree, node) for node in kept]
-    assert torch.equal(clipped.draft_probs, tree.draft_probs[kept])
+    assert clipped.chances.tolist() == tree.chances[kept].tolist()
     assert (clipped.probe is None) == (not probes)
     assert not probes or clipped.probe.tolist() == tree.probe[kept].tolist()
-    assert (clipped.replacement, clipped.source) == (replacement, "drafter")
+    assert clipped.source == "drafter"
     assert clipped.depth.tolist() == [len(path(tree, node)) - 1 for node in kept]
     assert (clipped is tree) == (len(kept) == n)
 
@@ -118,12 +117,8 @@ def test_merging_keeps_every_path_once(several: list[DraftTree]) -> None:
 def test_what_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="different roots"):
         merge([DraftTree.root(1), DraftTree.root(2)])
-    for kw in (
-        {"draft_probs": torch.ones(2, 3)},
-        {"probe": np.array([False, True])},
-        {"hidden": torch.ones(2, 3)},
-    ):
-        with pytest.raises(ValueError, match="point-mass"):
+    for kw in ({"probe": np.array([False, True])}, {"hidden": torch.ones(2, 3)}):
+        with pytest.raises(ValueError, match="probes or states"):
             merge([DraftTree.root(1), DraftTree.chain(1, [2], **kw)])
 
 

@@ -18,9 +18,10 @@ import torch
 from paceline.certify.engines import local
 from paceline.certify.oracles import Exact
 from paceline.core import accept
-from paceline.core.accept import Lossless, follow, residual, target_distributions
+from paceline.core.accept import Cursor, Lossless, follow, target_distributions
+from paceline.core.noise import Noise
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.core.sampling import probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
@@ -77,8 +78,8 @@ class World:
         self.target.drop_row(slot)
         return logits
 
-    def drawing(self, **options):
-        return drafters.Drawing(self.table(), **options)
+    def coupled(self):
+        return drafters.Coupled(self.table())
 
     def best(self):
         return Best(self.table())
@@ -109,27 +110,41 @@ class OneByOne(Lossless):
         return bool(super().decide([walker]))
 
 
-class BonusFromDraft(OneByOne):
+class ByDraft(OneByOne):
+    """A rule that reads the draft's distribution q. table: its logits after each token, [V, V]."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def q(self, walker):
+        """After the cursor's last token."""
+        row = self.table[int(walker.tree.tokens[walker.node])].unsqueeze(0)
+        return probabilities(row, walker.request.params, [walker.context])[0]
+
+
+class BonusFromDraft(ByDraft):
     """After a draft that stands to its end, the last token comes from the draft's q."""
 
     def step(self, walker):
-        tree = walker.tree
-        if walker.node and not tree.children(walker.node) and tree.draft_probs is not None:
-            q = tree.draft_probs[tree.parent[walker.node]]
-            walker.done.tokens.append(walker.request.random.choose(q, walker.position))
+        if walker.node and not walker.tree.children(walker.node) and not walker.request.params.is_greedy:
+            walker.done.tokens.append(walker.request.noise.choose(self.q(walker), walker.position))
             return False
         return super().step(walker)
 
 
-class NoResidual(OneByOne):
-    """After a rejection the token is drawn from p, not from what p has more than q; chains are verified by tokens."""
+class NoResidual(ByDraft):
+    """The ratio test, and after a rejection the token is drawn from p, not from what p has more than q."""
 
     def step(self, walker):
-        def unchanged(p, q, *rest):
-            return p, residual(p, q, *rest)[1]
-
-        with patch("paceline.core.accept.residual", unchanged):
+        children, noise = walker.tree.children(walker.node), walker.request.noise
+        if not children or walker.request.params.is_greedy:
             return super().step(walker)
+        token, q = int(walker.tree.tokens[children[0]]), self.q(walker)
+        p = target_distributions([walker])[0].to(q)
+        if noise.happens(min(1.0, float(p[token] / q[token])), walker.position):
+            return follow(walker, token)
+        walker.done.tokens.append(Noise(noise.seed + 1).choose(p, walker.position))
+        return False
 
 
 class ArgmaxRoot(OneByOne):
@@ -181,29 +196,16 @@ class Padded(Best):
         return DraftTree.chain(row.last_token, tokens, source=self.name)
 
 
-class ColdWords(drafters.Drawing):
-    """Draws at temperature 1 and says that it drew at the row's temperature."""
-
-    def _draft(self, row):
-        tokens, q = [row.last_token], []
-        for _ in range(min(3, row.max_draft)):
-            q.append(self._q(tokens[-1], row))
-            plain = probabilities(self.table[tokens[-1]].unsqueeze(0), HOT, [row.tokens])[0]
-            tokens.append(draw(plain, row.random.free.random()))
-        probs = torch.stack([*q, torch.zeros(self.table.shape[1])])
-        return DraftTree.chain(tokens[0], tokens[1:], draft_probs=probs, source=self.name)
-
-
 NEARLY = 0.04
 """What bfloat16 changes of the small world's logits."""
-HOT = SamplingParams(temperature=1.0)
 
 
-def _rule(rule, greedy=False):
+def _rule(rule):
     @contextmanager
     def plant(world):
-        drafter = Padded(world.table()) if isinstance(rule, PaddingAccepted) else world.drawing()
-        yield local(world.target, world.tokenizer, lambda: drafter, rule=rule)
+        made = rule(world.table()) if isinstance(rule, type) else rule
+        drafter = Padded(world.table()) if isinstance(made, PaddingAccepted) else world.coupled()
+        yield local(world.target, world.tokenizer, lambda: drafter, rule=made)
 
     return plant
 
@@ -252,7 +254,7 @@ def _at_the_end_only(row, tokens, source="", logprobs=None):
     return taken
 
 
-_extend, _emit, _commit = Row.extend, RowRandom.emit, Decoder.commit
+_extend, _choose, _commit = Row.extend, Noise.choose, Decoder.commit
 
 
 def _no_rollback(target, slot, path):
@@ -270,30 +272,25 @@ def _without_top_p(cursors):
 
 
 BUGS = {
-    "bonus from the draft": _rule(BonusFromDraft()),
-    "residual not used": _rule(NoResidual(block=False)),
+    "bonus from the draft": _rule(BonusFromDraft),
+    "residual not used": _rule(NoResidual),
     "argmax root when sampling": _rule(ArgmaxRoot()),
     "mask off by one": _sees_ahead,
     "positions off by one": _patch(Segment, "tree", classmethod(_shifted)),
     "padding accepted": _rule(PaddingAccepted()),
-    "temperature not applied to the draft": lambda world: _engine(world, ColdWords(world.table())),
+    "noise by the draft's depth": _patch(Cursor, "position", property(lambda w: len(w.done.tokens)), "coupled"),
     "stop string missed inside a draft": _patch(Row, "extend", _at_the_end_only),
-    "seed reused": _patch(RowRandom, "emit", lambda random, position: _emit(random, 0)),
+    "seed reused": _patch(Noise, "choose", lambda noise, probs, position: _choose(noise, probs, 0)),
     "cache not rolled back": _patch(Decoder, "commit", _no_rollback),
     "every n-gram draft accepted": lambda world: _copying(world, DraftsAccepted()),
     "every n-gram draft accepted beyond 64 tokens": lambda world: _copying(world, DraftsAccepted(64)),
-    "top-p on the draft alone": _patch(accept, "target_distributions", _without_top_p, "drawing"),
+    "top-p on the draft alone": _patch(accept, "target_distributions", _without_top_p, "coupled"),
 }
 
 
 @contextmanager
 def _copying(world, rule):
     yield local(world.target, world.tokenizer, "prompt-lookup", rule=rule)
-
-
-@contextmanager
-def _engine(world, drafter):
-    yield local(world.target, world.tokenizer, lambda: drafter)
 
 
 @contextmanager

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from paceline.core.clock import Clock
+from paceline.core.noise import Noise
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
-from paceline.draft.methods.model import Model, StreamedConfig
+from paceline.draft.methods.model import Model, OwnTokenizerConfig
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.stop import RULES
 from paceline.target.base import LayerCallback, Needs, Target
@@ -75,7 +76,7 @@ def like(target: TableTarget, noise: float = 1.0, seed: int = 1, **kw: Any) -> D
 
 def drafter(model: Target, **options: Any) -> OnModel:
     """`model` with a draft model that is already there."""
-    return OnModel(model, StreamedConfig(checkpoint="given", **options))
+    return OnModel(model, OwnTokenizerConfig(checkpoint="given", **options))
 
 
 class OnModel(Model):
@@ -83,7 +84,7 @@ class OnModel(Model):
 
     model: TextModel
 
-    def __init__(self, network: Target, config: StreamedConfig):
+    def __init__(self, network: Target, config: OwnTokenizerConfig):
         super().__init__(config)
         self.network = network
         self.lags: list[int] = []
@@ -113,11 +114,13 @@ class Replaying:
 
     def __init__(self, made: Model, target: TableTarget, params: SamplingParams):
         made.bind(target)
-        self.made, self.params = made, replace(params, max_tokens=4)  # drafts of 3 tokens
+        self.made, self.params = made, params  # drafts of 3 tokens
 
-    def __call__(self, tokens: Sequence[int], random: RowRandom) -> DraftTree:
-        row = Row(0, tokens, self.params, max_context=1 << 20)
-        row.random = random
+    def __call__(self, tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
+        params = replace(self.params, max_tokens=new + 4)
+        row = Row(0, tokens[: len(tokens) - new], params, max_context=1 << 20)
+        row.extend(tokens[len(tokens) - new :])
+        row.noise = noise
         self.made.start(row)
         (tree,) = self.made.propose([row])
         self.made.drop(row)

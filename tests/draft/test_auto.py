@@ -48,14 +48,12 @@ class Told(Unlimited):
 class Fixed(Drafter):
     """Drafts one token, or nothing."""
 
-    def __init__(self, name: str, token: int, weight: int = 0, drawn: bool = False):
-        self.name, self.token, self.weight_bytes, self.drawn, self.asked = name, token, weight, drawn, 0
+    def __init__(self, name: str, token: int, weight: int = 0):
+        self.name, self.token, self.weight_bytes, self.asked = name, token, weight, 0
 
     def draft(self, row):
         self.asked += 1
-        tree = DraftTree.chain(row.last_token, [self.token] * (self.token > 0))
-        tree.draft_probs = np.ones((2, 9)) / 9 if self.drawn and self.token else None
-        return tree
+        return DraftTree.chain(row.last_token, [self.token] * (self.token > 0))
 
 
 class FakeRow:
@@ -82,18 +80,6 @@ def test_a_row_gets_the_draft_that_pays_most(
     (tree,) = auto.propose([FakeRow()])  # type: ignore[list-item]
     assert tuple(part.asked for part in parts) == asked
     assert tree.tokens[1] == token
-
-
-@pytest.mark.parametrize("weight", [0, 1])
-def test_a_drawn_draft_is_kept_and_nobody_else_is_asked(weight: int) -> None:
-    drawn, other = Fixed("drawn", 1, weight, drawn=True), Fixed("other", 2, weight)
-    auto = Auto()
-    auto.parts = drawn, other
-    auto.budget = Told({"drawn": 0.5, "other": 0.4}, {1: 0.0, 2: 9.0})
-    assert auto.propose([FakeRow()])[0].tokens[1] == 1  # type: ignore[list-item]
-    assert other.asked == 0
-    auto.budget = Told({"drawn": 10.0, "other": 20.0}, {1: 0.0, 2: 9.0})
-    assert auto.propose([FakeRow()])[0].tokens[1] == 1  # type: ignore[list-item]
 
 
 def test_without_prices_the_first_that_has_a_draft_is_taken() -> None:

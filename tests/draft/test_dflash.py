@@ -212,15 +212,6 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
 
 
-def test_chains_are_drawn_where_there_is_a_markov_head(world: Answered) -> None:
-    for kind in ("knowing", "random"):
-        made = drafter(world, kind, tree=0, stop="fixed")
-        made.bind(world.target)
-        [tree] = made.propose([begun(world.target, made, world.prompts[0], temperature=1.0).row])
-        assert tree.num_drafted
-        assert (tree.draft_probs is not None) == (kind == "knowing")
-
-
 def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: Answered, tmp_path: Path) -> None:
     made = drafter(world)
     made.bind(world.target)

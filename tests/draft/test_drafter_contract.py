@@ -43,10 +43,9 @@ from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.draft.test_grammar import NoRepeats
-from tests.enumerated import Law, law, plainly
+from tests.enumerated import texts
 from tests.fakes import Restless
 from tests.held import held
-from tests.lossless_enumeration import largest_difference
 from tests.plain import decode
 from tests.preempting import preempt_often
 
@@ -77,32 +76,7 @@ EVERY = {
     "model, slem context": "model:{foreign},tokenizer=slem,stop=confidence,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
-    "model, then suffix": "model:{model},stop=fixed,draft=2>suffix",
-    "eagle3, then sam": "eagle3:{eagle3}>sam,min_match=1",
-    "medusa, then rest": "medusa:{medusa}>rest:{corpus}",
-    "sam, then model": "sam,draft=3>model:{model},stop=fixed,draft=3",
-    "sam, then tree": "sam,draft=3>model:{model},tree=5,width=2",
 }
-DRAWN = {
-    "mirror": "mirror:{model},where=line",
-    **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
-    "eagle3, parallel chain": EVERY["eagle3, parallel chain"],
-    "s2d, mixed": EVERY["s2d, mixed"],
-    "model, tli": EVERY["model, tli"],
-    "model, then suffix": EVERY["model, then suffix"],
-    "sam, then model": EVERY["sam, then model"],
-}
-"""Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
-GUESSED = {name: spec for name, spec in EVERY.items() if DRAWN.keys().isdisjoint((name, name.split(",")[0]))} | {
-    **{
-        f"{name}, best": f"{spec},sample=best"
-        for name, spec in DRAWN.items() if name not in ("mirror", "model, then suffix")
-    },
-    **{name: EVERY[name] for name in ("eagle3, parallel", "eagle3, then sam")},
-    **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
-    **{name: EVERY[name] for name in ("model, tli tree", "model, slem", "model, slem context")},
-}
-"""Their drafts are point masses, whatever the temperature."""
 ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto"))}
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
 
@@ -180,85 +154,59 @@ def test_greedy_text_is_the_targets_however_prices_change(folders: Folders, name
     assert [done.tokens for done in engine.generate(folders.prompts, params)] == expected(folders, params)
 
 
-@pytest.mark.parametrize("name", GUESSED)
-def test_samples_with_guessed_drafts_are_plain_ones_seed_for_seed(folders: Folders, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        pytest.param(name, alone, marks=[] if is_quick(name, alone) else [pytest.mark.slow])
+        for name in EVERY for alone in (False, True)
+    ],
+)  # fmt: skip
+def test_a_seed_gives_the_text_of_plain_decoding(folders: Folders, name: str, alone: bool) -> None:
     """Some rows are preempted, and run again."""
-    params = SAMPLED[:2] + SAMPLED_PENALISED[2:]
-    drafter = made(folders, GUESSED[name])
-    assert answered(folders, drafter, params, every=2, max_batch=3)[1] == expected(folders, params)
+    params, drafter = SAMPLED[:2] + SAMPLED_PENALISED[2:], made(folders, EVERY[name])
+    batch = {"max_batch": 1} if alone else {"every": 2, "max_batch": 3}
+    assert answered(folders, drafter, params, **batch)[1] == expected(folders, params)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_drawn_drafts_are_the_rows_own_and_the_seeds(folders: Folders, name: str) -> None:
-    def answer(batch: int, every: int = 1000) -> list[list[int]]:
-        engine = preempt_often(Engine(folders.target, made(folders, DRAWN[name]), max_batch=batch), every)
-        out = engine.generate(folders.prompts, SAMPLED_PENALISED)
-        assert sum(done.stats.draft_tokens for done in out) > 0
-        return [done.tokens for done in out]
-
-    assert answer(1) == answer(4, every=3)
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
+def test_a_seed_gives_it_however_prices_change(folders: Folders, name: str) -> None:
+    engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
+    engine.budget = Budget(now=Restless())
+    assert [done.tokens for done in engine.generate(folders.prompts, SAMPLED)] == expected(folders, SAMPLED)
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folders, Law]:
-    """A target of five tokens, for which some drafts are wrong, and the law of its answers."""
-    here = Folders(tmp_path_factory.mktemp("few"), share=0.7, sureness=1, vocab_size=5, seed=3, **native.TINY)
-    return here, plainly(here.target, [1, 3, 2], 3)
+def few(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A target of five tokens, for which some drafts are wrong."""
+    return Folders(tmp_path_factory.mktemp("few"), share=0.7, sureness=1, vocab_size=5, seed=3, **native.TINY)
 
 
-LAWS = {
+WAYS = {
     **dict.fromkeys(
         ("eagle", "eagle3", "mtp"), ("tree=0,stop=fixed", "tree=3,width=2", "tree=0,stop=fixed,vocab={two}")
     ),
     "kangaroo": ("threshold=0", "threshold=0.5", "threshold=1"),
     "model": ("tree=0,stop=heuristic", "tree=0,stop=svip,threshold=0.3", "tree=0,stop=fixed,vocab={two}"),
-    "s2d": ("stop=fixed", "stop=fixed,sample=best", "stop=fixed,tree=4,width=2"),
-    "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
-    "dflash2": ("tree=0,stop=fixed", "tree=0,stop=svip", "tree=0,sample=best", "tree=3,width=3"),
-    "peagle": ("tree=0,stop=fixed", "tree=0,stop=svip,threshold=0.4", "tree=0,sample=best", "tree=3,width=2"),
+    "s2d": ("stop=fixed", "stop=fixed,tree=4,width=2"),
+    "dflash": ("tree=0,stop=fixed", "tree=0,threshold=0.4", "tree=3,width=2"),
+    "dflash2": ("tree=0,stop=fixed", "tree=0,stop=svip", "tree=3,width=3"),
+    "peagle": ("tree=0,stop=fixed", "tree=0,stop=svip,threshold=0.4", "tree=3,width=2"),
+    **dict.fromkeys(("medusa", "hydra", "amphista"), ("tree=6", "tree=4,vocab={two}")),
 }
 
 
-@pytest.mark.parametrize(("name", "options"), [(name, one) for name, each in LAWS.items() for one in each])
-def test_sampled_text_has_the_targets_distribution(few: tuple[Folders, Law], name: str, options: str) -> None:
-    """Exactly: every outcome of everything random is walked."""
-    here, plain = few
-    save_vocabulary(two := here.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
+@pytest.mark.parametrize(("name", "options"), [(name, one) for name, each in WAYS.items() for one in each])
+@pytest.mark.parametrize("grammar", [None, NoRepeats()], ids=["free", "grammar"])
+def test_many_seeds_give_plain_decodings_texts(few: Folders, name: str, options: str, grammar: Any) -> None:
+    save_vocabulary(two := few.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
     exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
     kind, folder = {**SPECS, "dflash2": "dflash:{dflash2}", "peagle": "eagle3:{peagle}"}[name].split("{")
-    drafter = create(f"{kind}{here[folder.split('}')[0]]},draft=2,{options.format(two=two)}{exits}")
-    assert largest_difference(law(here.target, drafter, [1, 3, 2], 3), plain) < 1e-5
+    depth = "" if name in ("medusa", "hydra", "amphista") else "draft=2,"
+    drafter = create(f"{kind}{few[folder.split('}')[0]]},{depth}{options.format(two=two)}{exits}")
+    plain = texts(few.target, create("none"), [1, 3, 2], 4, grammar)
+    assert texts(few.target, drafter, [1, 3, 2], 4, grammar) == plain
     if isinstance(drafter, Sorted):
         assert sum(section.exits_taken > 0 for section in drafter.sections) > 1, "tokens leave at several exits"
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "model:{model},stop=fixed,draft=1>sam,min_match=1", "eagle3:{eagle3},tree=2,width=2,draft=1>sam,min_match=1",
-        "sam,draft=1>model:{model},stop=fixed,draft=1", "sam,draft=1>model:{model},tree=2,width=2,draft=1",
-    ],
-)  # fmt: skip
-def test_sampled_text_of_two_in_a_row_has_the_targets_distribution(few: tuple[Folders, Law], spec: str) -> None:
-    here, prompt = few[0], [1, 1, 2, 1, 3, 1, 4, 1, 0, 1]  # whatever comes has come after a 1 before
-    drafter, goes_on, plain = create(spec.format_map(here)), DraftTree.then, plainly(here.target, prompt, 3)
-    with pytest.MonkeyPatch.context() as patch:
-        joined = list[DraftTree]()
-        patch.setattr(DraftTree, "then", lambda tree, more: joined.append(goes_on(tree, more)) or joined[-1])
-        assert largest_difference(law(here.target, drafter, prompt, 3), plain) < 1e-5
-    assert joined
-
-
-@pytest.mark.parametrize("name", ["model", "s2d", "kangaroo", "eagle3", "dflash"])
-@pytest.mark.parametrize("options", ["tree=0,stop=fixed", "tree=3,width=2"])
-def test_under_a_grammar_sampled_text_has_the_distribution_of_plain_constrained_decoding(
-    few: tuple[Folders, Law], name: str, options: str
-) -> None:
-    here, free = few
-    plain = plainly(here.target, [1, 3, 2], 3, NoRepeats())
-    assert largest_difference(free, plain) > 0.05
-    drafter = create(f"{SPECS[name].format_map(here)},draft=2,{options}")
-    assert largest_difference(law(here.target, drafter, [1, 3, 2], 3, NoRepeats()), plain) < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -269,11 +217,16 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.mark.parametrize("name", ["model", "kangaroo", "eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize(("options", "deep"), [("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_that_knows_everything_is_accepted_whole(
-    knowing: Folders, name: str, options: str, deep: int
+    knowing: Folders, name: str, options: str, deep: int, temperature: float
 ) -> None:
-    engine = Engine(knowing.target, made(knowing, f"{SPECS[name]},stop=fixed,{options}"))
-    engine.add(knowing.prompts[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
+    """At a temperature, too: it has the target's noise, each token at its place."""
+    if temperature and name == "eagle":
+        pytest.skip("its best token is the target's, and its distribution is not")
+    engine = Engine(knowing.target, made(knowing, f"{SPECS[name]},stop=fixed,{options}"), budget=False)
+    wish = SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True, temperature=temperature, seed=4)
+    engine.add(knowing.prompts[0], wish)
     rounds = []
     while engine.has_work:
         rounds += [len(delta.tokens) for delta in engine.step()]
@@ -334,7 +287,7 @@ def test_drafts_fit_the_row_whatever_ends_it(folders: Folders, name: str) -> Non
     assert out[0].finish_reason == "context"
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in (*GUESSED, *DRAWN)])
+@pytest.mark.parametrize("name", ROWS)
 def test_rows_that_are_preempted_are_run_again(folders: Folders, name: str) -> None:
     """Of drafters whose rows are not preempted above."""
     assert answered(folders, made(folders, EVERY[name]), GREEDY, every=2, max_batch=3)[1] == expected(folders, GREEDY)
@@ -356,10 +309,8 @@ def test_rows_that_another_drafter_drafted_meanwhile(
 
 OFFERED = {
     **specs(),
-    **{f"{name}, typical": f"{SPECS[name]},accept=typical" for name in HEADS},
     "mirror, early exit": EVERY["mirror, early exit"],
     "inside auto": "auto:sam|kangaroo:{kangaroo}",
-    "before another": EVERY["eagle3, then sam"],
     "after another": "sam+eagle3:{eagle3}",
 }
 
@@ -391,7 +342,7 @@ def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
-@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another", "before another"])
+@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
 def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []

@@ -238,21 +238,3 @@ def test_another_network_of_amphista_is_refused(tmp_path: Path, network: dict[st
     with pytest.raises(MethodError, match=says) as error:
         bound(spec)
     assert "\n" not in str(error.value)
-
-
-# Acceptance that is not lossless -------------------------------------------------------------------------------------
-
-
-def test_typical_acceptance_is_reported_as_lossy(made: Any) -> None:
-    spec, _ = made("medusa")
-    engine = Engine(world().target, f"sam+{spec},accept=typical")
-    assert (engine.rule.name, engine.rule.lossless) == ("typical", False)
-    assert engine.drafter.parts[1].lossless == "no: typical acceptance"  # type: ignore[attr-defined]
-    (note,) = engine.drafter.notes
-    assert note.startswith(spec)
-    assert "does not keep the model's distribution" in note
-    assert Engine(world().target, spec).rule.lossless
-
-
-def test_greedy_requests_stay_lossless_with_typical_acceptance(made: Any) -> None:
-    assert texts(world().prompts, answer(f"{made('medusa')[0]},accept=typical", GREEDY)) == plain(GREEDY)

@@ -13,7 +13,7 @@ from tests.draft import jacobi_official as official
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
     Branches,
-    BranchingRandom,
+    BranchingNoise,
     largest_difference,
     outcomes,
     plain,
@@ -90,7 +90,7 @@ def joint(
     def run(branches: Branches) -> tuple[int, ...]:
         engine = Engine(target, spec)
         one = engine.add(prompt, params)
-        one.random = BranchingRandom(branches)
+        one.noise = BranchingNoise(branches)
         while engine.has_work:
             engine.step()
         assert one.finish_reason == "length", one.error

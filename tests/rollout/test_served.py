@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.rollout.served import Scored, ServedRule, answer
-from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
+from tests.lossless_enumeration import Branches, BranchingNoise, outcomes
 from tests.rollout import toys
 
 LENGTH = 2
@@ -48,7 +48,7 @@ def served(policy, old, rule, branches):
     return asyncio.run(
         answer(
             Table(policy, branches), toys.PROMPT, old, rule, budget=LENGTH, ends=frozenset(),
-            random=BranchingRandom(branches), version=1,
+            noise=BranchingNoise(branches), version=1,
         )
     )
 

@@ -14,7 +14,7 @@ from paceline.core.tree import DraftTree
 from paceline.rollout.rules import OldToken, Reuse
 from paceline.rollout.store import Entry, Key, digest, sampling_text
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import BranchingRandom, outcomes
+from tests.lossless_enumeration import BranchingNoise, outcomes
 
 VOCAB, LENGTH = 4, 5
 PROMPT = [0, 1]
@@ -91,7 +91,7 @@ def decisions(rule, p, offer, place):
     """Probability of every token that a rule may decide at a place, and of whether it leaves the old answer there."""
 
     def one(branches):
-        cursor = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
+        cursor = SimpleNamespace(request=SimpleNamespace(noise=BranchingNoise(branches)), position=place)
         reuse = Reuse(Key(b"", 0), None)
         return rule.choose(p, offer, cursor, reuse), reuse.left
 
@@ -117,7 +117,7 @@ def through_acceptance(old, new, rule, top, length):
 
         def one(branches, entry=entry):
             row = Row(0, PROMPT, params, max_context=64)
-            row.random = BranchingRandom(branches)
+            row.noise = BranchingNoise(branches)
             reuse = rule.begin(row, Key(digest(PROMPT), 0), entry)
             while row.finish_reason is None:
                 draft = entry.tokens[row.num_new :] if row.num_new and not reuse.left else []

@@ -90,7 +90,7 @@ def test_drawn_drafts_are_the_rows_own(llama: World, schedule: str) -> None:
     table = torch.randn(llama.target.vocab_size, llama.target.vocab_size, generator=torch.manual_seed(0))
 
     def answer(batch: int) -> list[list[int]]:
-        drafter = drafters.Drawing(table, (2, 1), False)
+        drafter = drafters.Coupled(table, (2, 1))
         engine = Engine(llama.target, drafter, max_batch=batch, schedule=schedule)
         return [done.tokens for done in engine.generate(llama.prompts, SAMPLED)]
 

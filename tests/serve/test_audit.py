@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from paceline.core.accept import follow
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.noise import Noise
+from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Prefix
 from paceline.serve import audit as module
@@ -114,7 +115,7 @@ def answers(engine, count, seed=0, shape=None, asks=ASKS):
             params = SamplingParams(**next(asked) | more, max_tokens=24)
             prompt = stems[int(rng.integers(3))] + rng.integers(4, 288, int(rng.integers(1, 9))).tolist()
             rows.append(engine.add(prompt, params))
-            rows[-1].random = RowRandom(int(rng.integers(1 << 30)))  # the engine's own seed, but the same each time
+            rows[-1].noise = Noise(int(rng.integers(1 << 30)))  # the engine's own seed, but the same each time
         for _ in engine.follow(rows):
             pass
         yield from rows
@@ -288,7 +289,7 @@ def test_the_alarm_repeats_the_request_and_its_text_only_if_asked(world, caplog,
         done(audit, row)
     [alarm] = audit.alarms
     assert (alarm["verdict"], alarm["token"], alarm["parameters"]["top_k"]) == ("mismatch", 4, 3)
-    assert alarm["parameters"]["seed"] == row.random.seed
+    assert alarm["parameters"]["seed"] == row.noise.seed
     told = json.loads(caplog.messages[0].partition(": ")[2])
     assert (told.get("tokens") == row.new_tokens.tolist()) == ("logit_bias" in told["parameters"]) == texts
 

@@ -23,7 +23,6 @@ from tests.train.conftest import following_answers
 SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
 RECIPES = {
     "model": (["--hidden", "64", "--layers", "1", "--no-compiled"], "model:{out}"),
-    "streams": (["--draft", "DRAFT"], "model:{out},streams=2"),
     "s2d": (["--exits", "1,2", "--layers", "2", "--no-compiled"], "s2d:{out}"),
     "jacobi": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
     "kangaroo": (["--exit", "0", "--loss", "kl+tv"], "kangaroo:{out}"),
@@ -96,18 +95,16 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
     assert (log[-1]["step"], log[-1]["tokens"]) == (5, 640)
     assert all(np.isfinite(loss) for loss in log[-1]["valid"].values())
     config = json.loads((out / ("noise.json" if recipe == "jacobi" else "config.json")).read_text())
-    facts = config["streams"] if recipe == "streams" else config
     if recipe != "jacobi":
-        assert facts["held_out"].keys() == {"made", "all"}
-        assert 0 < facts["held_out"]["all"][0]["overlap"] < 1
-    assert (facts["recipe"]["stage"], facts["data"]) == (STAGES.get(recipe, recipe), ["answers.jsonl"])
-    assert facts["recipe"]["loop"]["tokens"] == 640
+        assert config["held_out"].keys() == {"made", "all"}
+        assert 0 < config["held_out"]["all"][0]["overlap"] < 1
+    assert (config["recipe"]["stage"], config["data"]) == (STAGES.get(recipe, recipe), ["answers.jsonl"])
+    assert config["recipe"]["loop"]["tokens"] == 640
     target = load(root / "target", dtype="float32", device="cpu")
-    if recipe != "streams":
-        made_for, weights_of = config["tuned_from" if recipe == "jacobi" else "target"], TargetFacts.of(target)
-        assert (made_for["name"], made_for["weights_fingerprint"]) == ("target", weights_of.weights_fingerprint)
+    made_for, weights_of = config["tuned_from" if recipe == "jacobi" else "target"], TargetFacts.of(target)
+    assert (made_for["name"], made_for["weights_fingerprint"]) == ("target", weights_of.weights_fingerprint)
     if recipe in HEADS or recipe == "model":
-        assert facts["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("model", "kangaroo") else "soft")
+        assert config["recipe"]["config"]["loss"] == ("kl+tv" if recipe in ("model", "kangaroo") else "soft")
         assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}
     if recipe in HEADS:
         assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
@@ -139,7 +136,6 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
     ("eagle3", ["--tokens", "64", "--taps", "x"], {}, "--taps is 'x'; it must be layers with commas between"),
     ("s2d", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9; the target has 3, so 1 to that"),
     ("s2d", ["--tokens", "64", "--exits", "one"], {}, "--exits is 'one'; it must be layers with commas between"),
-    ("streams", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9"),
     ("jacobi", ["--tokens", "64", "--noise", "some"], {}, "--noise is 'some'; it must be a number of tokens"),
 ])
 def test_what_cannot_be_trained_is_one_line(recipe, more, where, says, root, tmp_path):
@@ -176,4 +172,4 @@ def test_the_loss_may_compare_a_few_tokens(recipe, root, tmp_path):
     assert done.exit_code == 0, done.output
     assert "40 tokens in the loss: 100.00% of the held-out answers" in done.output
     facts = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert facts["recipe"]["config"]["loss_vocab"] == 40
+    assert config["recipe"]["config"]["loss_vocab"] == 40

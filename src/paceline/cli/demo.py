@@ -161,7 +161,7 @@ def _installed(screen: Screen) -> str:
 
 def _is_there(spec: str) -> bool:
     """Whether every checkpoint that a spec names exists."""
-    parts = [parse(part) for group in split(spec) for part in group]
+    parts = [parse(part) for part in split(spec)]
     return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
 
 

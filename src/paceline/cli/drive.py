@@ -63,7 +63,7 @@ class Answer:
         if row.error:
             record["error"] = row.error
         if not row.params.is_greedy:
-            record["seed"] = row.random.seed
+            record["seed"] = row.noise.seed
         return record
 
 

@@ -187,7 +187,7 @@ def _from_predictions(draft: str) -> str:
     from paceline.draft.methods.prediction import Prediction
     from paceline.draft.spec import parse, split
 
-    names = [parse(part, draft).name for group in split(draft) for part in group]
+    names = [parse(part, draft).name for part in split(draft)]
     return draft if Prediction.name in names else f"{Prediction.name}+{draft}"
 
 

@@ -1,25 +1,12 @@
-"""Acceptance rules: which drafted tokens stand, and which token the target adds. Losslessness lives here.
+"""Acceptance: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
-One walk serves every rule. Every row has a cursor, which starts at the root of its tree. At each step the target's
-distribution at the cursor is warped and a token is decided. The cursor steps to its drafted child, or the row is done.
+At every place of a text the target has one token: the argmax of its logits where a request is greedy, else the token
+that the row's noise takes from the target's warped distribution (`paceline.core.noise`). A drafted token stands if it
+is the target's. So whatever is drafted, cut or exchanged, the text is that of plain decoding.
 
-* Greedy: the decided token is the argmax.
-* Sampling, point-mass drafts (retrieval, argmax; chain or tree): the token is drawn from the target's p. Rejection
-  sampling has the same distribution: each child x is accepted with probability p(x), and if none is, the token is drawn
-  from p with the children struck out.
-* Sampling, a chain drawn from q: block verification, which judges the chain, up to a token that was not drawn, as a
-  whole and keeps the longest beginning that stands. It accepts at least as many tokens as one token after the other.
-  (Sun et al. 2024, arXiv 2403.10444.)
-* Sampling, a tree drawn from q: the children are tried in the order they were drawn. Child x is
-  accepted with probability min(1, p(x) / q(x)). After a rejection p becomes normalise(max(p - q, 0)), and, if the
-  children were drawn without replacement, x is struck out of q. If no child is accepted, the token is drawn from the
-  last p, and where it is a child that was not drawn (q(x) = 0), the walk goes on there: that token has the target's law
-  whatever was drafted.
-  (SpecInfer, Miao et al. 2024, section 4.3 for trees with replacement; recursive rejection sampling, Jeon et al. 2024,
-  for trees without. On a chain it is the rule of Leviathan et al. 2023, section 2.3: `TOKENWISE`.)
-
-This holds for any q, if every drafted child stays in the tree, whatever token was drawn. The number of children and
-their q may depend on everything that was drawn before them."""
+One walk serves chains and trees. Every row has a cursor, which starts at the root of its tree. At each step the
+target's token is decided, and the cursor steps to its drafted child, or the row is done. On an accelerator the tokens
+of all nodes are decided at once, so that the walk waits once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +16,8 @@ import numpy as np
 import torch
 
 from paceline.core import sampling
-from paceline.core.logits import BROKEN, best_token, sum_of
+from paceline.core.logits import BROKEN, best_token
+from paceline.core.noise import tokens_of_rows
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
@@ -100,35 +88,25 @@ class Rule(Protocol):
 
 
 class Lossless:
-    """The rule of the module's docstring.
-
-    block  judge drawn chains as a whole; False: token by token."""
+    """The rule of the module's docstring."""
 
     name, lossless = "lossless", True
 
-    def __init__(self, block: bool = True):
-        self.block = block
-
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`, for rows of one group of `_alike`."""
+        return [w for w, token in zip(cursors, self.tokens(cursors), strict=True) if follow(w, token)]
+
+    def tokens(self, cursors: Sequence[Cursor]) -> list[int]:
+        """The target's token at each cursor."""
         params = cursors[0].request.params
-        if params.is_greedy:
-            return [w for w, token in zip(cursors, _greedy(cursors), strict=True) if follow(w, token)]
-        stepped = list[Cursor]()
-        if cursors[0].tree.draft_probs is not None and self.block:
-            chains = [w for w in cursors if w.tree.is_chain and w.tree.probe is None]
-            stepped = [w for w in chains if _verify_block(w)]
-            cursors = [w for w in cursors if w not in chains]
-            if not cursors:
-                return stepped
-        probs = target_distributions(cursors)
-        if cursors[0].tree.draft_probs is not None:
-            return stepped + [w for w, p in zip(cursors, probs, strict=True) if _reject_or_follow(w, p)]
-        return [w for w, token in zip(cursors, _choose(cursors, probs), strict=True) if follow(w, token)]
+        if not params.is_greedy:
+            return chosen(cursors, target_distributions(cursors))
+        if not params.shifts_logits:
+            return [best_token(w.logits, w.node) for w in cursors]
+        return _best(sampling.warp(_checked(cursors), params, [w.context for w in cursors]))
 
 
 LOSSLESS = Lossless()
-TOKENWISE = Lossless(block=False)
 
 
 def accept(
@@ -141,7 +119,7 @@ def accept(
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
     if cursors and rule is LOSSLESS and sampling.on_accelerator(cursors[0].logits):
-        active = _greedy_at_once(cursors)
+        active = _decide_at_once(cursors)
     while active:
         active = [w for group in _alike(active) for w in _decide(rule, group, failed)]
     for cursor in cursors:
@@ -166,46 +144,47 @@ def _decide(rule: Rule, cursors: Sequence[Cursor], failed: dict[int, Failed]) ->
         return []
 
 
-def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
-    """Decide all tokens of the greedy rows whose logits are not shifted; returns the other rows.
-
-    On an accelerator, that is one wait, whatever the trees' depth. Decides no row if a node's logits are no numbers."""
-    plain = [w for w in cursors if w.request.params.is_greedy and not w.request.params.shifts_logits]
-    if plain:
+def _decide_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
+    """Decide all tokens of the rows whose logits are not shifted, in one wait, whatever the trees' depth; returns the
+    other rows. Rows of a group with a node whose logits are no numbers are left to be decided one by one."""
+    left = [w for w in cursors if w.request.params.shifts_logits]
+    for group in _alike([w for w in cursors if not w.request.params.shifts_logits]):
         try:
-            best = iter(_best(torch.cat([w.logits for w in plain])))
+            tokens = iter(_tokens_of_nodes(group))
         except NumericError:
-            return list(cursors)
-        for cursor in plain:
-            of_node = [next(best) for _ in range(len(cursor.tree))]
+            left += group
+            continue
+        for cursor in group:
+            of_node = [next(tokens) for _ in range(len(cursor.tree))]
             while follow(cursor, of_node[cursor.node]):
                 pass
-    return [w for w in cursors if not w.done.tokens]
+    return left
+
+
+def _tokens_of_nodes(cursors: Sequence[Cursor]) -> list[int]:
+    """The target's token after every node of every tree, for rows that are warped alike, on an accelerator."""
+    logits, params = torch.cat([w.logits for w in cursors]), cursors[0].request.params
+    if params.is_greedy:
+        return _best(logits)
+    probs = sampling.probabilities(logits, params, [])
+    keys = [w.request.noise.key for w in cursors for _ in range(len(w.tree))]
+    return tokens_of_rows(probs, keys, [w.request.num_new + int(d) for w in cursors for d in w.tree.depth])
 
 
 def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
-    """Group the rows that are decided together. On a CPU each row is a group. On an accelerator, rows of a group have
-    logits that are warped alike, and drafts that are all drawn or all point masses."""
-    if not sampling.on_accelerator(active[0].logits):
+    """Group the rows that are decided together. On a CPU each row is a group. On an accelerator, the logits of a
+    group's rows are warped alike."""
+    if active and not sampling.on_accelerator(active[0].logits):
         return [[cursor] for cursor in active]
     groups: list[list[Cursor]] = []
     for cursor in active:
-        is_drawn, params = cursor.tree.draft_probs is not None, cursor.request.params
         for group in groups:
-            first = group[0]
-            if (first.tree.draft_probs is not None) == is_drawn and first.request.params.warps_like(params):
+            if group[0].request.params.warps_like(cursor.request.params):
                 group.append(cursor)
                 break
         else:
             groups.append([cursor])
     return groups
-
-
-def _greedy(cursors: Sequence[Cursor]) -> list[int]:
-    params = cursors[0].request.params
-    if not params.shifts_logits:
-        return [best_token(w.logits, w.node) for w in cursors]
-    return _best(sampling.warp(_checked(cursors), params, [w.context for w in cursors]))
 
 
 def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch.Tensor]:
@@ -237,11 +216,11 @@ def _best(scores: torch.Tensor) -> list[int]:
     return best
 
 
-def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:
-    """The target's token for each row, drawn from `probs` [R, V]; on an accelerator in one wait."""
+def chosen(cursors: Sequence[Cursor], probs: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
+    """The token that each row's noise takes from `probs` [R, V]; on an accelerator in one wait."""
     if isinstance(probs, torch.Tensor) and sampling.on_accelerator(probs):
-        return sampling.draw_rows(probs, [w.request.random.emit(w.position) for w in cursors])
-    return [w.request.random.choose(p, w.position) for w, p in zip(cursors, probs, strict=True)]
+        return tokens_of_rows(probs, [w.request.noise.key for w in cursors], [w.position for w in cursors])
+    return [w.request.noise.choose(p, w.position) for w, p in zip(cursors, probs, strict=True)]
 
 
 def follow(cursor: Cursor, token: int) -> bool:
@@ -254,80 +233,3 @@ def follow(cursor: Cursor, token: int) -> bool:
             done.path.append(child)
             return True
     return False
-
-
-def sample_from(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Decide a token of a row that samples from p [V]; returns as `follow`."""
-    if cursor.tree.draft_probs is not None:
-        return _reject_or_follow(cursor, p)
-    return follow(cursor, cursor.request.random.choose(p, cursor.position))
-
-
-def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Step to the first child that p [V] accepts; else draw from the residual, and return as `follow`."""
-    request, tree, _, done = cursor
-    children = tree.children(cursor.node)
-    q = tree.draft_probs[cursor.node].to(p) if children else p
-    for child in children:
-        token = int(tree.tokens[child])
-        p_token, q_token = torch.stack([p[token], q[token]]).tolist()
-        if q_token == 0:  # not drawn from q, so it stands where the target says the same
-            continue
-        if request.random.keep(min(1.0, p_token / q_token)):
-            done.tokens.append(token)
-            done.path.append(child)
-            return True
-        is_last = child == children[-1]  # then q is not needed any more
-        p, q = residual(p, q, token, tree.replacement or is_last)
-    return follow(cursor, request.random.choose(p, cursor.position))
-
-
-def _verify_block(cursor: Cursor) -> bool:
-    """Decide the next tokens of a row whose draft is a chain, up to one that was not drawn from q (Sun et al. 2024,
-    algorithm 2). Returns whether the row goes on there: all before it stood, and the target says the same.
-
-    With w = 1 at its root and w = min(1, w p(x) / q(x)) after a drafted token x, a beginning of the chain stands with
-    probability s / (s + 1 - w), where s is the sum of max(w p - q, 0) at its end; the whole chain stands with
-    probability w. The longest beginning that stands is accepted. The next token is drawn from max(w p - q, 0) there, or
-    from p after the whole chain. Altogether a beginning is accepted with probability w, wherever the chain ends, so
-    its length may depend on all tokens before its end."""
-    request, tree, logits, done = cursor
-    tokens, weight = tree.tokens.tolist(), 1.0
-    for node in range(cursor.node, len(tree)):
-        path = list(range(node + 1))
-        [p] = target_distributions([Cursor(request, tree, logits, Accepted(path, tokens[1 : node + 1]))])
-        q = tree.draft_probs[node].to(p)
-        q_token = float(q[tokens[node + 1]]) if node + 1 < len(tree) else 0.0
-        if q_token == 0:  # the chain ends here, or the next token was not drawn from q
-            chance, rest = weight, p
-        else:
-            rest = (weight * p - q).clamp_min(0)
-            total = sum_of(rest)
-            chance = total / (total + 1 - weight) if weight < 1 else 1.0
-            # If p equals q, only rounding rejects what follows; then p itself is the residual.
-            rest = rest / total if total > 0 else p
-        if request.random.keep(chance):
-            done.path, after = path, rest
-        if q_token == 0:
-            break
-        weight = min(1.0, weight * float(p[tokens[node + 1]]) / q_token)
-        if weight == 0:
-            break
-    length = len(done.path) - 1
-    done.tokens = tokens[1 : length + 1]
-    return follow(cursor, request.random.choose(after, request.num_new + length))  # a token that fell has 0 in `after`
-
-
-def residual(p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next p and q, both [V], after the rejection of `token`: normalise(max(p - q, 0)), and q without the token.
-
-    replacement  siblings are drawn independently, so q stays as it is."""
-    rest = (p - q).clamp_min(0)
-    total = sum_of(rest)
-    if not replacement:
-        q = q.clone()
-        q[token] = 0
-        left = sum_of(q)
-        q = q / left if left > 0 else q
-    # If p equals q, only rounding rejects a token; then p itself is the residual.
-    return (rest / total if total > 0 else p), q

@@ -1,8 +1,8 @@
-"""From logits to tokens on the CPU, compiled: the best token, the k best, softmax, filters, a draw.
+"""From logits to tokens on the CPU, compiled: the best token, the k best, softmax, filters.
 
 Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size. Each
-function here is one call; torch and NumPy need 5 to 24 operators. `warp` and `draw_rows` of `paceline.core.sampling`
-are the same in torch. Logits are bfloat16 or float32.
+function here is one call; torch and NumPy need 5 to 24 operators. `warp` of `paceline.core.sampling` is the same in
+torch. Logits are bfloat16 or float32.
 
 Results have the same bits on every processor: each sum has one order, whatever the width of vectors, and a fused
 multiply-add is one that is written."""
@@ -199,14 +199,6 @@ def log_total(logits: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def sum_of(numbers: torch.Tensor) -> float:
-    """The sum of numbers [V], float32 or float64."""
-    if numbers.device.type != "cpu":
-        return float(numbers.sum())
-    numbers = numbers.contiguous()
-    return float(_total_at(numbers.data_ptr(), len(numbers), numbers.dtype == torch.float32))
-
-
 @njit
 def _exp(x):  # type: ignore[no-untyped-def]
     """e^x for x <= 0; 0 below -87."""
@@ -253,13 +245,6 @@ def _total(numbers, least):  # type: ignore[no-untyped-def]
     for begin in range(0, len(numbers), BLOCK):
         total += _sum(numbers[begin : begin + BLOCK], least, space)
     return total
-
-
-@njit("float64(int64, int64, boolean)", cache=True)
-def _total_at(where, size, is_single):  # type: ignore[no-untyped-def]
-    if is_single:
-        return _total(carray(address(where), (size,), np.float32), -math.inf)
-    return _total(carray(address(where), (size,), np.float64), -math.inf)
 
 
 @njit
@@ -339,7 +324,7 @@ def _certainty_at(where, size, is_wide):  # type: ignore[no-untyped-def]
     return _certainty(halves(where, size), best)
 
 
-# Filters and draws ----------------------------------------------------------------------------------------------------
+# Filters --------------------------------------------------------------------------------------------------------------
 
 
 def keep_best(probs: torch.Tensor, top_k: int, top_p: float, min_p: float) -> None:
@@ -347,17 +332,6 @@ def keep_best(probs: torch.Tensor, top_k: int, top_p: float, min_p: float) -> No
 
     As in `SamplingParams`; 0, 1 and 0 filter nothing."""
     _keep_best(probs.data_ptr(), len(probs), top_k, top_p, min_p)
-
-
-def token_at(probs: torch.Tensor, noise: float) -> int:
-    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V], float32 or float64 on the CPU.
-
-    Raises NumericError if `probs` are not numbers, or all 0."""
-    probs = probs.contiguous()
-    token = int(_token_at_address(probs.data_ptr(), len(probs), noise, probs.dtype == torch.float32))
-    if token < 0:
-        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
-    return token
 
 
 @njit
@@ -435,32 +409,3 @@ def _keep_best(where, size, top_k, top_p, min_p):  # type: ignore[no-untyped-def
                 total, equals = total - np.float64(cut), equals - 1
             i += 1
     _scale(probs, cut, np.float32(1 / total))
-
-
-@njit
-def _token_at(probs, noise):  # type: ignore[no-untyped-def]
-    """The token's block first, then the token: sums of blocks vectorise, running sums do not."""
-    size = len(probs)
-    ends, space = np.empty((size + BLOCK - 1) // BLOCK), np.empty(BLOCK // 2)
-    total = 0.0
-    for b in range(len(ends)):
-        total += _sum(probs[b * BLOCK : (b + 1) * BLOCK], -math.inf, space)
-        ends[b] = total
-    if not 0 < total < math.inf:
-        return -1
-    at = noise * total
-    b = np.searchsorted(ends, at, side="right")
-    running, last = ends[b - 1] if b > 0 else 0.0, -1
-    for i in range(b * BLOCK, min((b + 1) * BLOCK, size)):
-        if probs[i] > 0:
-            running, last = running + np.float64(probs[i]), i
-            if running > at:
-                return i
-    return last  # the two sums differ in the last bit
-
-
-@njit("int64(int64, int64, float64, boolean)", cache=True)
-def _token_at_address(where, size, noise, is_single):  # type: ignore[no-untyped-def]
-    if is_single:
-        return _token_at(carray(address(where), (size,), np.float32), noise)
-    return _token_at(carray(address(where), (size,), np.float64), noise)

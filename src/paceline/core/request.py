@@ -5,15 +5,15 @@ A row ends exactly where plain decoding would: `extend` takes a round's tokens o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from time import perf_counter
 from typing import Literal, Protocol
 
 import numpy as np
 
-from paceline.core.sampling import RowRandom, SamplingParams, TokenLogprob
+from paceline.core.noise import Noise
+from paceline.core.sampling import SamplingParams, TokenLogprob
 from paceline.core.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
@@ -32,7 +32,7 @@ class Request(Protocol):
     @property
     def params(self) -> SamplingParams: ...
     @property
-    def random(self) -> RowRandom: ...
+    def noise(self) -> Noise: ...
     @property
     def tokens(self) -> IntArray: ...
     @property
@@ -78,13 +78,12 @@ class RowStats:
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def record(self, depth: int, nodes: int, accepted: int, drafters: Mapping[str, tuple[int, int]] = {}) -> None:
+    def record(self, depth: int, nodes: int, accepted: int, drafter: str = "") -> None:
         """Count a round whose draft had `nodes` nodes and `depth` levels, and of which `accepted` tokens were accepted.
-
-        drafters  the same numbers by drafter, (nodes, accepted)."""
-        for name, (drafted, stood) in drafters.items():
-            before = self.drafters.get(name, (0, 0))
-            self.drafters[name] = before[0] + drafted, before[1] + stood
+        """
+        if nodes:
+            before = self.drafters.get(drafter, (0, 0))
+            self.drafters[drafter] = before[0] + nodes, before[1] + accepted
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes
@@ -109,7 +108,7 @@ def _bump(histogram: list[int], index: int) -> None:
 
 
 class Row:
-    """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
+    """One request: `tokens` (prompt, then answer), its parameters, its noise, its statistics.
 
     id               number of the row, unique in an engine's life.
     client           name of the client, set before the row joins: where requests wait, clients join in turn.
@@ -134,7 +133,7 @@ class Row:
         self.client = ""
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
-        self.random = RowRandom(params.seed)
+        self.noise = Noise(params.seed)
         self.prompt_length = len(prompt)
         self.slot = -1
         self.cached = 0
@@ -224,28 +223,26 @@ class Row:
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
     def extend(
-        self, tokens: Sequence[int], source: str | Sequence[str] = "", logprobs: Sequence[TokenLogprob] | None = None
+        self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None
     ) -> int:
         """Append the tokens of a round up to the one that ends the answer; the last of `tokens` is the target's own.
 
-        source    the drafter of all but the last token, or of each of these.
+        source    the drafter of all but the last token.
         logprobs  an entry for each of `tokens`, if the request wants them.
 
         Sets `finish_reason` if the answer ended. Returns the number of tokens taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
-        sources = [*([source] * drafted if isinstance(source, str) else source), ""]
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
         for token in tokens:
             self._tokens[self._length] = token
             self._length += 1
-            self._source = sources[taken]
+            self._source = source if taken < drafted else ""
             taken += 1
             if self._ends_with(token):
                 break
         self.logprobs += (logprobs or ())[:taken]
-        self.runs += [(name, len(list(run))) for name, run in groupby(sources[: min(taken, drafted)])]
-        self.runs += [("", 1)] * (taken > drafted)
+        self.runs += [(source, min(taken, drafted))] * (drafted > 0) + [("", 1)] * (taken > drafted)
         return taken
 
     def end(self, reason: FinishReason, error: str = "") -> None:

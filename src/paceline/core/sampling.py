@@ -1,7 +1,7 @@
-"""SamplingParams, the warping of logits, and the seeded randomness of a row.
+"""SamplingParams, and the warping of logits.
 
-Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
-acceptance rule compares two distributions that are warped alike."""
+Logits are warped here and nowhere else. The target's and a drafter's go through the same function, so that both take
+the same token from the same noise where they agree."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
-from secrets import randbits
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from paceline.core.logits import best_or_none, keep_best, log_total, softmax, token_at, top_tokens
+from paceline.core.logits import best_or_none, keep_best, log_total, softmax, top_tokens
 from paceline.core.tree import IntArray
-from paceline.errors import NumericError, PacelineError, shortened
+from paceline.errors import PacelineError, shortened
 
 COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
 MOST = 2**31 - 1  # largest count that the compiled functions take
@@ -148,6 +147,12 @@ class SamplingParams:
         """Whether the distribution of the next token depends on the answer so far, by penalties or min_tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
 
+    def without_shifts(self) -> SamplingParams:
+        """The same temperature and filters alone."""
+        if not self.shifts_logits:
+            return self
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
     def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
         """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`."""
         if not self.looks_back and self.grammar is None:
@@ -196,73 +201,6 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> l
     values = values - whole
     tops = [tuple(zip(*best, strict=True)) for best in zip(ids.tolist(), values.tolist(), strict=True)]
     return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
-
-
-class FreeNoise:
-    """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and its
-    index in the round. It does not depend on earlier rounds, or on rounds that were begun and given up."""
-
-    LANE, BLOCK = 64, 64  # numbers per round, and positions, that are made at once
-
-    def __init__(self, seed: int):
-        self._seed = seed
-        self._position = self._drawn = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Free the numbers made so far (32 kB); if they are needed again, the same are made."""
-        self._where: tuple[int, int] | None = None
-        self._block = np.empty(0)
-
-    def begin(self, position: int) -> None:
-        """A round begins at output position `position`."""
-        self._position, self._drawn = position, 0
-
-    def random(self) -> float:
-        """The next number."""
-        page, at = divmod(self._drawn, self.LANE)
-        self._drawn += 1
-        block, lane = divmod(self._position, self.BLOCK)
-        if self._where != (block, page):
-            source = np.random.SeedSequence(self._seed, spawn_key=(1, block, page))
-            self._block = np.random.Generator(np.random.Philox(source)).random((self.BLOCK, self.LANE))
-            self._where = (block, page)
-        return float(self._block[lane, at])
-
-
-class RowRandom:
-    """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
-
-    The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
-    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin:
-    `free` begins anew with each round, the drafter draws first, and acceptance goes on where it stopped.
-
-    Every random decision is `choose`, `keep` or `draft`, so that a test double can follow every branch."""
-
-    def __init__(self, seed: int | None):
-        self.seed = randbits(63) if seed is None else seed
-        emit = np.random.SeedSequence(self.seed, spawn_key=(0,))
-        self._emit = np.random.Generator(np.random.Philox(emit))
-        self._noise = np.empty(0)
-        self.free = FreeNoise(self.seed)
-
-    def emit(self, position: int) -> float:
-        """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
-        while position >= len(self._noise):
-            self._noise = np.concatenate([self._noise, self._emit.random(256)])
-        return float(self._noise[position])
-
-    def choose(self, probs: torch.Tensor, position: int) -> int:
-        """The target's token at output position `position`, drawn from `probs` [V]. Called once for each position."""
-        return draw(probs, self.emit(position))
-
-    def keep(self, probability: float) -> bool:
-        """Whether to accept a drafted token; True with `probability`."""
-        return bool(self.free.random() < probability)
-
-    def draft(self, probs: torch.Tensor) -> int:
-        """A drafter's token, drawn from `probs` [V]."""
-        return draw(probs, self.free.random())
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
@@ -380,24 +318,3 @@ def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None 
         for of_row in probs if row is None else [probs]:
             keep_best(of_row, params.top_k, params.top_p, params.min_p)
     return probs
-
-
-def draw(probs: torch.Tensor, noise: float) -> int:
-    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V] (need not be normalised).
-
-    A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
-    if on_accelerator(probs):
-        return draw_rows(probs.unsqueeze(0), [noise])[0]
-    return token_at(probs if probs.dtype == torch.float64 else probs.float(), noise)
-
-
-def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
-    """`draw` for each row of `probs` [R, V] at once: on an accelerator, one wait instead of R."""
-    ends = probs.cumsum(-1, dtype=torch.float64)
-    total = ends[:, -1:]
-    at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
-    at = at.masked_fill(total == torch.inf, torch.nan)  # NaN sorts after the last token
-    tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
-    if max(tokens) >= probs.shape[-1]:
-        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
-    return tokens

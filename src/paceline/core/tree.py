@@ -9,7 +9,6 @@ drafted token that follows its parent. A chain is a tree without branches. The r
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,29 +27,19 @@ class DraftTree:
 
     tokens       int64 [n]; tokens[0] is the root, already committed.
     parent       int64 [n]; parent[0] is -1 and parents come before their children.
-    draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn from,
-                 warped as the target's is. None: every child is a point mass (retrieval, argmax). Every child that was
-                 drawn stays in the tree: without the improbable ones, the draft would have another distribution than q.
-                 A row of zeros: the node's children are point masses.
-    replacement  siblings were drawn independently; False: each drawn token was struck out of q before the next.
-                 Siblings are in the order in which they were drawn.
     probe        bool [n] or None: nodes that are run for what they predict and never accepted (Jacobi, lookahead).
                  Children of a probe are probes.
     hidden       float tensor [n, H] or None: a self-drafter's states of the nodes after its last layer; their keys and
                  values are in the cache after the row, and `verify` goes on from there.
     chances      float64 [n] or None: the drafter's estimate of the probability that a node and its ancestors are
-                 accepted. NaN for the nodes of one of two drafters that estimates none.
+                 accepted.
     origin       int64 [n] or None: for a tree that was cut, each node's number in the tree that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
-    calls        forwards of a draft model made for it, one after another.
-    tail         (node, drafter) where a second drafter went on: the nodes from `node` on are its own, and follow a leaf
-                 of the `owner`'s. None: there is one drafter."""
+    calls        forwards of a draft model made for it, one after another."""
 
     tokens: IntArray
     parent: IntArray
-    draft_probs: Any = None
-    replacement: bool = False
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
     chances: Floats | None = None
@@ -58,7 +47,6 @@ class DraftTree:
     source: str = ""
     owner: Any = field(default=None, repr=False)
     calls: int = 0
-    tail: tuple[int, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
@@ -116,24 +104,12 @@ class DraftTree:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether nodes may be left out after drafting: no token was drawn, and no state of a node is needed."""
-        return self.draft_probs is None and self.probe is None and self.hidden is None
+        """Whether nodes may be left out after drafting: no state of a node is needed."""
+        return self.probe is None and self.hidden is None
 
     def children(self, node: int) -> list[int]:
-        """Nodes drafted directly after `node` that may be accepted (no probes), in the order they were drawn."""
+        """Nodes drafted directly after `node` that may be accepted (no probes)."""
         return self._children[node]
-
-    def sources(self, path: Sequence[int]) -> list[str]:
-        """Name of the drafter of each node of `path` but the root."""
-        seam, second = self.tail or (len(self), None)
-        return [self.source if second is None or node < seam else second.name for node in path[1:]]
-
-    def by_source(self, path: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Numbers of drafted nodes, and of those on `path`, of each drafter."""
-        if self.tail is None:
-            return {self.source: (self.num_drafted, len(path) - 1)} if self.num_drafted else {}
-        stood = Counter(self.sources(path))
-        return {name: (count, stood[name]) for name, count in Counter(self.sources(range(len(self)))).items()}
 
     def clipped(self, max_depth: int) -> DraftTree:
         """The tree without nodes deeper than `max_depth`; itself if there are none. The root always stays."""
@@ -149,60 +125,14 @@ class DraftTree:
         new_index = np.full(len(self), -1)
         new_index[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
-        arrays = ("tokens", "draft_probs", "probe", "hidden", "chances")
+        arrays = ("tokens", "probe", "hidden", "chances")
         selected = {name: values[nodes] for name in arrays if (values := getattr(self, name)) is not None}
         origin = nodes if self.origin is None else self.origin[nodes]
-        tail = None if self.tail is None else (int(np.searchsorted(nodes, self.tail[0])), self.tail[1])
-        tail = None if tail is None or tail[0] == len(nodes) else tail
-        return replace(self, parent=parent, origin=origin, tail=tail, **selected)
-
-    def then(self, more: DraftTree) -> DraftTree:
-        """This tree with `more`, another drafter's, where its trunk ends; that token is the root of `more`."""
-        n, size, leaf = len(self), len(self) + more.num_drafted, self.end
-        parent = np.append(self.parent, np.where(more.parent[1:] == 0, leaf, more.parent[1:] + n - 1))
-        probs, drawn = None, self if self.draft_probs is not None else more
-        if drawn.draft_probs is not None:
-            probs = drawn.draft_probs.new_zeros(size, drawn.draft_probs.shape[1])
-            if self.draft_probs is not None:
-                probs[:n] = self.draft_probs
-            if more.draft_probs is not None:
-                probs[leaf], probs[n:] = more.draft_probs[0], more.draft_probs[1:]
-        chances = None
-        if self.chances is not None or more.chances is not None:
-            unknown = np.full(size, np.nan)
-            first, last = (unknown[: len(t)] if t.chances is None else t.chances for t in (self, more))
-            chances = np.append(first, last[1:])
-        return replace(
-            self, tokens=np.append(self.tokens, more.tokens[1:]), parent=parent, draft_probs=probs, chances=chances,
-            replacement=drawn.replacement, calls=self.calls + more.calls, tail=(n, more.owner),
-        )  # fmt: skip
-
-    def divided(self, path: Sequence[int] = ()) -> list[tuple[DraftTree, list[int]]]:
-        """The tree of each of its drafters, and the nodes of `path` in it, from its root on; none where it is not
-        reached."""
-        if self.tail is None:
-            return [(self, list(path))]
-        seam, second = self.tail
-        leaf, head = int(self.parent[seam]), self.keeping(np.arange(seam))
-        parent = np.append(-1, np.maximum(self.parent[seam:] - seam + 1, 0))
-        rest = DraftTree(self.tokens[[leaf, *range(seam, len(self))]], parent, source=second.name, owner=second)
-        if self.chances is not None:
-            head.chances = None if np.isnan(self.chances[0]) else head.chances
-            rest.chances = None if np.isnan(self.chances[seam]) else np.append(1.0, self.chances[seam:])
-        own = [node - seam + 1 for node in path if node >= seam]
-        return [(head, [node for node in path if node < seam]), (rest, [0, *own] if leaf in path else [])]
+        return replace(self, parent=parent, origin=origin, **selected)
 
     def proposed(self, path: Sequence[int]) -> list[int]:
         """The numbers of the nodes of `path` in the tree as it was proposed."""
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
-
-    @property
-    def end(self) -> int:
-        """The last node of the trunk."""
-        node = 0
-        while children := self.children(node):
-            node = children[0]
-        return node
 
     def trunk(self) -> IntArray:
         """The drafted tokens, int64, on the path that takes the first of all siblings and no probe."""
@@ -240,11 +170,11 @@ def ancestors(parent: IntArray) -> NDArray[np.bool_]:
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
     """Join trees: the result has every path of `trees` once, and those of the first tree come first.
 
-    Raises ValueError if the roots differ, or for trees that are more than point masses."""
+    Raises ValueError if the roots differ, or for trees that have probes or states."""
     if any(t.tokens[0] != trees[0].tokens[0] for t in trees):
         raise ValueError("trees with different roots cannot be merged")
-    if any(t.draft_probs is not None or t.probe is not None or t.hidden is not None for t in trees):
-        raise ValueError("only point-mass drafts without probes or states of their own can be merged")
+    if any(t.probe is not None or t.hidden is not None for t in trees):
+        raise ValueError("only drafts without probes or states of their own can be merged")
     index: dict[tuple[int, int], int] = {}
     tokens, parent = [int(trees[0].tokens[0])], [-1]
     for tree in trees:

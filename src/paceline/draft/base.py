@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from paceline.core.accept import Accepted, Rule
+from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
@@ -40,23 +40,19 @@ class Drafter:
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
     wants           description of the input, beside tokens, that a request must have for a draft; "": none.
     times_rounds    its drafts depend on the duration of the engine's rounds. Set by `bind`.
-    acceptance      acceptance rule of its options, used if the engine is given none; None: the lossless rule.
     eos_token_ids   the target's end tokens. Set by `bind`.
     prefill_tokens  number of prompt tokens that this round's forward runs with the drafts. Set by `begin_round`.
     budget          `Unlimited` through which it asks other drafters. Set by `begin_round`.
     price_table     prices of rounds that its options give; None: they are learnt. Set by `bind`.
     notes           lines that a user should read. Set by `bind`.
-    leads           whether another drafter may go on where its draft ends (`a>b`): its nodes are tokens and no more.
-    follows         whether it drafts where another one's draft ends: a request's last `ahead` tokens are drafted ones,
-                    and it keeps nothing of them. One that copies needs a match that reaches REACH tokens further back.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
     when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
 
-    A drafter that draws tokens draws them with `row.random.draft(q)` and hands q over in `DraftTree.draft_probs`, with
-    every token drawn; then acceptance takes the next numbers of the same stream. One that draws elsewhere derives a
-    seed of its own from the row's."""
+    Whatever a drafter proposes, the text is the target's. One with a distribution q of its own may ask for the noise
+    by which the target chooses at a temperature: `row.noise.guess(q, position)` is the token that the target takes
+    where it agrees with q. `position` counts from the answer's first token: `row.num_new` for the first drafted one."""
 
     name: str = ""
     lossless: str = "not stated"
@@ -66,14 +62,11 @@ class Drafter:
     weight_bytes: int = 0
     wants: str = ""
     times_rounds: bool = False
-    acceptance: Rule | None = None
     eos_token_ids: Sequence[int] = ()
     prefill_tokens: int = 0
     budget: Unlimited
     price_table: Table | None = None
     notes: Sequence[str] = ()
-    leads: bool = True
-    follows: bool = False
 
     def bind(self, target: Facts) -> None:
         """Prepare for a target, before the first row. Overrides call this method, and raise MethodError for a target
@@ -94,7 +87,7 @@ class Drafter:
         return (self,)
 
     def of(self, row: Request) -> Drafter:
-        """The drafter that a row has chosen. Its `needs` and `acceptance` hold for the row."""
+        """The drafter that a row has chosen. Its `needs` hold for the row."""
         return self
 
     def start(self, row: Request) -> None:
@@ -187,16 +180,8 @@ class Unlimited:
         """Expected tokens, beyond their price, of a draft that was made."""
         return inf
 
-    def chance(self, tree: DraftTree, row: Request) -> float:
-        """P(the trunk of a draft is accepted to its end); 0 where a node there would not pay."""
-        return 1.0
-
-    def after(self, tree: DraftTree, more: DraftTree, row: Request) -> DraftTree:
-        """What to verify of `more`, point masses after a draft that must stay whole."""
-        return more
-
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The trees to verify. Trees of point masses may lose nodes; here none does."""
+        """The trees to verify. Trees may lose nodes (`may_be_cut`); here none does."""
         return list(trees)
 
     def observe(
@@ -226,17 +211,6 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._row, name)
-
-
-REACH = 5
-"""Tokens before another one's draft that a match must have, so that a copy goes on after it: a match inside the guess
-proves nothing."""
-
-
-def ahead(row: Request) -> int:
-    """How many of a request's last tokens another drafter has drafted; they are not committed."""
-    count: int = getattr(row, "ahead", 0)
-    return count
 
 
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:

@@ -1,15 +1,13 @@
-"""Several drafters in one: "a+b" makes a `Fallback`, "a>b" an `Extended`; with a `Choice`, each request names its
-drafter."""
+"""Several drafters in one: "a+b" makes a `Fallback`; with a `Choice`, each request names its drafter."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from operator import or_
 
-import numpy as np
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Plan, Request, Round, Unlimited, View
+from paceline.draft.base import Drafter, DraftTree, Facts, Plan, Request, Round, Unlimited
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 
@@ -23,7 +21,6 @@ class Fallback(Drafter):
         self.parts = tuple(parts)
         self.name = "+".join(part.name for part in parts)
         self.needs = reduce(or_, (part.needs for part in parts), Needs())
-        self.acceptance = next((part.acceptance for part in parts if part.acceptance is not None), None)
 
     def bind(self, target: Facts) -> None:
         """Bind every part. MethodError if two of them want to interrupt the forward at different layers."""
@@ -84,51 +81,6 @@ class Fallback(Drafter):
                 dropping.callback(part.drop, row)
 
 
-class Extended(Fallback):
-    """Asks the first of two parts, and the second for what comes after the first one's draft, or after the text if that
-    is empty.
-
-    Lossless: a drawn draft stays as it is, and what follows it is a function of it and of earlier rounds, or drawn
-    after it from a distribution that goes along. Whether the second is asked is settled before it drafts."""
-
-    def __init__(self, first: Drafter, second: Drafter):
-        super().__init__([first, second])
-        self.name = f"{first.name}>{second.name}"
-
-    def bind(self, target: Facts) -> None:
-        """Bind both parts. MethodError for two that do not go together."""
-        super().bind(target)
-        first, second = self.parts
-        self.weight_bytes = max(first.weight_bytes, second.weight_bytes)
-        if not first.leads or not first.drafts:
-            raise MethodError(f"{self.name}: nothing can go on after {first.name}, whose drafts are more than tokens.")
-        if not second.follows:
-            why = f"{second.name} cannot go on after tokens that are not verified yet"
-            raise MethodError(f"{self.name}: {why}. Those that can are sam, suffix, rest and model.")
-
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        second = self.parts[1]
-        trees, views = super().propose(rows), dict[int, View]()
-        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-            drafted = tree.trunk()
-            room = row.max_draft - len(drafted)
-            if not len(drafted) or room < 1 or int(drafted[-1]) in self.end_tokens(row):
-                continue
-            if tree.owner is second or not tree.owner.leads or tree.probe is not None or tree.hidden is not None:
-                continue
-            if chance := self.budget.chance(tree, row):
-                own = {"tokens": np.append(row.tokens, drafted), "last_token": int(drafted[-1]), "max_draft": room}
-                facts = {"ahead": len(drafted), "chance": chance, "is_drawn": tree.draft_probs is not None}
-                views[i] = View(row, **own, **facts)
-        asked = self.budget.ask(second, [*views.values()]) if views else []
-        for (i, view), more in zip(views.items(), asked, strict=True):
-            if more.num_drafted:
-                more = self.budget.after(trees[i], more.clipped(view.max_draft), rows[i])
-            if more.num_drafted:
-                trees[i] = trees[i].then(more)
-        return trees
-
-
 class Choice(Fallback):
     """Asks, for each row, the part that its request names (`SamplingParams.draft`), by default the first one.
 
@@ -140,7 +92,6 @@ class Choice(Fallback):
         super().__init__(list(parts.values()))
         self.by_name = dict(parts)
         self.name = next(iter(parts))
-        self.acceptance = self.parts[0].acceptance
 
     @property
     def choices(self) -> Sequence[Drafter]:

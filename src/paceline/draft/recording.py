@@ -52,6 +52,6 @@ class Chains(Fallback):
         if self.vocab_size is not None:
             unknown = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
             chain = chain[: unknown[0]] if len(unknown) else chain
-        if tree.is_chain and len(chain) == tree.num_drafted and tree.probe is None and tree.draft_probs is None:
+        if tree.is_chain and len(chain) == tree.num_drafted and tree.probe is None:
             return tree
         return DraftTree.chain(int(tree.tokens[0]), chain, source=tree.source, owner=tree.owner, calls=tree.calls)

@@ -2,7 +2,6 @@
 
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a proposes nothing
-    a>b                                    b goes on where a's draft ends; binds closer than +
     name:"a+b"                             a path with a +; `spec.py` has the rules
 
 A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
@@ -60,14 +59,13 @@ def describe(name: str) -> MethodInfo:
 
 def create(spec: str) -> Drafter:
     """Make the drafter that `spec` describes. Raises MethodError, which lists the methods that exist."""
-    groups = [[parse(part, spec) for part in group] for group in split(spec)]
-    parts, table = [part for group in groups for part in group], _table()
+    parts, table = [parse(part, spec) for part in split(spec)], _table()
     if len(parts) > 1 and parts[0].checkpoint and (unknown := [part.name for part in parts if part.name not in table]):
         guess = meant(unknown[0].lower(), table)
         raise MethodError(
-            f"There is no drafter {unknown[0]!r}.{guess} A path with a + or > in it is put in double quotes."
+            f"There is no drafter {unknown[0]!r}.{guess} A path with a + in it is put in double quotes."
         )
-    made = [_group(group, spec, in_front=group is not groups[-1]) for group in groups]
+    made = [_made(part, in_front=part is not parts[-1]) for part in parts]
     if len(made) == 1:
         return made[0]
     from paceline.draft.fallback import Fallback
@@ -75,21 +73,11 @@ def create(spec: str) -> Drafter:
     return Fallback(made)
 
 
-def _group(parts: Sequence[Part], spec: str, *, in_front: bool) -> Drafter:
-    """The drafter of a part of `spec` that has no +."""
-    made: list[Drafter] = []
-    for i, part in enumerate(parts):
-        kind: Any = _load(part.name)
-        given = values(part, kind.Config, in_front=in_front or i > 0)
-        made.append(kind() if kind.Config is None else kind(kind.Config(**given)))
-    first, *more = made
-    if not more:
-        return first
-    if len(more) > 1:
-        raise MethodError(f"{spec!r}: only one drafter can go on after another; write a>b.")
-    from paceline.draft.fallback import Extended
-
-    return Extended(first, *more)
+def _made(part: Part, *, in_front: bool) -> Drafter:
+    kind: Any = _load(part.name)
+    given = values(part, kind.Config, in_front=in_front)
+    made: Drafter = kind() if kind.Config is None else kind(kind.Config(**given))
+    return made
 
 
 def by_request(specs: Sequence[str]) -> Drafter:
@@ -122,7 +110,8 @@ def _table() -> dict[str, str]:
 def _load(name: str) -> type[Drafter]:
     table = _table()
     if name not in table:
-        raise MethodError(f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}.")
+        guess = " a>b is not made any more: write a+b." if ">" in name else meant(name.lower(), table)
+        raise MethodError(f"There is no drafter {name!r}.{guess} Drafters: {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     try:
         loaded = importlib.import_module(module)

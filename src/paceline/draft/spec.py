@@ -61,11 +61,9 @@ def _unquoted(text: str) -> str:
     return text if inner is None else re.sub(r'\\(["\\])', r"\1", inner[0][1:-1])
 
 
-def split(spec: str) -> list[list[str]]:
-    """Split a spec at every + before a name, and each piece at every > before one. A path may contain others
-    ("model:./c++/checkpoint")."""
-    before_name = r"\s*(?=[A-Za-z][\w-]*\s*(?:[:,+>]|$))"
-    return [cut(one, rf"\s*>{before_name}") for one in cut(spec.strip(), rf"\s*\+{before_name}")]
+def split(spec: str) -> list[str]:
+    """Split a spec at every + before a name. A path may contain others ("model:./c++/checkpoint")."""
+    return cut(spec.strip(), r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))")
 
 
 def parse(part: str, spec: str = "") -> Part:

@@ -7,10 +7,7 @@ as rounds run.
 
     before drafting  a drafter is asked for the rows for which that pays. One that runs a model step by step, or whose
                      drafts must stay whole, also hears how deep (`row.max_draft`).
-    after drafting   point masses are cut to the tokens that pay, of all rows at once.
-
-A draft that was drawn is never cut, exchanged or dropped, because acceptance divides by the distribution q from which
-it was drawn. All decisions on it depend on earlier rounds alone.
+    after drafting   drafts are cut to the tokens that pay, of all rows at once.
 
 Choices that do not pay are tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
 verified, or a round without drafts is timed. With `budget=False`, drafts are as long as their methods make them."""
@@ -68,7 +65,6 @@ class Drafts:
 
     worth  fading mean, over all rows, of the tokens beyond their price that asking the drafter brought.
     steps  whether the drafter is given a depth, because it runs a model step by step or its drafts must stay whole.
-    draws  whether it draws its drafts where answers are drawn; None while that is not known.
     width  number of nodes of its drafts for each token of their depth.
     begun  ids of the rows for which it was asked. The first call for a row may read its prompt, and is not timed."""
 
@@ -79,7 +75,6 @@ class Drafts:
         self.times, self.survival = times or DraftTimes(), Survival(shares)
         self.asks, self.checks = Trials(), Trials()
         self.worth, self.steps, self.width = 1.0, False, 1.0
-        self.draws: bool | None = None
         self.begun: set[int] = set()
         self._count = 2
         self._rows: dict[int, tuple[float, float]] = {}
@@ -164,8 +159,6 @@ class Budget(Unlimited):
         for (row, view), tree in zip(asked, trees, strict=True):
             known.begun.add(row.id)
             known.steps |= calls > 0 or not tree.may_be_cut
-            if tree.num_drafted and not row.params.is_greedy:
-                known.draws = tree.draft_probs is not None
             self._drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
             self._asked.setdefault(row.id, []).append(Asked(known, view.max_draft, tree.max_depth))
             if tree.num_drafted:
@@ -180,15 +173,7 @@ class Budget(Unlimited):
         return self._depth(known, row, self._rows)[1] if known.steps else known.worth_of(row.id)
 
     def _limits(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
-        """The largest depth of a draft for each row. It depends on earlier rounds alone. If a seed was given and drafts
-        are drawn, it depends on nothing, because the same seed must give the same tokens again."""
-        limits = self._paying(known, rows)
-        for i, row in enumerate(rows):
-            if (known.draws is not False or getattr(row, "is_drawn", False)) and _is_seeded(row):
-                limits[i] = max(row.max_draft, 0)
-        return limits
-
-    def _paying(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
+        """The largest depth of a draft for each row."""
         most = [max(row.max_draft, 0) for row in rows]
         if self._is_plain:
             return [0] * len(rows)
@@ -216,7 +201,7 @@ class Budget(Unlimited):
             return 0, 0.0
         stands, drafted = known.survival.asked(row.id, min(row.max_draft, max(self._room // rows, 1)))
         step = self._node * known.width + self._rate * known.times.seconds(rows) / rows
-        gains = (getattr(row, "chance", 1.0) * stands - step * drafted).cumsum()  # of what may lie before its draft
+        gains = (stands - step * drafted).cumsum()
         best = int(gains.argmax())
         return (best + 1, float(gains[best])) if gains[best] > 0 else (0, 0.0)
 
@@ -224,18 +209,6 @@ class Budget(Unlimited):
 
     def value(self, tree: DraftTree, row: Request) -> float:
         return float(np.maximum(self._stands(tree, row) - self._node, 0.0).sum())
-
-    def chance(self, tree: DraftTree, row: Request) -> float:
-        if not self.prices.known or (tree.draft_probs is not None and _is_seeded(row)):
-            return 1.0
-        stands = float(self._stands(tree, row)[tree.end - 1])
-        return stands if stands >= self._node else 0.0
-
-    def after(self, tree: DraftTree, more: DraftTree, row: Request) -> DraftTree:
-        if tree.may_be_cut or not more.may_be_cut or _is_seeded(row) or not self.prices.known:
-            return more  # `cut` sees to it, or nobody may
-        known, stands = self._known(more.owner), self._stands(tree.then(more), row)[tree.num_drafted :]
-        return _first(more, stands, self._paid(known, stands, self._node))
 
     def _paid(self, known: Drafts, stands: Floats, price: float, pays: bool = True) -> int:
         """How many of a draft's nodes to verify: those that pay, and now and then a few more, which may stand more
@@ -249,21 +222,15 @@ class Budget(Unlimited):
 
     def _stands(self, tree: DraftTree, row: Request) -> Floats:
         """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]."""
-        (first, _), *second = tree.divided()
-        stands = self._known(tree.owner).survival.of(first, row.id)
-        for part, _ in second:  # if the token before it is
-            before = stands[int(tree.parent[len(first)]) - 1]
-            stands = np.append(stands, before * self._known(part.owner).survival.of(part, row.id))
-        return stands
+        return self._known(tree.owner).survival.of(tree, row.id)
 
     def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """Cut trees of point masses to the nodes that pay, and now and then a few more. Others stay as they are."""
+        """Cut trees to the nodes that pay, and now and then a few more. Those that must stay whole stay as they are."""
         made = list(trees)
         if not self.prices.known:
             return made
         open_ = [i for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut]
-        judged = [*open_, *(i for i, tree in enumerate(trees) if tree.tail is not None and not tree.may_be_cut)]
-        stands, price = {i: self._stands(trees[i], rows[i]) for i in judged}, self._node
+        stands, price = {i: self._stands(trees[i], rows[i]) for i in open_}, self._node
         if sum(len(stands[i]) for i in open_) > self._room:  # no more than twice what the prices are known for
             every = np.concatenate([stands[i] for i in open_])
             price = max(price, float(np.partition(every, -self._room)[-self._room]))
@@ -274,10 +241,8 @@ class Budget(Unlimited):
         for i in open_:
             made[i] = _first(trees[i], stands[i], self._paid(self._known(trees[i].owner), stands[i], price, pays))
         for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-            seam, second = tree.tail or (len(tree), None)
             for by, *_ in self._asked.get(row.id, ()):
-                worth = paid[i][: seam - 1] if i in open_ and by is self._known(tree.owner) else ()
-                worth = paid[i][seam - 1 :] if second is not None and by is self._known(second) else worth
+                worth = paid[i] if i in open_ and by is self._known(tree.owner) else ()
                 by.note_worth(row.id, left * float(sum(worth)))
         return made
 
@@ -287,15 +252,13 @@ class Budget(Unlimited):
         self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
     ) -> None:
         for row, tree, done in zip(rows, trees, accepted, strict=True):
-            parts = tree.divided(done.path) if tree.num_drafted else []
-            own = {self._drafts.get(part.owner): (part, path) for part, path in parts}
             for by, limit, length in self._asked.pop(row.id, ()):
-                part, path = own.get(by, (tree, []))
-                if path:
-                    by.survival.note(row.id, part, path, length)
-                verified = (limit if length <= part.max_depth else part.max_depth) if path else limit * (length == 0)
+                is_own = tree.num_drafted > 0 and by is self._drafts.get(tree.owner)
+                if is_own:
+                    by.survival.note(row.id, tree, done.path, length)
+                verified = (limit if length <= tree.max_depth else tree.max_depth) if is_own else limit * (length == 0)
                 if by.steps:
-                    by.survival.note_asked(length, limit, max(len(path) - 1, 0), verified)
+                    by.survival.note_asked(length, limit, (len(done.path) - 1) * is_own, verified)
         nodes = sum(tree.num_drafted for tree in trees)
         if not nodes:
             self._plain.put_off(self._round)
@@ -321,11 +284,6 @@ class Budget(Unlimited):
         if drafter not in self._drafts:
             self._drafts[drafter] = Drafts(*(self._table.of(drafter) if self._table is not None else (None, ())))
         return self._drafts[drafter]
-
-
-def _is_seeded(row: Request) -> bool:
-    """Whether a seed has to give the same samples again, on any clock."""
-    return row.params.seed is not None and not row.params.is_greedy
 
 
 def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:

@@ -102,7 +102,7 @@ class Engine:
     """A target, a drafter, and the rows being answered.
 
     model   a folder, a hub id, or a loaded Target.
-    draft   `name[:checkpoint][,key=value...]`, several joined by + or >; or a Drafter. `paceline methods` lists them.
+    draft   `name[:checkpoint][,key=value...]`, several joined by +; or a Drafter. `paceline methods` lists them.
     fields  fields of an `EngineConfig`, such as `max_batch=16`."""
 
     def __init__(self, model: str | Path | Target, draft: str | Drafter = "none", **fields: Any):
@@ -116,7 +116,7 @@ class Engine:
             self.schedule = create_schedule(config.schedule, config.max_batch, config.prefill_chunk)
         self.target = _target(model, self.schedule, config)
         self.tokenizer = config.tokenizer or self.target.tokenizer
-        self._rule = config.rule
+        self.rule: Rule = config.rule or LOSSLESS
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
         limited = config.budget and self.drafter.drafts  # plain decoding has nothing to learn, and pays nothing
@@ -188,8 +188,6 @@ class Engine:
 
         Returns trees by row id."""
         while rows:
-            for row in rows:
-                row.random.free.begin(row.num_new)
             with _Guard(rows) as guard:
                 self.budget.begin(rows)
                 trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
@@ -217,22 +215,17 @@ class Engine:
         if verdict is None:
             return [Failed(MethodError("its forward failed"))] * len(plan)
         outcomes: list[Outcome] = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
-        by_rule: dict[int, tuple[Rule, list[int]]] = {}
-        for i, row in enumerate(plan.rows):
-            if verdict.count(i):
-                rule = self.rule_of(self.drafter.of(row))
-                by_rule.setdefault(id(rule), (rule, []))[1].append(i)
-        for rule, deciding in by_rule.values():
-            rows, trees = [plan.rows[i] for i in deciding], [plan.trees[i] for i in deciding]
-            decided: Sequence[Outcome] = []
-            with _Guard(rows) as guard:
-                decided = accept(rows, trees, [verdict.of(i) for i in deciding], rule)
-            for i, outcome in zip(deciding, decided or map(guard.outcome, rows), strict=True):
-                if isinstance(outcome, Failed):
-                    _fail(plan.rows[i], outcome.error)
-                elif plan.is_prompt(i):
-                    outcome.path = list(range(len(plan.segments[i].tokens)))
-                outcomes[i] = outcome
+        deciding = [i for i in range(len(plan)) if verdict.count(i)]
+        rows, trees = [plan.rows[i] for i in deciding], [plan.trees[i] for i in deciding]
+        decided: Sequence[Outcome] = []
+        with _Guard(rows) as guard:
+            decided = accept(rows, trees, [verdict.of(i) for i in deciding], self.rule)
+        for i, outcome in zip(deciding, decided or map(guard.outcome, rows), strict=True):
+            if isinstance(outcome, Failed):
+                _fail(plan.rows[i], outcome.error)
+            elif plan.is_prompt(i):
+                outcome.path = list(range(len(plan.segments[i].tokens)))
+            outcomes[i] = outcome
         self.clock.lap("accept")
         return outcomes
 
@@ -273,15 +266,6 @@ class Engine:
     def max_batch(self) -> int:
         """Most rows answered at once."""
         return self.config.max_batch
-
-    @property
-    def rule(self) -> Rule:
-        """The acceptance rule of requests that name no drafter."""
-        return self.rule_of(self.drafter)
-
-    def rule_of(self, drafter: Drafter) -> Rule:
-        """The acceptance rule of rows that have this drafter."""
-        return self._rule or drafter.acceptance or LOSSLESS
 
     @property
     def has_work(self) -> bool:
@@ -350,12 +334,12 @@ class Engine:
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
         """Use another acceptance rule or schedule inside a context. None keeps the present one."""
-        before = self._rule, self.schedule
-        self._rule, self.schedule = rule or self._rule, schedule or self.schedule
+        before = self.rule, self.schedule
+        self.rule, self.schedule = rule or self.rule, schedule or self.schedule
         try:
             yield
         finally:
-            self._rule, self.schedule = before
+            self.rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
         """Preempt rows that have outgrown the memory, and let requests join while they fit. Returns those that failed.
@@ -405,7 +389,6 @@ class Engine:
         if not row.joined:
             return
         row.ended = perf_counter()
-        row.random.free.forget()  # callers may hold the row for long
         self.budget.drop(row)
         try:
             self.drafter.drop(row)
@@ -525,9 +508,9 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
     """Give a row its new tokens and count them in its statistics. Returns the delta."""
     tokens = outcome.tokens
-    taken = row.extend(tokens, tree.sources(outcome.path), outcome.logprobs)
+    taken = row.extend(tokens, tree.source, outcome.logprobs)
     accepted = min(taken, len(tokens) - 1)
-    row.stats.record(tree.max_depth, tree.num_drafted, accepted, tree.by_source(outcome.path[: accepted + 1]))
+    row.stats.record(tree.max_depth, tree.num_drafted, accepted, tree.source)
     ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
     draft = tree.num_drafted, tree.max_depth, tree.calls, accepted
     return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)

@@ -31,7 +31,7 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
-from paceline.core.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
+from paceline.core.accept import LOSSLESS, Cursor, Rule, chosen, follow
 from paceline.core.request import Delta
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
@@ -182,7 +182,7 @@ def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]
 # Processors and criteria ---------------------------------------------------------------------------------------------
 
 
-class Processed(Lossless):
+class Processed:
     """The lossless rule on the scores of transformers' logits processors.
 
     A processor sees the text of one row, padding included, and its logits, and must depend on those alone.
@@ -191,6 +191,8 @@ class Processed(Lossless):
     padded      each row's prompt with padding, int64.
     sampling    draw tokens; else take the best.
     first       id of the first row; those of the others follow."""
+
+    name, lossless = "lossless", True
 
     def __init__(self, processors: Sequence[Any], padded: Sequence[IntArray], sampling: bool, first: int):
         self.processors, self.padded, self.sampling, self.first = processors, padded, sampling, first
@@ -211,7 +213,7 @@ class Processed(Lossless):
         scores = scores[0]
         if not self.sampling:
             return follow(cursor, int(scores.argmax()))
-        return sample_from(cursor, scores.softmax(-1))
+        return follow(cursor, *chosen([cursor], scores.softmax(-1).unsqueeze(0)))
 
 
 def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) -> Callable[[int], Rule]:

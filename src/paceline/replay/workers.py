@@ -210,7 +210,6 @@ def _variants(spec: str, option: str, values: Sequence[str]) -> list[str]:
         return any(known.name == option for known in describe(parse(part).name).options)
 
     def given(value: str) -> str:
-        groups = ([f"{part},{option}={value}" if has(part) else part for part in group] for group in split(spec))
-        return "+".join(map(">".join, groups))
+        return "+".join(f"{part},{option}={value}" if has(part) else part for part in split(spec))
 
-    return [given(value) for value in values] if any(has(part) for group in split(spec) for part in group) else [spec]
+    return [given(value) for value in values] if any(map(has, split(spec))) else [spec]

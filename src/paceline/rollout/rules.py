@@ -5,8 +5,8 @@
                needs the old policy's best tokens. The default
     one-hot    draws a token from p and continues the old answer while it is the same: y is kept with probability p(y);
                needs the old tokens alone
-    coupled    takes argmax(log p + g) with Gumbel noise g that belongs to the prompt's copy and the position, and is
-               the same in every epoch; needs the old tokens alone
+    coupled    takes the token of p and of noise that belongs to the prompt's copy and the position, and is the same in
+               every epoch (`paceline.core.noise`); needs the old tokens alone
     plain      the rule of SPEC-RL (Liu et al. 2025, arXiv 2509.23232, section 3): keeps y with probability
                min(1, lenience * p(y) / q(y)), else draws from p. NOT lossless, at any lenience
 
@@ -31,8 +31,9 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.accept import LOSSLESS, Cursor, Rule, follow, target_distributions
+from paceline.core.noise import Noise
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, distributions, is_compiled
+from paceline.core.sampling import distributions, is_compiled
 from paceline.core.tree import DraftTree
 from paceline.errors import PacelineError, meant
 from paceline.rollout.store import Entry, Key, visit_after
@@ -173,7 +174,7 @@ class RolloutRule:
 
     def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
         """A token without a proposal; `choose` calls it too, by default."""
-        return cursor.request.random.choose(p, cursor.position)
+        return cursor.request.noise.choose(p, cursor.position)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """A token at a position where the old answer proposes `old`."""
@@ -205,12 +206,12 @@ class Residual(RolloutRule):
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         if not len(old.top_ids):
             return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
-        return decide(p, old, cursor.request.random, cursor.position)
+        return decide(p, old, cursor.request.noise, cursor.position)
 
 
 class Coupled(RolloutRule):
-    """Shared noise: argmax(log p + g) is distributed as p, and with the same noise g it changes only where p changes
-    enough. Each epoch is exact by itself; epochs are not independent of each other.
+    """The same noise in every epoch: the token changes only where p changes enough. Each epoch is exact by itself;
+    epochs are not independent of each other.
 
     seed  of the noise. With another seed old tokens agree only by chance."""
 
@@ -219,13 +220,18 @@ class Coupled(RolloutRule):
     def __init__(self, seed: int):
         super().__init__()
         self.seed = seed
+        self._noise: dict[int, Noise] = {}
+
+    def begin(self, row: Row, key: Key, old: Entry | None) -> Reuse:
+        self._noise[row.id] = Noise(key.seed(self.seed, key.copy))
+        return super().begin(row, key, old)
+
+    def end(self, row: Row) -> None:
+        super().end(row)
+        self._noise.pop(row.id, None)
 
     def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
-        """The token whose exponential clock, of rate p, rings first: the Gumbel maximum."""
-        seeds = reuse.key.seeds(self.seed, reuse.key.copy, cursor.position)
-        times = np.random.Generator(np.random.Philox(seeds)).standard_exponential(len(p))
-        rates = p.double().numpy(force=True)
-        return int(np.argmax(rates / times))
+        return self._noise[cursor.request.id].choose(p, cursor.position)
 
 
 class PlainNotLossless(RolloutRule):
@@ -245,10 +251,8 @@ class PlainNotLossless(RolloutRule):
         _warn(self.name)
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
-        keeps = math.isinf(self.lenience) or cursor.request.random.keep(
-            min(1.0, self.lenience * float(p[old.token]) / old.prob)
-        )
-        if keeps:
+        chance = math.inf if math.isinf(self.lenience) else self.lenience * float(p[old.token]) / old.prob
+        if cursor.request.noise.happens(min(1.0, chance), cursor.position):
             return old.token
         reuse.left = True  # even if the draw gives the old token again
         return self.draw(p, cursor, reuse)
@@ -260,10 +264,10 @@ def _warn(name: str) -> None:
     log.warning("rollouts by the rule %r: answers do not have the policy's distribution", name)
 
 
-def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> int:
+def decide(p: torch.Tensor, old: OldToken, noise: Noise, position: int) -> int:
     """The residual rule: a token for the output position, distributed as p [V] if the old one was drawn from q."""
     is_listed = bool((old.top_ids == old.token).any())
-    if is_listed and random.keep(min(1.0, float(p[old.token]) / old.prob)):
+    if is_listed and noise.happens(min(1.0, float(p[old.token]) / old.prob), position):
         return old.token
     ids = torch.from_numpy(old.top_ids.astype(np.int64)).to(p.device)
     q = torch.from_numpy(old.top_probs).to(p)
@@ -271,16 +275,16 @@ def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> 
     q_tail = 0.0 if len(ids) == len(p) or float(q[-1]) == 0 else max(0.0, 1 - float(q.sum()))
     tail = p.index_fill(0, ids, 0.0)
     p_tail = float(tail.sum())
-    if not is_listed and random.keep(min(1.0, p_tail / max(q_tail, old.prob))):
-        return random.choose(tail, position)
+    if not is_listed and noise.happens(min(1.0, p_tail / max(q_tail, old.prob)), position):
+        return noise.choose(tail, position)
     share = max(0.0, p_tail - q_tail) / p_tail if p_tail > 0 else 0.0
     rest = (tail * share).index_copy(0, ids, (p[ids] - q).clamp_min(0))
     # If p equals q, only rounding rejects; then p itself is the residual.
-    return random.choose(rest if float(rest.sum()) > 0 else p, position)
+    return noise.choose(rest if float(rest.sum()) > 0 else p, position)
 
 
 def decide_between(
-    p: Mapping[int, float], q: Mapping[int, float], token: int, random: RowRandom
+    p: Mapping[int, float], q: Mapping[int, float], token: int, noise: Noise, position: int
 ) -> int | frozenset[int]:
     """The residual rule if only the best tokens of p are known too: bins are the tokens in both lists, whatever y is.
 
@@ -292,14 +296,14 @@ def decide_between(
     shared = sorted(p.keys() & q.keys())
     p_tail, q_tail = (_tail(known, shared) for known in (p, q))
     if token in shared:
-        if random.keep(min(1.0, p[token] / q[token])):
+        if noise.happens(min(1.0, p[token] / q[token]), position):
             return token
-    elif q_tail <= 0 or random.keep(min(1.0, p_tail / q_tail)):
+    elif q_tail <= 0 or noise.happens(min(1.0, p_tail / q_tail), position):
         return frozenset(shared)
     gains = torch.tensor([*(max(0.0, p[i] - q[i]) for i in shared), max(0.0, p_tail - q_tail)], dtype=torch.float64)
     if float(gains.sum()) <= 0:  # rounding alone rejected it
         return token
-    choice = random.draft(gains)
+    choice = noise.choose(gains, position)
     return shared[choice] if choice < len(shared) else frozenset(shared)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.core.sampling import RowRandom
+from paceline.core.noise import Noise
 from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP, decide_between
 from paceline.rollout.store import Entry, visit_after
@@ -68,18 +68,19 @@ class ServedRule:
         """Best tokens to ask the server for."""
         return self.top if self.name == "residual" else 0
 
-    def decide(self, place: Scored, old: Entry, i: int, random: RowRandom) -> int | frozenset[int]:
+    def decide(self, place: Scored, old: Entry, i: int, noise: Noise) -> int | frozenset[int]:
         """The token at position i of the answer; or the tokens to exclude, if the policy has to draw it."""
         token = int(old.tokens[i])
         if self.name == "residual":
             q = dict(zip(old.top_ids[i].tolist(), old.top_probs[i].tolist(), strict=True))
-            return decide_between(place.best, q, token, random)
+            return decide_between(place.best, q, token, noise, i)
         if place.token is None:
             raise PacelineError("The server did not report the probability of a token that it was asked about.")
         if self.name == "one-hot":
-            return token if random.keep(place.token) else frozenset([token])
+            return token if noise.happens(place.token, i) else frozenset([token])
         lenience = 1.0 if self.lenience is None else self.lenience
-        if math.isinf(lenience) or random.keep(min(1.0, lenience * place.token / float(old.probs[i]))):
+        chance = 1.0 if math.isinf(lenience) else lenience * place.token / float(old.probs[i])
+        if noise.happens(min(1.0, chance), i):
             return token
         return frozenset()
 
@@ -94,12 +95,12 @@ class ServedRollout(NamedTuple):
 
 async def answer(
     server: Server, prompt: Sequence[int], old: Entry | None, rule: ServedRule, *, budget: int, ends: frozenset[int],
-    random: RowRandom, version: int,
+    noise: Noise, version: int,
 ) -> ServedRollout:  # fmt: skip
     """Answer `prompt` with at most `budget` tokens, keeping what the rule accepts of the old answer.
 
-    ends    the tokens that end an answer.
-    random  of this row, not used before."""
+    ends   the tokens that end an answer.
+    noise  of this row, not used before."""
     visit = visit_after(old)
     if old is not None and rule.name == "residual" and not old.top_ids.size:
         old = None  # made by a rule that records no best tokens
@@ -109,7 +110,7 @@ async def answer(
         text = old.tokens[:budget].tolist()
         scored = await server.score([*prompt, *text], len(prompt), rule.asked)
         for i, place in enumerate(scored):
-            choice = rule.decide(place, old, i, random)
+            choice = rule.decide(place, old, i, noise)
             left = choice != text[i]
             if isinstance(choice, frozenset):
                 [choice] = await server.generate([*prompt, *tokens], 1, sorted(choice))

@@ -22,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from paceline.core.sampling import RowRandom
+from paceline.core.noise import Noise
 from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP
 from paceline.rollout.served import BANNED, Scored, ServedRule, answer
@@ -68,12 +68,10 @@ class RolloutReuseLoop(AgentLoopBase):
             row = int(kwargs.get("priority", 0))
             key = Key(digest(prompt), row % int(self.rollout_config.n))
             old = self.store.get(key)
-            random = RowRandom(key.seed(self.seed, row, visit_after(old)))
+            noise = Noise(key.seed(self.seed, row, visit_after(old)))
             ends = frozenset([self.tokenizer.eos_token_id])
             version = old.version + 1 if old else 0
-            done = await answer(
-                server, prompt, old, self.rule, budget=budget, ends=ends, random=random, version=version
-            )
+            done = await answer(server, prompt, old, self.rule, budget=budget, ends=ends, noise=noise, version=version)
             self.store.put([(key, done.entry)])
             tokens, reused = done.tokens, done.reused
             wanted = bool(sampling_params.get("logprobs"))

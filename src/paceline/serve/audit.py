@@ -177,7 +177,7 @@ class Audit:
         """Note an answer that has ended, if chance picks it and its law is the model's."""
         if random() >= self.share or not row.num_new or row.finish_reason == "error":
             return
-        if self.engine.rule_of(self.engine.drafter.of(row)).lossless:
+        if self.engine.rule.lossless:
             kept = copy(row)  # without what may be many times as large as its tokens
             kept.logprobs, kept.prompt_logprobs = [], []
             self._waiting.append(kept)
@@ -275,7 +275,7 @@ class Audit:
         plain, names = SamplingParams(), SamplingParams.option_names()
         given = {name: getattr(row.params, name) for name in names if self.texts or name not in TEXTS}
         asked = {name: value for name, value in given.items() if value != getattr(plain, name)}
-        asked |= {"seed": row.random.seed, "draft": row.params.draft, "grammar": row.params.grammar is not None}
+        asked |= {"seed": row.noise.seed, "draft": row.params.draft, "grammar": row.params.grammar is not None}
         more = {"prompt_tokens": row.tokens[: row.prompt_length].tolist(), "tokens": row.new_tokens.tolist()}
         alarm = {
             "time": round(time(), 3), "request": row.id, "verdict": verdict, **facts, "prompt": row.prompt_length,

@@ -34,7 +34,7 @@ ANSWERING = 1 / 3  # of --hours, at most, for answers
 RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
 """In the help of every command that trains a drafter."""
 
-_OURS = re.compile(rb'"(paceline\w*|streams|medusa|tuned_from)"')
+_OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 """In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
 

@@ -17,7 +17,7 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.methods import model
-from paceline.draft.methods.model import Model, StreamedConfig
+from paceline.draft.methods.model import Model, OwnTokenizerConfig
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.tokenizers import Translator, VocabBridge, intersection
 from paceline.draft.registry import create
@@ -173,7 +173,7 @@ def small(tables, spec: str) -> tuple[TableTarget, Drafter]:
     ),
 )
 def test_every_answer_has_the_targets_probability(tables, spec: str, params: SamplingParams) -> None:
-    """By enumeration of all drafts and all decisions."""
+    """By enumeration of all noise."""
     target, made = small(tables, spec)
     law = speculative(target, [1], params, Replaying(made, target, params), 3)
     assert largest_difference(law, plain(target, [1], params, 3)) < 1e-9
@@ -186,8 +186,8 @@ def test_every_answer_has_the_targets_probability(tables, spec: str, params: Sam
     ("spec", "says"),
     [
         ("", "model:small,tokenizer=own drafts with it"),
-        (",tokenizer=slem,tree=4", "tokenizer=slem takes no streams and no vocab, and drafts no tree"),
-        (",tokenizer=tli,vocab=5", "tokenizer=tli takes no streams and no vocab"),
+        (",tokenizer=slem,tree=4", "tokenizer=slem takes no vocab, and drafts no tree"),
+        (",tokenizer=tli,vocab=5", "tokenizer=tli takes no vocab"),
     ],
 )
 def test_what_is_refused(tables, spec: str, says: str) -> None:
@@ -208,7 +208,7 @@ def test_tokenizers_without_a_token_in_common(tables) -> None:
 
 def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables) -> None:
     target = TableTarget(**SMALL)
-    made = Model(StreamedConfig(checkpoint="small", tokenizer="own"))
+    made = Model(OwnTokenizerConfig(checkpoint="small", tokenizer="own"))
     with pytest.raises(MethodError, match="needs the target's tokenizer"):
         made.bind(target)
     tables["small"] = like(target), ABC

@@ -3,10 +3,7 @@
 In every round, drafters that copy are asked first, then those that run a model. Each is asked for the rows that have no
 draft yet, or a draft that is worth less than the drafter's average. The budget (`paceline.engine.budget`) knows what
 drafts are worth, decides whether asking pays at all, and cuts the drafts. Without a budget, the first draft is taken.
-Details: docs/methods/auto.md.
-
-It is lossless. A draft that was drawn (`DraftTree.draft_probs`) is never exchanged: its drafter is chosen for a row
-before it drafts, and no other is asked after it."""
+Details: docs/methods/auto.md."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class Auto(Fallback):
             asked = [
                 i
                 for i, (row, tree, value) in enumerate(zip(rows, trees, values, strict=True))
-                if not tree.num_drafted or (tree.may_be_cut and self.budget.gain(part, row) > value)
+                if not tree.num_drafted or self.budget.gain(part, row) > value
             ]
             if not asked:
                 continue
@@ -82,8 +79,7 @@ class Auto(Fallback):
             for i, tree in zip(asked, self.budget.ask(part, [rows[i] for i in asked]), strict=True):
                 value = self.budget.value(tree, rows[i]) if tree.num_drafted else 0.0
                 brought.append(value)
-                # What must stay whole is taken whatever it is worth: its drafter may have drawn it.
-                if tree.num_drafted and (not trees[i].num_drafted or not tree.may_be_cut or value > values[i]):
+                if tree.num_drafted and (not trees[i].num_drafted or value > values[i]):
                     trees[i], values[i] = tree, value
             if len(asked) == len(rows) and isfinite(mean := fmean(brought)):
                 before = self._brought.get(part, mean)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,9 +160,6 @@ class DFlashConfig(FeatureConfig):
         15, "most tokens drafted a round, at most those of the block; for a tree, its depth", least=1
     )
     width: int = option(16, "candidates at each position of a tree", least=1)
-    sample: Literal["auto", "draw", "best"] = option(  # type: ignore[assignment]
-        "auto", "at a temperature: draw drafted tokens, or take the most probable ones; auto: draw with a Markov head"
-    )
 
 
 class DFlashModel(StatesModel, BlockModel):
@@ -238,7 +235,8 @@ class DFlashModel(StatesModel, BlockModel):
         before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
         others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
         states = draft.features[0][: len(tokens), None]
-        shares = (logs[:, None] + self.network.bias(before, columns, states).float()).exp()
+        bias = self.network.bias(before, columns, states).float() / (draft.row.params.temperature or 1.0)
+        shares = (logs[:, None] + bias).exp()
         return shares / (shares.sum(-1, keepdim=True) + others)
 
 
@@ -259,8 +257,7 @@ class DFlash(ModelDrafter):
     def proposer_of(self, model: DFlashModel) -> Block | BlockTree:  # type: ignore[override]
         if self.config.tree:
             return BlockTree(model, self.config.width, self.tree_size)
-        draws = self.config.sample == "draw" or (self.config.sample == "auto" and model.form.rank > 0)
-        return Block(model, self.rule, takes_best=not draws)
+        return Block(model, self.rule)
 
 
 def _before(drafts: Sequence[Draft], like: torch.Tensor) -> torch.Tensor:

@@ -109,4 +109,4 @@ class Eagle3(ModelDrafter):
             return super().proposer_of(model)
         if self.config.tree:
             return BlockTree(model, self.config.width, self.tree_size)
-        return Block(model, self.rule, self.config.sample == "best")
+        return Block(model, self.rule)

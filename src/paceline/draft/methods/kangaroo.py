@@ -146,7 +146,6 @@ class Kangaroo(ModelDrafter):
     name = "kangaroo"
     paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
     Config = KangarooConfig
-    leads = False
     config: KangarooConfig
     model: EarlyModel
 

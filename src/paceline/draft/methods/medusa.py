@@ -6,7 +6,7 @@ one, which the target has chosen already: it is the root. The candidates of a de
 depth before. Heads share the target's output head or bring their own. Folders that `paceline train medusa` wrote and
 the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
 
-Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.core.typical.Typical`."""
+Acceptance is lossless; the authors' typical acceptance, which is not, is left out."""
 
 import torch
 

@@ -22,7 +22,6 @@ from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.models.proposers import drawn_chain
 from paceline.draft.options import Options, option, quoted
 from paceline.draft.spec import parse
 from paceline.errors import MethodError
@@ -69,9 +68,6 @@ class MirrorConfig(Options):
     draft: int | None = option(
         None, "tokens of a window, or with another stop rule the most of them; none: 5; paper: 7", least=1
     )
-    streams: int = option(
-        0, "streams used, if the draft model has any: tokens a forward drafts after the next one", least=0
-    )
 
 
 @dataclass
@@ -103,7 +99,6 @@ class Mirror(Drafter):
 
     name = "mirror"
     lossless = "yes"
-    leads = False
     paper = "Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161"
     Config = MirrorConfig
 
@@ -159,9 +154,7 @@ class Mirror(Drafter):
     def start(self, row: Request) -> None:
         # A row that is run again has output already: the draft's side gets it with the first request.
         self._known[row.id] = row.prompt_length
-        # The draft's random draws must be independent of those of the acceptance test.
-        own_seed = (row.random.seed * 2862933555777941757 + 3037000493) % 2**63
-        params = replace(row.params, seed=own_seed, stop=(), grammar=None, prediction=())
+        params = replace(row.params, seed=row.noise.seed, stop=(), grammar=None, prediction=())
         self._tell(lambda side: side.open(row.id, row.tokens[: row.prompt_length], params, self._max_context))
 
     def drop(self, row: Request) -> None:
@@ -195,7 +188,7 @@ class Mirror(Drafter):
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {}
         for row, window in zip(able, windows, strict=False):
-            tree = trees[row.id] = drawn_chain(row.last_token, window.tokens, window.probs, window.calls)
+            tree = trees[row.id] = DraftTree.chain(row.last_token, window.tokens, calls=window.calls)
             tree.source = self.name if window.tokens else ""
         if self.config.source == "draft" and isinstance(self.side, Lookahead):
             self.side.look_ahead()
@@ -248,7 +241,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
 
     path, spec = config.checkpoint, _draft_spec(config)
     given = parse(spec).options
-    for key in ("stop", "draft", "streams"):
+    for key in ("stop", "draft"):
         value = getattr(config, key)
         if key not in given and value:
             spec += f",{key}={value}"

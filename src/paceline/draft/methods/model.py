@@ -18,7 +18,6 @@ import torch
 from paceline.draft.models.checkpoint import check_target, recorded_target
 from paceline.draft.models.draft_model import DraftModel, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
-from paceline.draft.models.proposers import Proposer
 from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts, Target
@@ -42,12 +41,9 @@ class ModelConfig(ModelDrafterConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamedConfig(ModelConfig):
+class OwnTokenizerConfig(ModelConfig):
     """Options of `model`."""
 
-    streams: int = option(
-        0, "streams used, if the draft model has any: tokens a forward drafts after the next one", least=0
-    )
     tokenizer: Literal["target", "own", "tli", "slem"] = option(
         "target",
         "tokenizer of the draft model: the target's, or its own; tli: draft tokens that both have; slem: draft text",
@@ -59,18 +55,8 @@ class Model(ModelDrafter):
 
     name = "model"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config: ClassVar[type[Any] | None] = StreamedConfig
-    config: StreamedConfig
-
-    def __init__(self, config: StreamedConfig):
-        super().__init__(config)
-        if config.streams and config.tree:
-            raise MethodError("streams draft chains: leave out tree or streams")
-
-    def bind(self, target: Facts) -> None:
-        super().bind(target)
-        # One with another tokenizer would read the text again.
-        self.follows = type(self.model) is TextModel and not self.config.streams
+    Config: ClassVar[type[Any] | None] = OwnTokenizerConfig
+    config: OwnTokenizerConfig
 
     def open(self, target: Facts) -> DraftModel:
         """Load the draft model. MethodError if it has another tokenizer than the options say."""
@@ -81,26 +67,11 @@ class Model(ModelDrafter):
 
             translated = across_tokenizers(config.checkpoint, config.tokenizer, config.context, network, own, target)
             way, more = ("slem", ", and drafts no tree") if translated.bridge.drafts_text else ("tli", "")
-            if config.streams or config.vocab is not None or (more and config.tree):
-                raise MethodError(f"tokenizer={way} takes no streams and no vocab{more}")
+            if config.vocab is not None or (more and config.tree):
+                raise MethodError(f"tokenizer={way} takes no vocab{more}")
             return translated
         columns = trim(network, config, target)
-        if not config.streams:
-            return TextModel(network, target.vocab_size, columns, context=config.context)
-        from paceline.draft.models.streams import open_streams
-
-        streams = open_streams(config.checkpoint, network, config.streams)
-        run, count = lambda drafts, segments: streams.run(segments), streams.count
-        model = TextModel(network, target.vocab_size, columns, run=run, context=config.context, num_streams=count)
-        model.weight_bytes += streams.nbytes
-        return model
-
-    def proposer_of(self, model: DraftModel) -> Proposer:
-        if not self.config.streams:
-            return super().proposer_of(model)
-        from paceline.draft.models.streams import StreamedChain
-
-        return StreamedChain(model, self.rule, self.config.sample == "best")
+        return TextModel(network, target.vocab_size, columns, context=config.context)
 
 
 def load_network(config: ModelConfig, target: Facts) -> Target:

@@ -97,7 +97,6 @@ class NgramPool(Drafter):
 
     name = "ngram-pool"
     lossless = "yes"
-    leads = False
     paper = "Fu et al. 2024, Lookahead Decoding, arXiv 2402.02057"
     Config = NgramPoolConfig
 

@@ -10,7 +10,7 @@ Where we differ from the published method and why: docs/methods/rest.md."""
 
 from dataclasses import dataclass
 
-from paceline.draft.base import REACH, Drafter, DraftTree, Facts, Request, ahead
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import HITS, SuffixArray
@@ -39,7 +39,6 @@ class Rest(Drafter):
     lossless = "yes"
     paper = "He et al. 2024, REST, arXiv 2311.08252"
     Config = RestConfig
-    follows = True
 
     def __init__(self, config: RestConfig):
         self.config = config
@@ -56,8 +55,7 @@ class Rest(Drafter):
         if row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         config = self.config
-        least = max(config.shortest, ahead(row) + REACH) if ahead(row) else config.shortest
-        skip, lo, hi = self._array.longest(row.tokens, config.longest + ahead(row), least)
+        skip, lo, hi = self._array.longest(row.tokens, config.longest, config.shortest)
         depth = min(config.length, row.max_draft)
         tokens, parent, _ = self._array.heaviest(lo, hi, skip, config.nodes, depth, ends, config.hits)
         return self.tree_after(row, tokens, parent)

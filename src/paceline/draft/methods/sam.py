@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, ahead
+from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import TwoHalves, continuation, up_to_end
@@ -47,7 +47,6 @@ class Sam(Drafter):
     lossless = "yes"
     paper = "Hu et al. 2025, SAM Decoding, arXiv 2411.10666"
     Config = SamConfig
-    follows = True
 
     def __init__(self, config: SamConfig = SamConfig()):
         self.config = config
@@ -77,21 +76,18 @@ class Sam(Drafter):
         """Copy after the longest match; of equal matches the row's own is first, then the corpus's, then the newest
         request's."""
         most, ends, automaton = min(self.config.draft, row.max_draft), self.end_tokens(row), self._automata[row.id]
-        guessed = ahead(row)
-        # Only committed tokens go in, so none is taken back.
-        automaton.extend(row.tokens[len(automaton) : len(row) - guessed])
-        length, start = automaton.after(row.tokens[-TAIL - guessed :]) if guessed else automaton.match()
+        automaton.extend(row.tokens[len(automaton) :])
+        length, start = automaton.match()
         copied, found = continuation(row.tokens, start, most), None
         if self._corpus is not None and row.last_token != self._corpus.end_token:  # after which nothing follows
-            skip, lo, hi = self._corpus.longest(row.tokens, TAIL + guessed, least=1)
+            skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
             if skip > length:
                 length, found = skip, (lo, hi, skip)
         for past in self._past.halves:
-            matched, place = past.automaton.after(row.tokens[-TAIL - guessed :])
+            matched, place = past.automaton.after(row.tokens[-TAIL:])
             if matched > length:
                 length, copied, found = matched, past.text[place : place + most].astype(np.int64), None
                 ends = ends.union(self.eos_token_ids)
-        length -= guessed  # a match within the guess proves nothing
         size = min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
         if length < self.config.min_match or size < 1:
             return DraftTree.root(row.last_token)

@@ -16,7 +16,7 @@ Where we differ from the published method and why: docs/methods/suffix.md."""
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.draft.base import REACH, Drafter, DraftTree, Facts, Request, ahead
+from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
 from paceline.draft.text.copying import TwoHalves
 from paceline.draft.text.store import open_for
@@ -54,7 +54,6 @@ class Suffix(Drafter):
     lossless = "yes"
     paper = "Oliaro et al. 2025, SuffixDecoding, arXiv 2411.04975"
     Config = SuffixConfig
-    follows = True
 
     def __init__(self, config: SuffixConfig = SuffixConfig()):
         self.config = config
@@ -80,13 +79,11 @@ class Suffix(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
-        tree.append(row.tokens[len(tree) : len(row) - ahead(row)])
+        tree.append(row.tokens[len(tree) :])
         config, context = self.config, row.tokens[1 - self.config.depth :]
         most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = tree.speculate(context, *sizes)
         for text in (*self._past.halves, *self._corpus):
             best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)
-        if ahead(row) and best.match < ahead(row) + REACH:
-            return DraftTree.root(row.last_token)
         return self.tree_after(row, best.tokens, best.parent)

@@ -9,8 +9,8 @@ model's cache:
     ahead.windows(asks)        the branch of each row's outcome, or a window drafted afresh
     ahead.look_ahead()         branches for the windows just returned
 
-A branch is chosen by its outcome, which is committed text, and drawn given prefix and outcome. So a window has the
-distribution of a fresh one, and acceptance stays exact.
+A branch has the tokens of a fresh window after the same outcome: the noise at a temperature belongs to the place in
+the text, wherever the window was begun.
 
 Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. Candidates from the draft
 itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251)."""
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from paceline.core.request import Row
-from paceline.core.sampling import RowRandom, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
 from paceline.draft.base import View
 from paceline.draft.models.draft_model import Draft, TextModel
@@ -59,13 +59,11 @@ class Ask(NamedTuple):
 class Window:
     """A row's draft.
 
-    probs  distributions [V] from which the tokens were drawn; empty if they were not drawn.
     hit    whether it was drafted ahead; None if that was not possible, as for the first window of a row.
     calls  number of forwards that it needed."""
 
     id: int
     tokens: list[int]
-    probs: list[torch.Tensor] = field(default_factory=list)
     hit: bool | None = None
     calls: int = 0
 
@@ -100,13 +98,6 @@ class _State:
     table: dict[tuple[int, int], Branch] = field(default_factory=dict)
 
 
-def _shifted_row(row: Row, by: int) -> View:
-    """The row with the random draws of the round that begins `by` tokens later."""
-    random = row.random if row.params.is_greedy else RowRandom(row.random.seed)
-    random.free.begin(row.num_new + by)
-    return View(row, random=random)
-
-
 class Lookahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
@@ -130,7 +121,7 @@ class Lookahead:
         self._out: list[_State] = []
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """Add a row. params: the request's, with the seed of the draft's own draws."""
+        """Add a row. params: the request's, with the seed of its noise."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
         self._states[id] = _State(row)
         self.model.start(row)
@@ -152,7 +143,7 @@ class Lookahead:
         for state, hit in zip(self._out, hits, strict=True):
             main = _tree(state)
             state.window = main.drafted
-            windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
+            windows.append(Window(state.row.id, state.window, hit, main.calls))
         return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
@@ -180,20 +171,19 @@ class Lookahead:
         self.model.arrange(state.row, [node - committed for node in branch.nodes])
         tokens = branch.draft.tokens[branch.draft.num_assumed :]  # v, now the row's last token, and the window
         main = Draft.chain(state.row, tokens, branch.draft.ends)
-        main.num_committed, main.num_run, main.probs = 1, len(branch.nodes), branch.draft.probs
+        main.num_committed, main.num_run = 1, len(branch.nodes)
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
         """Draft windows now, as plain speculation does. Returns drafts by row id."""
         for state in states:
             state.tops = []
-            state.row.random.free.begin(state.row.num_new)
         drafts = active = self.drafter.begin([state.row for state in states])
         while active:
-            logits = self.chain.run(active, [1 + draft.num_guesses for draft in active])
+            logits = self.chain.run(active, [1] * len(active))
             going, tops = self._step(active, logits)
-            for draft, of_draft in zip(active, tops, strict=True):
-                self._states[draft.row.id].tops += of_draft
+            for draft, of_draft in zip(active, tops, strict=False):
+                self._states[draft.row.id].tops.append(of_draft)
             active = going
         return {draft.row.id: draft for draft in drafts}
 
@@ -204,25 +194,16 @@ class Lookahead:
             self.model.catch_up(row)
         return self.model.begin(row, self.drafter.end_tokens(row))
 
-    def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[list[Top]]]:
-        """Let drafts grow by the logits of a forward. Returns the drafts that go on, and each draft's candidates for
-        every position that was decided, which with streams are several."""
-        decided = [len(draft.tokens) - draft.num_guesses for draft in drafts]
-        counts = [1 + draft.num_guesses for draft in drafts]
+    def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[Top]]:
+        """Let drafts grow by the logits of a forward. Returns the drafts that go on, and the candidates for the
+        position that was decided, of each draft; none without candidates."""
         for draft in drafts:
             draft.num_run = len(draft.tokens)
         going = self.chain.grow(drafts, logits)
-        if not self.num_candidates:
-            return going, [[] for _ in drafts]
-        tops, made = iter(self._tops(logits)), []
-        for draft, first, count in zip(drafts, decided, counts, strict=True):
-            made.append([*islice(tops, count)][: draft.num_run - first + 1])
-        return going, made
+        return going, self._tops(logits) if self.num_candidates else []
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than branches, because
-        the drafted token gets none."""
-        logits = logits[:, 0] if logits.dim() == 3 else logits
+        """Candidates from logits [R, K]: one more than branches, because the drafted token gets none."""
         return top_of(logits, self._most + 1, self.model.columns)
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
@@ -274,7 +255,7 @@ class Lookahead:
         root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            row = _shifted_row(state.row, a + 1)
+            row = state.row
             most = min(self.drafter.rule.most(row.id), self.model.room(row) - (a + 1))
             draft = replace(Draft.chain(row, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
             if most > 0 and not main.ends.intersection(path[1:]):
@@ -283,22 +264,20 @@ class Lookahead:
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
-        """Draft all branches, by the drafter's own draws and stop rule: a token a step, more with streams."""
+        """Draft all branches, by the drafter's own stop rule, a token a step."""
         active = list(grown)
         while active:
             counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
-            for state, branch in active:
-                counts[state.row.id] += 1 + branch.draft.num_guesses
+            for state, _ in active:
+                counts[state.row.id] += 1
             logits = self.chain.run([_tree(self._states[id]) for id in counts], list(counts.values()))
             grew, tops = self._step([branch.draft for _, branch in active], logits)
             going = {id(draft) for draft in grew}
             for (state, branch), of_branch in zip(active, tops, strict=True):
-                branch.tops += of_branch
-                del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
+                branch.tops.append(of_branch)
                 if id(branch.draft) in going:
-                    for token in branch.draft.tokens[branch.draft.num_assumed + len(branch.nodes) :]:
-                        _tree(state).add(token, branch.nodes[-1])
-                        branch.nodes.append(len(_tree(state).tokens) - 1)
+                    _tree(state).add(branch.draft.tokens[-1], branch.nodes[-1])
+                    branch.nodes.append(len(_tree(state).tokens) - 1)
             active = [(state, branch) for state, branch in active if id(branch.draft) in going]
 
 

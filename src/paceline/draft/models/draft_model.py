@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -35,10 +34,7 @@ class Draft:
     ends            tokens after which nothing can be accepted.
     most            largest number of tokens to draft.
     num_assumed     number of drafted tokens that count as committed; the window begins after them (`branches.py`).
-    num_ahead       number of the committed nodes at the end that are not: another drafter has drafted them.
-    num_guesses     number of drafted tokens at the end that streams guessed and the model has not confirmed.
     num_run         number of nodes that were run. calls: number of forwards so far.
-    probs           distributions [V] from which the drafted tokens were drawn; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, for models that use states.
     run_index       number here of each node of the proposed tree; None if it was never run."""
 
@@ -49,11 +45,8 @@ class Draft:
     ends: frozenset[int] = frozenset()
     most: int = 0
     num_assumed: int = 0
-    num_ahead: int = 0
-    num_guesses: int = 0
     num_run: int = 0
     calls: int = 0
-    probs: list[torch.Tensor] = field(default_factory=list)
     features: list[torch.Tensor] = field(default_factory=list)
     run_index: list[int | None] = field(default_factory=list)
 
@@ -73,6 +66,11 @@ class Draft:
         return len(self.tokens) - self.num_committed - self.num_assumed
 
     @property
+    def position(self) -> int:
+        """The output position of the next token to draft."""
+        return self.row.num_new + len(self.tokens) - self.num_committed
+
+    @property
     def context(self) -> IntArray:
         """All tokens before the next one to draft."""
         return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
@@ -82,14 +80,6 @@ class Draft:
         self.parent.append(len(self.tokens) - 1 if parent is None else parent)
         self.tokens.append(token)
 
-    def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
-        """Remove the guesses at the end. Returns each with the distribution it was drawn from, None if not drawn."""
-        count, self.num_guesses = self.num_guesses, 0
-        tokens, probs = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
-        for items in (self.tokens, self.parent, probs and self.probs):
-            del items[len(items) - count :]
-        return list(zip_longest(tokens, probs))
-
     def accepted(self, path: Sequence[int]) -> list[int]:
         """The nodes to commit when `path` of the proposed tree is accepted: those of them that were run."""
         nodes = list(range(self.num_committed))
@@ -98,17 +88,6 @@ class Draft:
             if index is None:
                 break
             nodes.append(index)
-        return nodes
-
-    def fitting(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes to commit when `tokens` come after the committed ones, of a draft with `num_ahead`."""
-        nodes = list(range(self.num_committed - self.num_ahead))
-        for token in tokens:
-            below = range(nodes[-1] + 1, self.num_run)
-            found = [n for n in below if self.parent[n] == nodes[-1] and self.tokens[n] == token]
-            if not found:
-                break
-            nodes.append(found[0])
         return nodes
 
 
@@ -191,15 +170,14 @@ class TextModel(DraftModel):
 
     network      a target, or an object with a target's slots, lengths and `commit`.
     run          function that runs nodes; None: `verify` of the target.
-    context      largest number of tokens that it reads at once, the last ones of a longer text; None: all.
-    num_streams  number of streams beside every token that it runs (`streams.py`)."""
+    context      largest number of tokens that it reads at once, the last ones of a longer text; None: all."""
 
     def __init__(
         self, network: Any, vocab_size: int, columns: torch.Tensor | None = None, *, run: Run | None = None,
-        context: int | None = None, num_streams: int = 0,
+        context: int | None = None,
     ):  # fmt: skip
         self.network, self.vocab_size, self.columns = network, vocab_size, columns
-        self.context, self.num_streams = context, num_streams
+        self.context = context
         self.weight_bytes = network.weight_bytes
         self._run = run or (lambda drafts, segments: cast(Target, network).verify(segments).logits)
         self._slots: dict[int, int] = {}
@@ -232,9 +210,9 @@ class TextModel(DraftModel):
     def room(self, row: Request) -> int:
         if self.network.vocab_size < self.vocab_size and row.tokens.max() >= self.network.vocab_size:
             return 0  # the text has a token of the target's padding, which the draft model lacks
-        # The last drafted token is not run; streams come after the one before it.
+        # The last drafted token is not run.
         unread = self.network.max_context - (len(row) - self._begins(row))
-        return int(min(row.max_draft, unread + 1 - self.num_streams))
+        return int(min(row.max_draft, unread + 1))
 
     def _begins(self, row: Request) -> int:
         """The number of the first token that the draft model sees in this round: `context` tokens back if more than
@@ -260,7 +238,7 @@ class TextModel(DraftModel):
         self.commit(chunk, range(len(tokens)))
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        return self._run(drafts, segments(drafts, num_logits, self.slot))[..., : self.vocab_size]
+        return self._run(drafts, segments(drafts, num_logits, self.slot))[:, : self.vocab_size]
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.network.commit(self._slots[draft.row.id], nodes)

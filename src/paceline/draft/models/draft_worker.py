@@ -84,8 +84,8 @@ class DraftWorker:
         self._send("drop", id)
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        windows = self._ask("windows", asks)
-        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
+        windows: list[Window] = self._ask("windows", asks)
+        return windows
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
@@ -190,9 +190,7 @@ def _ready(setup: Setup) -> Lookahead:
 
 def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
     if kind == "windows":
-        windows = ahead.windows(*message)
-        arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
-        pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
+        pipe.send((number, ahead.windows(*message)))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
     else:  # open, drop or look_ahead, which have no answer

@@ -1,12 +1,13 @@
 """Trees of fixed shape that heads fill: the drafter, and the interface of heads.
 
 From one state a row, and from the root, heads guess the tokens of a template's nodes; the node of rank r at depth d
-gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
-stays lossless. Knows no method."""
+gets the r-th likeliest token of head d, at a temperature by the row's noise. Knows no method."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,12 +20,12 @@ from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.core.typical import Typical
 from paceline.draft import shapes
 from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
+from paceline.draft.models.proposers import likeliest_columns
 from paceline.draft.models.states import Pending
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.options import Options, option
@@ -37,7 +38,8 @@ from paceline.target.linear import Linear
 RANKS = 10  # most candidates of each depth, unless a file of paths asks for more
 
 Best = Callable[[torch.Tensor, int], IntArray]
-"""best(read, k): the best tokens of depth k, best first, int64 [N, ranks], from what its output head reads, [N, H]."""
+"""best(read, k): the likeliest tokens of depth k, the likeliest first, int64 [N, ranks], from what its output head
+reads, [N, H], for each row the same number of places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,6 @@ class FixedTreeConfig(Options):
     )
     vocab: str | None = option(None, VOCAB)
     dtype: Precision = option("auto", PRECISION)
-    accept: Literal["lossless", "typical"] = option(
-        "lossless", "at a temperature: keep the target's distribution, or not (typical acceptance, as published)"
-    )
 
 
 class Heads:
@@ -120,15 +119,10 @@ class FixedTree(Drafter):
         path = Path(config.checkpoint).expanduser()
         self.folder = path if path.is_dir() else path.parent
         self._last: dict[int, torch.Tensor] = {}  # by row: the state [H] that its next draft is made of
-        if config.accept == "typical":
-            self.acceptance, self.lossless = Typical(), "no: typical acceptance"
 
     def bind(self, target: Facts) -> None:
         """Load the heads and compile the tree. MethodError if they are not for this target, or the tree is wrong."""
         super().bind(target)
-        if self.acceptance is not None:
-            lossy = "typical acceptance does not keep the model's distribution where a temperature is above 0"
-            self.notes = (f"{self.name}:{self.config.checkpoint}: {lossy}",)
         heads = self.heads = self.Network(self.config, target)
         head = table_and_head(target)[1]
         self.outputs = [head] * heads.depth if heads.outputs is None else list(heads.outputs)
@@ -159,15 +153,30 @@ class FixedTree(Drafter):
             sizes = [self.template.within(row.max_draft) for row in able]
             states, roots = torch.stack([self._last[row.id] for row in able]), [row.last_token for row in able]
             with torch.inference_mode():
-                tokens = self.heads.guess(states, np.array(roots), self.template.first(max(sizes)), self.candidates)
+                best = partial(self.candidates, rows=able)
+                tokens = self.heads.guess(states, np.array(roots), self.template.first(max(sizes)), best)
             for row, of_row, size in zip(able, tokens, sizes, strict=True):
                 made[row.id] = self.tree_after(row, of_row[1:size], self.template.parent[1:size])
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
-    def candidates(self, read: torch.Tensor, k: int) -> IntArray:
-        """The best tokens of depth k, as in `Best`."""
-        best = top_tokens(self.outputs[k](read), self._ranks)[1].cpu().numpy()
+    def candidates(self, read: torch.Tensor, k: int, rows: Sequence[Request] = ()) -> IntArray:
+        """The likeliest tokens of depth k for `rows`, as in `Best`; without rows, the best ones."""
+        logits = self.outputs[k](read)
+        best: IntArray = top_tokens(logits, self._ranks)[1].cpu().numpy()
+        each = len(logits) // max(len(rows), 1)
+        for i, row in enumerate(rows):
+            if not row.params.is_greedy:
+                own = slice(i * each, (i + 1) * each)
+                best[own] = self._by_noise(row, k, logits[own], best[own])
         return best if self.columns is None else self.columns[best]
+
+    def _by_noise(self, row: Request, k: int, logits: torch.Tensor, best: IntArray) -> IntArray:
+        """The columns [n, ranks] that a row's noise prefers for depth k, by logits [n, K]; of `best`, int64 [n, ranks],
+        where its filters leave fewer."""
+        places = [row.num_new + k] * len(logits)
+        columns, logs = likeliest_columns(row, places, logits, self._ranks, self.columns)
+        found = zip(columns.tolist(), logs.tolist(), best.tolist(), strict=True)
+        return np.array([_filled([c for c, log in zip(*few, strict=True) if log > -inf], rest) for *few, rest in found])
 
     def use_ranks(self, ranks: int = RANKS) -> None:
         """Let `candidates` return `ranks` tokens, or all if there are fewer."""
@@ -230,3 +239,8 @@ class FixedTree(Drafter):
             )
         gains = [0.0, *accumulate(shapes.path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), seconds), 1)
+
+
+def _filled(found: list[int], others: Sequence[int]) -> list[int]:
+    """`found`, and of `others`, as long, as many as are missing."""
+    return [*found, *(column for column in others if column not in found)][: len(others)]

@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter, View, ahead
+from paceline.draft.base import Drafter
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.proposers import BestTree, Chain, Fitting, Proposer
@@ -30,16 +30,13 @@ class ModelDrafterConfig(Options):
     threshold: float | None = option(None, "threshold of the stop rule; none: the rule's default")
     tree: int | Literal["auto"] = option(0, TREE, least=0)
     width: int = option(10, "nodes of a tree that are expanded together, and children of each", least=1)
-    sample: Literal["draw", "best"] = option(
-        "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
-    )
     vocab: str | None = option(None, VOCAB)
 
 
 class ModelDrafter(Drafter):
     """Base of drafters with a model. A method fills in `open`, and `proposer_of` if it is not the usual one."""
 
-    lossless = "yes"  # the distributions that tokens were drawn from go with the draft; others are point masses
+    lossless = "yes"
     model: DraftModel
     proposer: Proposer
 
@@ -58,7 +55,7 @@ class ModelDrafter(Drafter):
         """A chain, or a tree of the most probable tokens, as the options say."""
         if self.config.tree:
             return BestTree(model, self.rule, self.config.width, self.tree_size)
-        return Chain(model, self.rule, self.config.sample == "best")
+        return Chain(model, self.rule)
 
     def bind(self, target: Facts) -> None:
         super().bind(target)
@@ -85,11 +82,11 @@ class ModelDrafter(Drafter):
         """An empty draft for every row that may have one; its model has read what waited of the row's text."""
         most = {row.id: min(self.rule.most(row.id), self.model.room(row)) for row in rows}
         able = [row for row in rows if most[row.id] > 0]
-        for row in able:  # what is drafted already is no text to keep
-            self.model.catch_up(View(row, tokens=row.tokens[: len(row) - ahead(row)]) if ahead(row) else row)
+        for row in able:
+            self.model.catch_up(row)
         drafts = [self.model.begin(row, self.end_tokens(row)) for row in able]
         for draft in drafts:
-            draft.most, draft.num_ahead = most[draft.row.id], ahead(draft.row)
+            draft.most = most[draft.row.id]
         return drafts
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -107,13 +104,10 @@ class ModelDrafter(Drafter):
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             path, is_own = round.accepted[i].path, round.is_from(i, self)
             draft = self._drafts.pop(row.id, None)
-            if draft is not None and draft.num_ahead:
-                self.model.commit(draft, draft.fitting(round.accepted[i].tokens[:-1]))
-            elif draft is not None:
+            if draft is not None:
                 self.model.commit(draft, draft.accepted(tree.proposed(path) if is_own else ()))
             if is_own or (row.id in self._asked and not tree.num_drafted):
-                own, path = tree.divided(path)[0]
-                outcomes.append(Outcome(row.id, own.max_depth, len(path) - 1))
+                outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         self.model.feed(round)
         self.rule.learn(outcomes)
         self._asked = set()

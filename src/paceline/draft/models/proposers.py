@@ -1,6 +1,6 @@
 """Proposers: how the drafts of a model grow. They know no model and no method.
 
-`Chain` draws token after token, `BestTree` grows the most probable paths level by level; both run the model in every
+`Chain` takes token after token, `BestTree` grows the most probable paths level by level; both run the model in every
 step. `Block` and `BlockTree` take all tokens from one forward.
 
     proposer = Chain(model, rule)
@@ -19,7 +19,7 @@ import torch
 
 from paceline.core.logits import top_tokens
 from paceline.core.request import Request
-from paceline.core.sampling import best_of_rows, probabilities, warp
+from paceline.core.sampling import best_of_rows, probabilities
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.stop import StopRule
@@ -59,99 +59,116 @@ class Stepwise:
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= draft.most
 
 
-class TokenSampler:
-    """Draws tokens from logits over some columns, which are warped by each row's parameters.
+class Likeliest:
+    """The tokens of logits over some columns that are likeliest to be the target's: the most probable ones where a row
+    is greedy, else those that the row's noise takes from the distribution, warped by the row's parameters.
 
-    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all.
-    takes_best  take the most probable token, also at a temperature."""
+    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all."""
 
-    def __init__(self, vocab_size: int, columns: torch.Tensor | None, takes_best: bool = False):
-        self.vocab_size, self.columns, self.takes_best = vocab_size, columns, takes_best
+    def __init__(self, vocab_size: int, columns: torch.Tensor | None):
+        self.vocab_size, self.columns = vocab_size, columns
 
-    def draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
-        """Add a token to every draft, drawn from its row of logits [R, K]. Returns False for rows of logits that are no
+    def add(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
+        """Add a token to every draft, by its row of logits [R, K]. Returns False for rows of logits that are no
         distribution."""
-        best = best_of_rows(logits) if any(self._is_best(draft.row) for draft in drafts) else []
-        drew = []
+        best = best_of_rows(logits) if any(_is_plain(draft.row) for draft in drafts) else []
+        added = []
         for r, draft in enumerate(drafts):
-            token = self._token(best[r]) if self._is_best(draft.row) else self._warped(draft, logits[r : r + 1])
+            token = self._token(best[r]) if _is_plain(draft.row) else self._warped(draft, logits[r : r + 1])
             if token is not None:
                 draft.add(token)
-            drew.append(token is not None)
-        return drew
-
-    def distribution(self, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
-        """The distribution [V] of the draft's next token, given logits [1, K]. PacelineError if they give none."""
-        if draft.row.params.shifts_logits:  # penalties are the tokens' own, whatever column they have
-            return probabilities(self._spread(logits, -torch.inf), draft.row.params, [draft.context])[0]
-        return self._spread(probabilities(logits, draft.row.params, [])[0], 0.0)
-
-    def _is_best(self, row: Request) -> bool:
-        """Whether a row's token is the best one as the logits come."""
-        return not row.params.shifts_logits and (row.params.is_greedy or self.takes_best)
+            added.append(token is not None)
+        return added
 
     def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
-        """Draw a token from logits [1, K], warped by the row's parameters; None if none can be drawn."""
-        params, random = draft.row.params, draft.row.random
+        """The token that follows a draft by logits [1, K], warped by the row's parameters; None if there is none."""
+        row, shifts = draft.row, draft.row.params.shifts_logits
         try:
-            if params.is_greedy or self.takes_best:
-                (best,) = best_of_rows(warp(self._spread(logits, -torch.inf), params, [draft.context]))
-                return best
-            if params.shifts_logits:
-                q = self.distribution(draft, logits)
-                token: int | None = random.draft(q)
-            else:
-                few = probabilities(logits, params, [])[0]
-                token, q = self._token(random.draft(few)), self._spread(few, 0.0)
+            if shifts:  # penalties are the tokens' own, whatever column they have
+                logits = self._spread(logits)
+            scores = probabilities(logits, row.params, [draft.context] if shifts else [])[0]
         except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
             return None
-        draft.probs.append(q)
-        return token
+        if row.params.is_greedy:
+            return int(scores.argmax())
+        tokens, _ = row.noise.guess(scores, draft.position, 1, None if shifts else self._tokens)
+        return (int(tokens[0]) if shifts else self._token(int(tokens[0]))) if len(tokens) else None
+
+    def best(self, row: Request, position: int, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` likeliest tokens for output position `position` by each of logits [n, K], and the logarithms of
+        their shares of being the target's, both [n, count], the likeliest first."""
+        if row.params.is_greedy:
+            return top_with_logprobs(logits, count, self.columns)
+        columns, logs = likeliest_columns(row, [position] * len(logits), logits, count, self._tokens)
+        return columns if self.columns is None else self.columns.cpu()[columns], logs
 
     def _token(self, column: int | None) -> int | None:
         """The token of a column of the logits."""
-        return column if column is None or self.columns is None else int(self._tokens[column])
+        return column if column is None or self._tokens is None else int(self._tokens[column])
 
     @cached_property
-    def _tokens(self) -> IntArray:
+    def _tokens(self) -> IntArray | None:
         """`columns` on the CPU, where a look-up does not wait for a device."""
-        assert self.columns is not None
-        return self.columns.cpu().numpy()
+        return None if self.columns is None else self.columns.cpu().numpy()
 
-    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
-        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [1, K] over the columns as logits [1, V] over all tokens."""
         if self.columns is None:
-            return values
-        out = values.new_full((*values.shape[:-1], self.vocab_size), nothing)
-        out[..., self.columns] = values
+            return logits
+        out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        out[..., self.columns] = logits
         return out
 
 
+def _is_plain(row: Request) -> bool:
+    """Whether a row's token is the best one as the logits come."""
+    return row.params.is_greedy and not row.params.shifts_logits
+
+
+def likeliest_columns(
+    row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For a row that samples: the `count` columns of each of logits [n, K] that its noise at the output positions
+    prefers, and the logarithms of their shares 1 / time among these, both [n, count]. Penalties are left out.
+
+    tokens  the target's token of each column, int64 [K]; None: column i is token i."""
+    count = min(count, logits.shape[-1])
+    columns, logs = torch.zeros(len(logits), count, dtype=torch.int64), torch.full((len(logits), count), -torch.inf)
+    try:
+        probs = probabilities(logits, row.params.without_shifts(), []).cpu()
+    except PacelineError:  # no numbers: no column has a share
+        return columns, logs
+    for of_row, position, at, shares in zip(probs, positions, columns, logs, strict=True):
+        best, times = row.noise.guess(of_row, position, count, tokens)
+        scores = -np.log(np.maximum(times, 1e-300))
+        at[: len(best)] = torch.from_numpy(best)
+        shares[: len(best)] = torch.from_numpy(scores).log_softmax(-1)
+    return columns, logs
+
+
 class Chain(Stepwise):
-    """Run the model, draw a token, ask the stop rule, go on: speculative decoding as it began (Leviathan et al. 2023).
+    """Run the model, take a token, ask the stop rule, go on: as speculative decoding began (Leviathan et al. 2023)."""
 
-    takes_best  at a temperature: take the most probable token instead of drawing one."""
-
-    def __init__(self, model: DraftModel, rule: StopRule, takes_best: bool = False):
+    def __init__(self, model: DraftModel, rule: StopRule):
         super().__init__(model, rule)
-        self.sampler = TokenSampler(model.vocab_size, model.columns, takes_best)
+        self.likeliest = Likeliest(model.vocab_size, model.columns)
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
         active = list(drafts)
         while active:
-            active = self.grow(active, self.run(active, [1 + draft.num_guesses for draft in active]))
+            active = self.grow(active, self.run(active, [1] * len(active)))
         return [chain_tree(draft) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]. Returns the chains that go on."""
-        return self.draw(drafts, logits, self.rule.signals(logits))
+        return self.add(drafts, logits, self.rule.signals(logits))
 
-    def draw(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
+    def add(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
         """As `grow`; the stop rule decides by `signals`."""
-        drew = self.sampler.draw(drafts, logits)
+        added = self.likeliest.add(drafts, logits)
         return [
             draft
-            for draft, signal, more in zip(drafts, signals, drew, strict=True)
+            for draft, signal, more in zip(drafts, signals, added, strict=True)
             if more and not self.is_enough(draft, draft.length, signal) and draft.tokens[-1] not in draft.ends
         ]
 
@@ -182,9 +199,10 @@ class Growth:
         self._node = {-1: draft.num_committed - 1}
         self._num_old = 0
 
-    def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
-        """Make the best tokens of logits [len(level), K] candidates, as children of the level."""
-        tokens, logs = top_with_logprobs(logits, self.width, columns)
+    def expand(self, logits: torch.Tensor, likeliest: Likeliest) -> None:
+        """Make the likeliest tokens of logits [len(level), K] candidates, as children of the level."""
+        row = self.draft.row
+        tokens, logs = likeliest.best(row, row.num_new + self.depth - 1, logits, self.width)
         self._num_old = len(self.found)
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
             so_far = self.found[above].score if above >= 0 else 0.0
@@ -219,18 +237,18 @@ class Growth:
 
 
 class BestTree(Stepwise):
-    """Trees of the most probable tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
+    """Trees of the likeliest tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
 
-    The `width` most probable children of every node that was run become candidates, scored by the probability of their
+    The `width` likeliest children of every node that was run become candidates, scored by the probability of their
     whole path; the `width` best of a level are run next; in the end the best `size` candidates of all levels are
-    verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is drawn, so
-    at a temperature the tree counts as a set of point masses.
+    verified. The stop rule looks at the best node of a level, and its children stay candidates.
 
     size  number of candidates to verify, or a function that gives it after every level."""
 
     def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | Fitting):
         super().__init__(model, rule)
         self.width, self.size = width, size
+        self.likeliest = Likeliest(model.vocab_size, model.columns)
 
     def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
         growths = [Growth(draft, self.width, self.size if isinstance(self.size, int) else 0) for draft in drafts]
@@ -240,7 +258,7 @@ class BestTree(Stepwise):
             logits = self.run([growth.draft for growth in active], levels)
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
             for growth, of_row in zip(active, logits.split(levels), strict=True):
-                growth.expand(of_row, self.model.columns)
+                growth.expand(of_row, self.likeliest)
             if not isinstance(self.size, int):
                 sizes = self.size([[exp(one.score) for one in growth.found] for growth in growths], beside)
                 for growth, size in zip(growths, sizes, strict=True):
@@ -254,18 +272,10 @@ class BestTree(Stepwise):
 
 
 def chain_tree(draft: Draft) -> DraftTree:
-    """The draft as a chain, with the distributions of its tokens if they were drawn."""
+    """The draft as a chain."""
     root, end = draft.num_committed - 1, len(draft.tokens)
     draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
-    return drawn_chain(draft.row.last_token, draft.drafted, draft.probs, draft.calls)
-
-
-def drawn_chain(root: int, tokens: Sequence[int], probs: Sequence[torch.Tensor], calls: int) -> DraftTree:
-    """Make a chain of `tokens`. probs: the distributions [V] from which they were drawn; empty if they were not."""
-    tree = DraftTree.chain(root, list(tokens), calls=calls)
-    if probs:
-        tree.draft_probs = torch.stack([*probs, torch.zeros_like(probs[0])])
-    return tree
+    return DraftTree.chain(draft.row.last_token, draft.drafted, calls=draft.calls)
 
 
 def top_with_logprobs(
@@ -299,14 +309,20 @@ class BlockModel(DraftModel):
     def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: StopRule) -> list[float]:
         """The numbers by which the stop rule decides on the next token of every chain.
 
-        logits  [R, K], from which that token is drawn."""
+        logits  [R, K], from which that token is taken."""
         return rule.signals(logits)
 
     def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The best `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; their order, best first, and
-        their probabilities, [depth, rows, ranks], with a row for each candidate of the position before, or one row if
-        they do not depend on it."""
-        columns, logs = top_with_logprobs(draft.features[-1][:depth].contiguous(), ranks, None)
+        """The likeliest `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; their order, best first,
+        and their probabilities, [depth, rows, ranks], with a row for each candidate of the position before, or one row
+        if they do not depend on it."""
+        row, logits = draft.row, draft.features[-1][:depth].contiguous()
+        if row.params.is_greedy:
+            columns, logs = top_with_logprobs(logits, ranks, None)
+        else:
+            ids = None if self.columns is None else self.columns.cpu().numpy()
+            places = range(row.num_new, row.num_new + len(logits))
+            columns, logs = (made.to(logits.device) for made in likeliest_columns(row, places, logits, ranks, ids))
         tokens = columns if self.columns is None else self.columns[columns]
         shares, order = self.shares(draft, tokens, columns, logs).sort(-1, descending=True)
         return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
@@ -318,7 +334,7 @@ class BlockModel(DraftModel):
 
 
 class Block(Chain):
-    """Chains of blocks, whose tokens are drawn from left to right.
+    """Chains of blocks, whose tokens are taken from left to right.
 
     model  runs a whole block in `fill`."""
 
@@ -330,7 +346,7 @@ class Block(Chain):
         active = list(drafts)
         while active:
             logits = self.model.extend(active, [1] * len(active))
-            active = self.draw(active, logits, self.model.signals(active, logits, self.rule))
+            active = self.add(active, logits, self.model.signals(active, logits, self.rule))
         for draft in drafts:
             draft.calls = 1
         return [chain_tree(draft) for draft in drafts]
@@ -338,7 +354,7 @@ class Block(Chain):
 
 class BlockTree:
     """Trees of the paths that are most probable by a block's distributions (DDTree, Ringel and Romano 2026, arXiv
-    2604.12989, algorithm 1). No token is drawn, so at a temperature a tree counts as a set of point masses.
+    2604.12989, algorithm 1).
 
     size   number of nodes, or a function that gives it.
     width  number of candidates at each position."""

@@ -4,10 +4,8 @@
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
-A rule sees the distribution that a token was drawn from, never the token: if the token could end the draft, drafts
-would not be distributed as q, and the output would not be the target's. A rule may also use the outcomes of earlier
-rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3;
-Kangaroo). Every rule stops on NaN."""
+A rule sees the distribution that a token was taken from. It may also use the outcomes of earlier rounds. The token at
+which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3; Kangaroo). Every rule stops on NaN."""
 
 from collections.abc import Sequence
 from math import sqrt

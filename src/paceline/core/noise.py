@@ -1,0 +1,327 @@
+"""The noise of sampled answers: one number for each place in a text and each token, whatever was drafted.
+
+A row with seed s takes at output position i the token v with the least E(s, i, v) / p(v), where p is the target's
+distribution and E are independent exponential numbers. That token is distributed as p (of clocks with rates p(v), v
+rings first with probability p(v)), and with g = -log E it is the argmax of log p(v) + g(v), the Gumbel-max theorem.
+E is a pure function of (s, i, v), so an answer depends on seed, prompt, parameters and target alone. A drafter that
+takes the same noise with its own q proposes the same token wherever q is close to p (Daliri, Musco, Suresh 2024, arXiv
+2408.07978: drafter-invariant speculative decoding).
+
+    E(s, i, v) = -log(1 - y)        y = (first * 2^32 + second + 1/2) / 2^64, uniform in (0, 1)
+
+The words are Philox4x32-10's (Salmon et al. 2011): the key is the seed, the counter (v // 4, i, 0, 0) for `first` and
+(v // 4, i, 1, 0) for `second`, and v % 4 the lane; other decisions have counters of their own. Only a token whose first word is small can win, so `second` is
+computed for few. With 32 bits alone two tokens of a flat distribution over 150,000 would tie in 2e-5 of all draws, with
+64 in 1e-14. Rounding E to float64 moves a token's probability by 1e-16 at most, all of 150,000 by 2e-11.
+
+The compiled functions give the same bits on every processor: integers, and a logarithm of our own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from secrets import randbits
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from paceline.compiled import address, logarithm
+from paceline.core.tree import Floats, IntArray
+from paceline.errors import NumericError
+
+MASK = 2**32 - 1
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key in each round
+ROUNDS = 10
+BLOCK = 256  # tokens that are hashed and compared together
+TIED = 8
+"""Tokens of a row whose second word is computed on an accelerator. More with nearly the same first time: once in 1e40
+draws from a flat distribution over 150,000."""
+NOTHING = "Cannot draw a token: the probabilities are not numbers, or all 0."
+
+
+class Noise:
+    """The noise of one row. `choose` is the target's token; `guess` is what a drafter makes of the same noise.
+
+    seed  any whole number from 0 on; its 64-bit words are folded into the key. None: a fresh one."""
+
+    def __init__(self, seed: int | None):
+        self.seed = randbits(63) if seed is None else seed
+        self.key = folded(self.seed)
+
+    def choose(self, probs: torch.Tensor, position: int) -> int:
+        """The target's token at output position `position` (0 is the first new token) from `probs` [V], float32 or
+        float64, which need not be normalised. A token of probability 0 is never taken.
+
+        Raises NumericError if `probs` are not numbers, or all 0."""
+        if probs.device.type != "cpu":
+            return tokens_of_rows(probs.unsqueeze(0), [self.key], [position])[0]
+        tokens, _ = self.guess(probs, position)
+        if not len(tokens):
+            raise NumericError(NOTHING)
+        return int(tokens[0])
+
+    def guess(
+        self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
+    ) -> tuple[IntArray, Floats]:
+        """The `count` columns of `probs` [K] that are likeliest to be the target's token at `position`, the likeliest
+        first, and the time E / q of each, ascending; fewer if fewer have a probability above 0, none without numbers.
+
+        tokens  the target's token of each column, int64 [K]; None: column i is token i."""
+        probs = _compact(probs.cpu())
+        count = min(count, len(probs))
+        best, times = np.empty(count, np.int64), np.empty(count)
+        where, ids = probs.data_ptr(), 0 if tokens is None else tokens.ctypes.data
+        out, is_single = (best.ctypes.data, times.ctypes.data, count), probs.dtype == torch.float32
+        found = _best_at(where, ids, len(probs), self.key, position, *out, is_single)
+        return best[:found], times[:found]
+
+    def happens(self, probability: float, position: int) -> bool:
+        """Whether an event of this probability happens at an output position, independently of the tokens' noise; at
+        most one is decided there."""
+        return bool(_uniform(self.key, position) < probability)
+
+
+def folded(seed: int) -> int:
+    """The 64 bits of the key for a seed of any size: the exclusive or of its 64-bit words."""
+    key = 0
+    while seed:
+        key, seed = key ^ (seed & (2**64 - 1)), seed >> 64
+    return key
+
+
+def _compact(probs: torch.Tensor) -> torch.Tensor:
+    return (probs if probs.dtype in (torch.float32, torch.float64) else probs.float()).contiguous()
+
+
+# On a CPU, compiled ---------------------------------------------------------------------------------------------------
+
+
+@njit(inline="always")
+def _philox(key, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+    """The four words, as uint64 below 2^32, of Philox4x32-10. All arguments are uint64."""
+    mask, half = np.uint64(MASK), np.uint64(32)
+    k0, k1 = key & mask, key >> half
+    for _ in range(ROUNDS):
+        a, b = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
+        c0, c1, c2, c3 = (b >> half) ^ c1 ^ k0, b & mask, (a >> half) ^ c3 ^ k1, a & mask
+        k0, k1 = (k0 + np.uint64(WEYL[0])) & mask, (k1 + np.uint64(WEYL[1])) & mask
+    return c0, c1, c2, c3
+
+
+@njit(inline="always")
+def _lane(words, lane):  # type: ignore[no-untyped-def]
+    return words[0] if lane == 0 else words[1] if lane == 1 else words[2] if lane == 2 else words[3]
+
+
+@njit
+def _exponential(key, position, token):  # type: ignore[no-untyped-def]
+    """E of a token at a position, float64."""
+    counter, at, lane, zero = np.uint64(token // 4), np.uint64(position), token % 4, np.uint64(0)
+    first = np.float64(_lane(_philox(key, counter, at, zero, zero), lane))
+    second = np.float64(_lane(_philox(key, counter, at, np.uint64(1), zero), lane))
+    y = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
+    if y < 2.0**-10:  # 1 - y would lose what tells small numbers apart
+        return y * (1 + y * (1 / 2 + y * (1 / 3 + y * (1 / 4 + y * (1 / 5)))))
+    return -logarithm(max(1 - y, 2.0**-54))
+
+
+@njit
+def _hash_block(key, position, begin, words):  # type: ignore[no-untyped-def]
+    """Write the first words of the tokens from `begin` on, halved so that they are int32, into words [BLOCK]: lane by
+    lane, 64 of each."""
+    at, zero, one, first = np.uint64(position), np.uint64(0), np.uint64(1), np.uint64(begin // 4)
+    for i in range(BLOCK // 4):
+        a, b, c, d = _philox(key, first + np.uint64(i), at, zero, zero)
+        words[i] = np.int32(a >> one)
+        words[i + BLOCK // 4] = np.int32(b >> one)
+        words[i + BLOCK // 2] = np.int32(c >> one)
+        words[i + 3 * BLOCK // 4] = np.int32(d >> one)
+
+
+@njit
+def _may_win(words, probs, limit):  # type: ignore[no-untyped-def]
+    """Whether a token of a whole block has a first word of at most `limit` times its probability. words: as of
+    `_hash_block`; probs [BLOCK]."""
+    found = np.int32(0)
+    for lane in range(4):
+        for i in range(BLOCK // 4):
+            found |= np.int32(np.float32(words[lane * (BLOCK // 4) + i]) <= np.float32(probs[4 * i + lane]) * limit)
+    return found != 0
+
+
+@njit
+def _insert(best, times, found, column, time):  # type: ignore[no-untyped-def]
+    """Put a column into the `found` best so far, by time, then number. Returns how many there are now."""
+    at = found
+    while at > 0 and (times[at - 1] > time or (times[at - 1] == time and best[at - 1] > column)):
+        if at < len(best):
+            best[at], times[at] = best[at - 1], times[at - 1]
+        at -= 1
+    if at == len(best):
+        return found
+    best[at], times[at] = column, time
+    return min(found + 1, len(best))
+
+
+@njit
+def _tops(numbers, tops):  # type: ignore[no-untyped-def]
+    """Write the largest of each BLOCK of numbers into tops: of the bits of float32, unsigned, which order as the floats
+    from 0 on and vectorise; a negative number or a NaN is above infinity."""
+    for b in range(len(tops)):
+        here, top = numbers[b * BLOCK : (b + 1) * BLOCK], numbers[b * BLOCK]
+        for i in range(len(here)):
+            top = max(top, here[i])
+        tops[b] = top
+
+
+@njit
+def _start(probs, tops, most):  # type: ignore[no-untyped-def]
+    """The number of the highest of `probs`; -1 if it is 0, or one of them is above `most` or no number. tops: as of
+    `_tops`."""
+    highest = tops[0]
+    for top in tops:
+        highest = max(highest, top)
+    if highest > most or not highest > 0:
+        return -1
+    b = 0
+    while tops[b] != highest:
+        b += 1
+    at = b * BLOCK
+    while probs[at] != highest:
+        at += 1
+    return at
+
+
+@njit
+def _limit(times, found):  # type: ignore[no-untyped-def]
+    """The most that a halved first word may be of a probability for its token to be among the best: y <= E, and E is
+    at most the last of the best times times p. float32, rounded up."""
+    bound = times[len(times) - 1] if found == len(times) else math.inf
+    return np.float32(min(bound, 2.0**60) * 2.0**31 * (1 + 2.0**-20))
+
+
+@njit
+def _race(probs, tops, start, key, position, best, times):  # type: ignore[no-untyped-def]
+    """Write the numbers of the tokens with the least times E / p, and these times, in ascending order. Returns how
+    many there are: all of `best`, or as many as have a probability.
+
+    tops   0 for a block of `probs` without probabilities.
+    start  the likeliest token, with which the race begins, so that few others need a second word."""
+    words = np.empty(BLOCK, np.int32)
+    found = _insert(best, times, 0, start, _exponential(key, position, start) / probs[start])
+    for b in range(len(tops)):
+        begin, here = b * BLOCK, probs[b * BLOCK : (b + 1) * BLOCK]
+        if not tops[b] > 0:
+            continue
+        limit = _limit(times, found)
+        _hash_block(key, position, begin, words)
+        if len(here) == BLOCK and not _may_win(words, here, limit):
+            continue
+        for i in range(len(here)):
+            word = np.float32(words[(i % 4) * (BLOCK // 4) + i // 4])
+            if begin + i != start and here[i] > 0 and word <= np.float32(here[i]) * limit:
+                time = _exponential(key, position, begin + i) / here[i]
+                found = _insert(best, times, found, begin + i, time)
+    return found
+
+
+@njit
+def _hash_tokens(key, position, tokens, words):  # type: ignore[no-untyped-def]
+    """Write the halved first words of tokens int64 [n] into words [n]."""
+    at, zero, one = np.uint64(position), np.uint64(0), np.uint64(1)
+    for i in range(len(tokens)):
+        a, b, c, d = _philox(key, np.uint64(tokens[i] >> 2), at, zero, zero)
+        lane = tokens[i] & 3
+        low, high = (b if lane & 1 else a), (d if lane & 1 else c)
+        words[i] = np.int32((high if lane & 2 else low) >> one)
+
+
+@njit
+def _race_of(probs, tokens, start, key, position, best, times):  # type: ignore[no-untyped-def]
+    """As `_race`, where column i of `probs` is token tokens[i]. `best` has columns."""
+    words = np.empty(BLOCK, np.int32)
+    found = _insert(best, times, 0, start, _exponential(key, position, tokens[start]) / probs[start])
+    for begin in range(0, len(probs), BLOCK):
+        here = probs[begin : begin + BLOCK]
+        _hash_tokens(key, position, tokens[begin : begin + BLOCK], words)
+        for i in range(len(here)):
+            limit = _limit(times, found)
+            if begin + i != start and here[i] > 0 and np.float32(words[i]) <= np.float32(here[i]) * limit:
+                time = _exponential(key, position, tokens[begin + i]) / here[i]
+                found = _insert(best, times, found, begin + i, time)
+    return found
+
+
+@njit("int64(int64, int64, int64, uint64, int64, int64, int64, int64, boolean)", cache=True)
+def _best_at(where, ids, size, key, position, out, out_times, count, is_single):  # type: ignore[no-untyped-def]
+    best, times = carray(address(out), (count,), np.int64), carray(address(out_times), (count,), np.float64)
+    blocks = (size + BLOCK - 1) // BLOCK
+    if is_single:
+        probs, bits = carray(address(where), (size,), np.float32), carray(address(where), (size,), np.uint32)
+        tops = np.empty(blocks, np.uint32)
+        _tops(bits, tops)
+        start = _start(bits, tops, np.uint32(0x7F7FFFFF))
+        if start < 0:
+            return 0
+        if ids == 0:
+            return _race(probs, tops, start, key, position, best, times)
+        return _race_of(probs, carray(address(ids), (size,), np.int64), start, key, position, best, times)
+    doubles, bits_of = carray(address(where), (size,), np.float64), carray(address(where), (size,), np.uint64)
+    wide = np.empty(blocks, np.uint64)
+    _tops(bits_of, wide)
+    start = _start(bits_of, wide, np.uint64(0x7FEFFFFFFFFFFFFF))
+    if start < 0:
+        return 0
+    if ids == 0:
+        return _race(doubles, wide, start, key, position, best, times)
+    return _race_of(doubles, carray(address(ids), (size,), np.int64), start, key, position, best, times)
+
+
+@njit("float64(uint64, int64)", cache=True)
+def _uniform(key, position):  # type: ignore[no-untyped-def]
+    words = _philox(key, np.uint64(0), np.uint64(position), np.uint64(0), np.uint64(1))
+    return np.float64(words[0] << np.uint64(21) | words[1] >> np.uint64(11)) * 2.0**-53
+
+
+# On an accelerator ----------------------------------------------------------------------------------------------------
+
+
+def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """`Noise.choose` for each row of `probs` [R, V], of the noise with that row's key and position, in one wait."""
+    device, size = probs.device, probs.shape[-1]
+    signed = [key - 2**64 if key >= 2**63 else key for key in keys]
+    key, at = (torch.tensor(numbers, device=device).unsqueeze(-1) for numbers in (signed, list(positions)))
+    ids = torch.arange(size, device=device).unsqueeze(0)
+    rates = probs.double()
+    bad = ~torch.isfinite(rates).all(-1) | (rates.amax(-1) <= 0)
+    rates = torch.where(rates > 0, rates, 0.0)
+    # The first words are lower bounds of the times. The second ones tell apart the least.
+    lower = torch.log1p(-_words(key, ids, at, 0).double() * 2.0**-32).neg() / rates
+    lower = torch.where(rates > 0, lower, torch.inf)
+    near = lower.topk(min(TIED, size), largest=False).indices.sort(-1).values
+    first, second = (_words(key, near, at, word).double() for word in (0, 1))
+    y = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
+    exact = torch.log1p(-y.clamp_max(1 - 2.0**-53)).neg() / rates.gather(-1, near)
+    chosen = near.gather(-1, exact.nan_to_num(torch.inf, torch.inf).argmin(-1, keepdim=True))[:, 0]
+    tokens: list[int] = chosen.masked_fill(bad, -1).tolist()
+    if min(tokens) < 0:
+        raise NumericError(NOTHING)
+    return tokens
+
+
+def _words(key: torch.Tensor, ids: torch.Tensor, position: torch.Tensor, word: int) -> torch.Tensor:
+    """The first (word 0) or second (1) words of tokens `ids` [R or 1, n], int64 [R, n]. key, position: int64 [R, 1]."""
+
+    def high(product: torch.Tensor) -> torch.Tensor:  # of the 64 bits that a product of int64 keeps
+        return (product >> 32) & MASK
+
+    c0, c1, c2, c3 = ids >> 2, position, torch.full_like(position, word), torch.zeros_like(position)
+    k0, k1 = key & MASK, (key >> 32) & MASK
+    for _ in range(ROUNDS):
+        a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = high(b) ^ c1 ^ k0, b & MASK, high(a) ^ c3 ^ k1, a & MASK
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    lane = (ids & 3).expand_as(c0)
+    return torch.stack([c0, *(c.expand_as(c0) for c in (c1, c2, c3))]).gather(0, lane.unsqueeze(0))[0]
