@@ -1,4 +1,4 @@
-"""Warping equals transformers' own processors; drawing has the very law it is given; noise belongs to a position."""
+"""Warping equals transformers' own processors, in torch and compiled."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.core.logits import BLOCK, best_token, softmax
-from paceline.core.sampling import (
-    FreeNoise,
-    RowRandom,
-    SamplingParams,
-    distributions,
-    draw,
-    draw_rows,
-    nucleus,
-    probabilities,
-    warp,
-)
+from paceline.core.logits import best_token, softmax
+from paceline.core.sampling import SamplingParams, distributions, nucleus, probabilities, warp
 from paceline.errors import NumericError, PacelineError, shortened
 
 seeds = st.integers(0, 2**31)
@@ -301,134 +291,6 @@ def test_the_best_token_is_the_first_of_the_best(seed: int, size: int, dtype: to
     logits = logits_of(seed, 2, size, ties=True, dtype=dtype)
     for row in range(2):
         assert best_token(logits, row) == int((logits[row] == logits[row].max()).nonzero()[0])
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
-
-ALMOST_ONE = math.nextafter(1.0, 0.0)
-
-
-def some_law(seed: int, vocab_size: int, zeros: float, dtype: torch.dtype) -> torch.Tensor:
-    random = np.random.default_rng(seed)
-    probs = random.dirichlet(np.full(vocab_size, 0.3))
-    probs[random.random(vocab_size) < zeros] = 0
-    probs[random.integers(vocab_size)] += 0.01
-    return torch.from_numpy(probs).to(dtype)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    seeds,
-    st.sampled_from([1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000]),
-    st.sampled_from([0.0, 0.5, 0.99]),
-    st.sampled_from(FLOATS),
-    st.sampled_from([0.0, ALMOST_ONE]) | st.floats(0, ALMOST_ONE),
-)
-def test_drawing_is_the_inverse_of_the_cumulative_distribution(
-    seed: int, size: int, zeros: float, dtype: torch.dtype, noise: float
-) -> None:
-    probs = some_law(seed, size, zeros, dtype)
-    token = draw(probs, noise)
-    assert probs[token] > 0
-    assert draw_rows(probs.unsqueeze(0), [noise]) == [token]
-    cumulative = np.cumsum(probs.double().numpy())
-    at = noise * cumulative[-1]
-    assert (cumulative[token - 1] if token else 0) <= at + 1e-12
-    assert at <= cumulative[token] + 1e-12
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_every_token_has_exactly_its_share_of_the_noise(dtype: torch.dtype) -> None:
-    """Where one token's noise ends the next one's begins, to the last bit; so the law of the token drawn is `probs`."""
-    probs = torch.tensor([0.0, 0.125, 0.0, 0.5, 0.25, 0.125, 0.0], dtype=dtype)
-    edges = {0.0: 1, 0.125: 3, 0.625: 4, 0.875: 5}
-    for edge, token in edges.items():
-        assert draw(probs, edge) == token
-    for edge, token in zip([0.125, 0.625, 0.875, 1.0], edges.values(), strict=True):
-        assert draw(probs, math.nextafter(edge, 0)) == token
-    assert [draw(probs * 3, noise) for noise in edges] == list(edges.values())
-
-
-def test_the_ends_of_the_noise() -> None:
-    """Tokens of probability 0 stand at both ends, and rounding must not fall into them."""
-    for size in (5, BLOCK, 3 * BLOCK, 10_000):
-        for first, last in ((1, size - 2), (size // 2, size // 2), (0, size - 1)):
-            probs = torch.zeros(size)
-            probs[first : last + 1] = torch.rand(last + 1 - first) + 0.1
-            assert draw(probs, 0.0) == first
-            assert draw(probs, ALMOST_ONE) == last
-            assert draw_rows(torch.stack([probs, probs]), [0.0, ALMOST_ONE]) == [first, last]
-
-
-@pytest.mark.parametrize("probs", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]], ids=str)
-def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
-    with pytest.raises(NumericError):
-        draw(torch.tensor(probs), 0.5)
-    with pytest.raises(NumericError):
-        draw_rows(torch.tensor([[0.5, 0.5], probs]), [0.5, 0.5])
-
-
-# A row's randomness ---------------------------------------------------------------------------------------------
-
-
-def drawn(noise: FreeNoise, count: int) -> list[float]:
-    return [noise.random() for _ in range(count)]
-
-
-def test_noise_depends_on_the_seed_and_the_position_alone() -> None:
-    in_order = [RowRandom(7).emit(i) for i in range(700)]
-    assert len(set(in_order)) == 700
-    grown, jumped = RowRandom(7), RowRandom(7)
-    assert [grown.emit(i) for i in range(700)] == in_order
-    assert jumped.emit(699) == in_order[699]
-    assert [jumped.emit(i) for i in (0, 255, 256, 511, 512)] == [in_order[i] for i in (0, 255, 256, 511, 512)]
-    drawn(jumped.free, 1000)
-    assert jumped.emit(3) == in_order[3]
-    assert RowRandom(8).emit(0) != in_order[0]
-
-
-def test_free_noise_is_apart() -> None:
-    one, other = RowRandom(7), RowRandom(7)
-    other.emit(600)
-    free = drawn(one.free, 5)
-    assert drawn(other.free, 5) == free
-    assert free[0] != RowRandom(7).emit(0)
-
-
-def test_free_noise_depends_on_where_a_round_begins_and_on_nothing_before() -> None:
-    rounds = {}
-    noise = RowRandom(7).free
-    for position in range(200):
-        noise.begin(position)
-        rounds[position] = drawn(noise, 5)
-    assert len({number for numbers in rounds.values() for number in numbers}) == 1000
-    other = RowRandom(7).free
-    for position in (150, 3, 64, 63, 3):  # out of order, and after a round that was given up
-        other.begin(position)
-        drawn(other, 90)
-        other.begin(position)
-        assert drawn(other, 5) == rounds[position]
-    assert len(set(drawn(other, 1000)) - set(rounds[3])) == 1000
-
-
-def test_a_fresh_seed_is_told() -> None:
-    """So that a sampled answer can be had again."""
-    one, other = RowRandom(None), RowRandom(None)
-    assert one.seed != other.seed
-    assert RowRandom(one.seed).emit(5) == one.emit(5)
-
-
-def test_decisions_are_made_of_the_noise() -> None:
-    """`choose` and `draft` are `draw`, and `keep` is an event of its probability."""
-    probs = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    random, twin = RowRandom(3), RowRandom(3)
-    assert [random.choose(probs, i) for i in range(50)] == [draw(probs, twin.emit(i)) for i in range(50)]
-    assert [random.draft(probs) for _ in range(50)] == [draw(probs, twin.free.random()) for _ in range(50)]
-    kept = [random.keep(0.3) for _ in range(50)]
-    assert kept == [twin.free.random() < 0.3 for _ in range(50)]
-    assert {True, False} == set(kept)
-    assert not any(random.keep(0.0) for _ in range(50))
-    assert all(random.keep(1.0) for _ in range(50))
 
 
 # Parameters -----------------------------------------------------------------------------------------------------

@@ -131,8 +131,10 @@ def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies
 def test_the_draft_has_the_noise_of_the_request(folders, monkeypatch):
     opened, usual = [], Lookahead.open
     monkeypatch.setattr(Lookahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
-    answered(folders, LINE + "candidates=1", [SamplingParams(max_tokens=2, temperature=1.0, seed=s) for s in range(9)])
-    assert opened == list(range(len(opened)))
+    seeds = range(len(TEXTS))
+    each = [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds]
+    answered(folders, LINE + "candidates=1", each)
+    assert opened == [*seeds]
 
 
 @pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])

@@ -172,4 +172,4 @@ def test_the_loss_may_compare_a_few_tokens(recipe, root, tmp_path):
     assert done.exit_code == 0, done.output
     assert "40 tokens in the loss: 100.00% of the held-out answers" in done.output
     facts = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["recipe"]["config"]["loss_vocab"] == 40
+    assert facts["recipe"]["config"]["loss_vocab"] == 40

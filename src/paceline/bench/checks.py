@@ -1,6 +1,6 @@
 """What casts doubt on a run: answers that differ from plain decoding's, and signs of another process.
 
-Greedy answers may differ in a dtype of few bits: a forward over many tokens rounds differently from one over a single
+Answers may differ in a dtype of few bits: a forward over many tokens rounds differently from one over a single
 token, and of two logits that are nearly equal the other one then wins. Such a tie can be recognised: the two tokens'
 logits, computed exactly, lie closer together than the dtype's own noise, and no third is above them. The rest are bugs.
 """
@@ -15,10 +15,11 @@ import torch
 from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched, waits
 from paceline.bench.record import Answer
 from paceline.bench.setting import Setting, Watch
+from paceline.core.noise import Noise
 from paceline.target.load import load
 from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.contestant import PEER
-from paceline.workbench.reference import PlainDecoding, Rounding, distance, is_tie
+from paceline.workbench.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 
 JUDGED = 20  # differing answers of a method that are judged; a method that differs more often has one cause for all
 FACTOR = 1.1  # speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible
@@ -48,7 +49,8 @@ KEY = ("method", "question", "repeat", "turn", "at")
 
 def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Facts, watch: Watch) -> list[Facts]:
     """Every answer that differs from plain decoding's, with a verdict. With a large model a verdict takes seconds, so
-    JUDGED of every method get one, and no more once the run is stopped. Sampled answers cannot be judged.
+    JUDGED of every method get one, and no more once the run is stopped. Sampled answers of our engine are judged by the
+    noise that decides them; another engine draws its own.
 
     summary  the one that the folder holds; its verdicts are reused."""
     differences = _differences(answers)
@@ -63,11 +65,12 @@ def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Fact
     for difference in differences:
         by_method.setdefault(difference.answer.method, []).append(difference)
     chosen = {difference.key for group in by_method.values() for difference in group[:JUDGED]}
-    missing = set() if sampled else chosen - known.keys()
+    missing = {key for key in chosen - known.keys() if not sampled or not key[0].startswith(PEER)}
     judged: list[Facts] = []
     rounding, done = None, 0
     for difference in differences:
-        verdict = _unjudged("sampled") if sampled else known.get(difference.key, _unjudged("not judged"))
+        drawn = sampled and difference.answer.method.startswith(PEER)
+        verdict = _unjudged("sampled") if drawn else known.get(difference.key, _unjudged("not judged"))
         if difference.key in missing and not watch.stopped():
             rounding = rounding or _rounding(setting, watch)
             verdict = _verdict(rounding, setting, difference)
@@ -118,7 +121,9 @@ def _verdict(rounding: Rounding, setting: Setting, difference: _Difference) -> F
     if at >= min(len(tokens), len(plain_tokens)):
         return _unjudged("bug")
     prompt = setting.prompt(setting.question(answer.question), [each.text for each in plain.turns[:turn]])
-    gap, noise = distance(rounding, [*prompt, *plain_tokens[:at]], (plain_tokens[at], tokens[at]))
+    seed, temperature = plain.turns[turn].seed, setting.benchmark.options.temperature
+    sampled = None if seed is None else Sampled(Noise(seed), at, temperature)
+    gap, noise = distance(rounding, [*prompt, *plain_tokens[:at]], (plain_tokens[at], tokens[at]), sampled)
     return {"verdict": "tie" if is_tie(gap, noise) else "bug", "gap": round(gap, 6), "noise": round(noise, 6)}
 
 

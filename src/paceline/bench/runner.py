@@ -201,8 +201,8 @@ class Runner:
             contestant.wake(WAKE)
             peak = Peak(self.device if self.device.type == "cuda" else None)
             replies, most = contestant.answer(prompts, ask), peak.read()
-            for i, reply in zip(asked, replies, strict=True):
-                reply.text = reply.text.strip()
+            for i, reply, seed in zip(asked, replies, seeds, strict=True):
+                reply.text, reply.seed = reply.text.strip(), seed if ask.temperature else None
                 reply.plain_tokens = self.recount(reply.text)
                 if reply.peak_bytes is None and contestant.in_process:
                     reply.peak_bytes = most

@@ -157,7 +157,6 @@ class Compared:
             ratios=self.ratios,
             at=at,
             tokens=None if at is None else (_around(plain, at), _around(drafted, at)),
-            is_greedy=self.job.params.is_greedy,
             blocks=blocks,
             dtype=str(dtype).removeprefix("torch."),
             loops=self.loops,

@@ -10,9 +10,10 @@ takes the same noise with its own q proposes the same token wherever q is close 
     E(s, i, v) = -log(1 - y)        y = (first * 2^32 + second + 1/2) / 2^64, uniform in (0, 1)
 
 The words are Philox4x32-10's (Salmon et al. 2011): the key is the seed, the counter (v // 4, i, 0, 0) for `first` and
-(v // 4, i, 1, 0) for `second`, and v % 4 the lane; other decisions have counters of their own. Only a token whose first word is small can win, so `second` is
-computed for few. With 32 bits alone two tokens of a flat distribution over 150,000 would tie in 2e-5 of all draws, with
-64 in 1e-14. Rounding E to float64 moves a token's probability by 1e-16 at most, all of 150,000 by 2e-11.
+(v // 4, i, 1, 0) for `second`, and v % 4 the lane; other decisions have counters of their own. Only a token whose first
+word is small can win, so `second` is computed for few. With 32 bits alone two tokens of a flat distribution over
+150,000 would tie in 2e-5 of all draws, with 64 in 1e-14. Rounding E to float64 moves a token's probability by 1e-16 at
+most, those of 150,000 together by 2e-11.
 
 The compiled functions give the same bits on every processor: integers, and a logarithm of our own."""
 

@@ -68,7 +68,8 @@ class Reply:
     batch     counts of the whole group, on its first reply, where schedules are compared (`bench.ours.Scheduled`).
     peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context, abort, or error for a request that failed.
-    count     new tokens, where an engine tells their number and not which they are."""
+    count     new tokens, where an engine tells their number and not which they are.
+    seed      of a sampled answer."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -86,6 +87,7 @@ class Reply:
     batch: dict[str, int] = field(default_factory=dict)
     finish: str = "stop"
     count: int = 0
+    seed: int | None = None
 
     @property
     def num_new(self) -> int:

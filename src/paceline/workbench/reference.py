@@ -6,12 +6,13 @@ and filters (`paceline.core.sampling.warp`), which has tests of its own against 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.core.segment import Segment
 from paceline.target.base import Target
@@ -192,11 +193,29 @@ def is_tie(gap: float, noise: float) -> bool:
     return gap <= 2 * noise
 
 
-def distance(rounding: Rounding, prefix: Sequence[int], tokens: Sequence[int]) -> tuple[float, float]:
+class Sampled(NamedTuple):
+    """How a token was sampled: the row's noise, the output position, and the temperature."""
+
+    noise: Noise
+    position: int
+    temperature: float
+
+
+def distance(
+    rounding: Rounding, prefix: Sequence[int], tokens: Sequence[int], sampled: Sampled | None = None
+) -> tuple[float, float]:
     """(gap, noise): how far the lowest of `tokens` lies below the best of all tokens after `prefix`, exactly computed,
-    and by how much rounding moves a logit there."""
+    and by how much rounding moves a logit there. With `sampled`, of what decides there: the logits by the temperature,
+    plus the place's noise."""
     exact, *others = rounding.measured([*prefix, tokens[0]], len(prefix))
-    return float(exact[0].max() - exact[0, list(tokens)].min()), float(noise_of(exact, others)[0])
+    noise, of_all = float(noise_of(exact, others)[0]), exact[0]
+    if sampled is None:
+        return float(of_all.max() - of_all[list(tokens)].min()), noise
+    logs = (of_all.double() / sampled.temperature).log_softmax(-1)
+    compared = np.array([sampled.noise.choose(logs.exp(), sampled.position), *tokens])
+    ids, times = sampled.noise.guess(logs.exp()[compared], sampled.position, len(compared), compared)
+    slowest = -np.log(times) if len(ids) == len(compared) else np.array([0.0, -np.inf])
+    return float(slowest.max() - slowest.min()), noise / sampled.temperature
 
 
 def distributions(

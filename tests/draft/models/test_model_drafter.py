@@ -25,9 +25,10 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Drafter, Unlimited
 from paceline.draft.cost import best_sizes, forward_times
 from paceline.draft.fallback import Fallback
+from paceline.draft.likeliest import Likeliest
 from paceline.draft.models.draft_model import Draft as Growing
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Growth, Likeliest
+from paceline.draft.models.proposers import Growth
 from paceline.draft.models.stop import Svip
 from paceline.engine.engine import Engine
 from paceline.target.base import Target

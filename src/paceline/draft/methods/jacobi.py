@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 
-from paceline.core.logits import top_tokens
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
+from paceline.draft.likeliest import ranked
 from paceline.draft.options import Options, option
 from paceline.draft.text.copying import continuation
 
@@ -108,11 +107,11 @@ class Jacobi(Drafter):
         """Fill the tables from the slots of the round's trees, whichever drafter made them."""
         decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
         nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
-        wanted = [round.logits(i)[at] for i, at in zip(decided, nodes, strict=True)]
-        if any(nodes):
-            best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
         for i, at in zip(decided, nodes, strict=True):
-            self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
+            row = round.rows[i]
+            places = range(row.num_new, row.num_new + len(at))
+            found = ranked(row, places, round.logits(i)[at], self._candidates) if at else np.empty((0, 0), np.int64)
+            self._tables[row.id] = found.tolist()
 
 
 def _paths(config: JacobiConfig) -> list[shapes.RankPath]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,9 +22,9 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.draft import shapes
 from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
+from paceline.draft.likeliest import ranked
 from paceline.draft.models.layers import PRECISION, Precision, table_and_head
 from paceline.draft.models.model_drafter import VOCAB
-from paceline.draft.models.proposers import likeliest_columns
 from paceline.draft.models.states import Pending
 from paceline.draft.models.vocab import kept_rows
 from paceline.draft.options import Options, option
@@ -167,16 +166,8 @@ class FixedTree(Drafter):
         for i, row in enumerate(rows):
             if not row.params.is_greedy:
                 own = slice(i * each, (i + 1) * each)
-                best[own] = self._by_noise(row, k, logits[own], best[own])
+                best[own] = ranked(row, [row.num_new + k] * each, logits[own], self._ranks, self.columns)
         return best if self.columns is None else self.columns[best]
-
-    def _by_noise(self, row: Request, k: int, logits: torch.Tensor, best: IntArray) -> IntArray:
-        """The columns [n, ranks] that a row's noise prefers for depth k, by logits [n, K]; of `best`, int64 [n, ranks],
-        where its filters leave fewer."""
-        places = [row.num_new + k] * len(logits)
-        columns, logs = likeliest_columns(row, places, logits, self._ranks, self.columns)
-        found = zip(columns.tolist(), logs.tolist(), best.tolist(), strict=True)
-        return np.array([_filled([c for c, log in zip(*few, strict=True) if log > -inf], rest) for *few, rest in found])
 
     def use_ranks(self, ranks: int = RANKS) -> None:
         """Let `candidates` return `ranks` tokens, or all if there are fewer."""
@@ -239,8 +230,3 @@ class FixedTree(Drafter):
             )
         gains = [0.0, *accumulate(shapes.path_values(shares, paths))]
         return max(best_size(gains, time_forwards(target), seconds), 1)
-
-
-def _filled(found: list[int], others: Sequence[int]) -> list[int]:
-    """`found`, and of `others`, as long, as many as are missing."""
-    return [*found, *(column for column in others if column not in found)][: len(others)]

@@ -9,7 +9,6 @@ step. `Block` and `BlockTree` take all tokens from one forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import accumulate
 from math import exp, inf
 from typing import Any, NamedTuple, Protocol
@@ -17,14 +16,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.core.logits import top_tokens
-from paceline.core.request import Request
-from paceline.core.sampling import best_of_rows, probabilities
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import DraftTree
+from paceline.draft.likeliest import Likeliest, likeliest_columns, top_with_logprobs
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.stop import StopRule
 from paceline.draft.shapes import RankPath, best_first
-from paceline.errors import PacelineError
 
 Fitting = Callable[[Sequence[Sequence[float]], int], Sequence[int]]
 """fitting(chances, beside): how many of each row's nodes pay, the likeliest ones, given the probability of each, if
@@ -59,93 +55,6 @@ class Stepwise:
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= draft.most
 
 
-class Likeliest:
-    """The tokens of logits over some columns that are likeliest to be the target's: the most probable ones where a row
-    is greedy, else those that the row's noise takes from the distribution, warped by the row's parameters.
-
-    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all."""
-
-    def __init__(self, vocab_size: int, columns: torch.Tensor | None):
-        self.vocab_size, self.columns = vocab_size, columns
-
-    def add(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
-        """Add a token to every draft, by its row of logits [R, K]. Returns False for rows of logits that are no
-        distribution."""
-        best = best_of_rows(logits) if any(_is_plain(draft.row) for draft in drafts) else []
-        added = []
-        for r, draft in enumerate(drafts):
-            token = self._token(best[r]) if _is_plain(draft.row) else self._warped(draft, logits[r : r + 1])
-            if token is not None:
-                draft.add(token)
-            added.append(token is not None)
-        return added
-
-    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
-        """The token that follows a draft by logits [1, K], warped by the row's parameters; None if there is none."""
-        row, shifts = draft.row, draft.row.params.shifts_logits
-        try:
-            if shifts:  # penalties are the tokens' own, whatever column they have
-                logits = self._spread(logits)
-            scores = probabilities(logits, row.params, [draft.context] if shifts else [])[0]
-        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
-            return None
-        if row.params.is_greedy:
-            return int(scores.argmax())
-        tokens, _ = row.noise.guess(scores, draft.position, 1, None if shifts else self._tokens)
-        return (int(tokens[0]) if shifts else self._token(int(tokens[0]))) if len(tokens) else None
-
-    def best(self, row: Request, position: int, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `count` likeliest tokens for output position `position` by each of logits [n, K], and the logarithms of
-        their shares of being the target's, both [n, count], the likeliest first."""
-        if row.params.is_greedy:
-            return top_with_logprobs(logits, count, self.columns)
-        columns, logs = likeliest_columns(row, [position] * len(logits), logits, count, self._tokens)
-        return columns if self.columns is None else self.columns.cpu()[columns], logs
-
-    def _token(self, column: int | None) -> int | None:
-        """The token of a column of the logits."""
-        return column if column is None or self._tokens is None else int(self._tokens[column])
-
-    @cached_property
-    def _tokens(self) -> IntArray | None:
-        """`columns` on the CPU, where a look-up does not wait for a device."""
-        return None if self.columns is None else self.columns.cpu().numpy()
-
-    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [1, K] over the columns as logits [1, V] over all tokens."""
-        if self.columns is None:
-            return logits
-        out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        out[..., self.columns] = logits
-        return out
-
-
-def _is_plain(row: Request) -> bool:
-    """Whether a row's token is the best one as the logits come."""
-    return row.params.is_greedy and not row.params.shifts_logits
-
-
-def likeliest_columns(
-    row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For a row that samples: the `count` columns of each of logits [n, K] that its noise at the output positions
-    prefers, and the logarithms of their shares 1 / time among these, both [n, count]. Penalties are left out.
-
-    tokens  the target's token of each column, int64 [K]; None: column i is token i."""
-    count = min(count, logits.shape[-1])
-    columns, logs = torch.zeros(len(logits), count, dtype=torch.int64), torch.full((len(logits), count), -torch.inf)
-    try:
-        probs = probabilities(logits, row.params.without_shifts(), []).cpu()
-    except PacelineError:  # no numbers: no column has a share
-        return columns, logs
-    for of_row, position, at, shares in zip(probs, positions, columns, logs, strict=True):
-        best, times = row.noise.guess(of_row, position, count, tokens)
-        scores = -np.log(np.maximum(times, 1e-300))
-        at[: len(best)] = torch.from_numpy(best)
-        shares[: len(best)] = torch.from_numpy(scores).log_softmax(-1)
-    return columns, logs
-
-
 class Chain(Stepwise):
     """Run the model, take a token, ask the stop rule, go on: as speculative decoding began (Leviathan et al. 2023)."""
 
@@ -165,11 +74,15 @@ class Chain(Stepwise):
 
     def add(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
         """As `grow`; the stop rule decides by `signals`."""
-        added = self.likeliest.add(drafts, logits)
+        places = [(draft.position, draft.context) for draft in drafts]
+        tokens = self.likeliest.next([draft.row for draft in drafts], places, logits)
+        for draft, token in zip(drafts, tokens, strict=True):
+            if token is not None:
+                draft.add(token)
         return [
             draft
-            for draft, signal, more in zip(drafts, signals, added, strict=True)
-            if more and not self.is_enough(draft, draft.length, signal) and draft.tokens[-1] not in draft.ends
+            for draft, signal, token in zip(drafts, signals, tokens, strict=True)
+            if token is not None and not self.is_enough(draft, draft.length, signal) and token not in draft.ends
         ]
 
 
@@ -276,17 +189,6 @@ def chain_tree(draft: Draft) -> DraftTree:
     root, end = draft.num_committed - 1, len(draft.tokens)
     draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
     return DraftTree.chain(draft.row.last_token, draft.drafted, calls=draft.calls)
-
-
-def top_with_logprobs(
-    logits: torch.Tensor, count: int, columns: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
-
-    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
-    values, best = top_tokens(logits, min(count, logits.shape[-1]))
-    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
-    return best if columns is None else columns[best], logs
 
 
 # All tokens from one forward ------------------------------------------------------------------------------------------

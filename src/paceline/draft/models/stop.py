@@ -5,7 +5,8 @@
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
 A rule sees the distribution that a token was taken from. It may also use the outcomes of earlier rounds. The token at
-which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3; Kangaroo). Every rule stops on NaN."""
+which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3; Kangaroo). Every rule stops on NaN.
+"""
 
 from collections.abc import Sequence
 from math import sqrt

@@ -1,0 +1,135 @@
+"""The tokens of a distribution that are likeliest to be the target's: the most probable ones where a request is greedy,
+else those that its noise prefers (`paceline.core.noise`).
+
+A drafter with a model asks `Likeliest`, which knows the columns of its logits; others call `ranked`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf
+
+import numpy as np
+import torch
+
+from paceline.core.logits import top_tokens
+from paceline.core.request import Request
+from paceline.core.sampling import best_of_rows, probabilities
+from paceline.core.tree import IntArray
+from paceline.errors import PacelineError
+
+
+class Likeliest:
+    """The likeliest tokens by logits over some columns.
+
+    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all."""
+
+    def __init__(self, vocab_size: int, columns: torch.Tensor | None):
+        self.vocab_size, self.columns = vocab_size, columns
+
+    def next(
+        self, rows: Sequence[Request], places: Sequence[tuple[int, IntArray]], logits: torch.Tensor
+    ) -> list[int | None]:
+        """The token of each row by its logits [R, K], warped by its parameters; None where they are no distribution.
+
+        places  the output position of each token, and all tokens before it."""
+        best = best_of_rows(logits) if any(map(_is_plain, rows)) else []
+        return [
+            self._token(best[r]) if _is_plain(row) else self._warped(row, *places[r], logits[r : r + 1])
+            for r, row in enumerate(rows)
+        ]
+
+    def _warped(self, row: Request, position: int, context: IntArray, logits: torch.Tensor) -> int | None:
+        shifts = row.params.shifts_logits
+        try:
+            if shifts:  # penalties are the tokens' own, whatever column they have
+                logits = self._spread(logits)
+            scores = probabilities(logits, row.params, [context] if shifts else [])[0]
+        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+            return None
+        if row.params.is_greedy:
+            return int(scores.argmax())
+        tokens, _ = row.noise.guess(scores, position, 1, None if shifts else self._tokens)
+        return (int(tokens[0]) if shifts else self._token(int(tokens[0]))) if len(tokens) else None
+
+    def best(self, row: Request, position: int, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` likeliest tokens for output position `position` by each of logits [n, K], and the logarithms of
+        their shares of being the target's, both [n, count], the likeliest first."""
+        if row.params.is_greedy:
+            return top_with_logprobs(logits, count, self.columns)
+        columns, logs = likeliest_columns(row, [position] * len(logits), logits, count, self._tokens)
+        return columns if self.columns is None else self.columns.cpu()[columns], logs
+
+    def _token(self, column: int | None) -> int | None:
+        """The token of a column of the logits."""
+        return column if column is None or self._tokens is None else int(self._tokens[column])
+
+    @cached_property
+    def _tokens(self) -> IntArray | None:
+        """`columns` on the CPU, where a look-up does not wait for a device."""
+        return None if self.columns is None else self.columns.cpu().numpy()
+
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [1, K] over the columns as logits [1, V] over all tokens."""
+        if self.columns is None:
+            return logits
+        out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        out[..., self.columns] = logits
+        return out
+
+
+def _is_plain(row: Request) -> bool:
+    """Whether a row's token is the best one as the logits come."""
+    return row.params.is_greedy and not row.params.shifts_logits
+
+
+def likeliest_columns(
+    row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For a row that samples: the `count` columns of each of logits [n, K] that its noise at the output positions
+    prefers, and the logarithms of their shares 1 / time among these, both [n, count]. Penalties are left out.
+
+    tokens  the target's token of each column, int64 [K]; None: column i is token i."""
+    count = min(count, logits.shape[-1])
+    columns, logs = torch.zeros(len(logits), count, dtype=torch.int64), torch.full((len(logits), count), -torch.inf)
+    try:
+        probs = probabilities(logits, row.params.without_shifts(), []).cpu()
+    except PacelineError:  # no numbers: no column has a share
+        return columns, logs
+    for of_row, position, at, shares in zip(probs, positions, columns, logs, strict=True):
+        best, times = row.noise.guess(of_row, position, count, tokens)
+        scores = -np.log(np.maximum(times, 1e-300))
+        at[: len(best)] = torch.from_numpy(best)
+        shares[: len(best)] = torch.from_numpy(scores).log_softmax(-1)
+    return columns, logs
+
+
+def ranked(
+    row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None = None
+) -> IntArray:
+    """The `count` likeliest columns of each of logits [n, K], int64 [n, count], the likeliest first, at these output
+    positions. Where a row's filters leave fewer, the most probable ones follow.
+
+    tokens  the target's token of each column, int64 [K]; None: column i is token i."""
+    best: IntArray = top_tokens(logits, min(count, logits.shape[-1]))[1].cpu().numpy()
+    if row.params.is_greedy:
+        return best
+    columns, logs = likeliest_columns(row, positions, logits, count, tokens)
+    found = zip(columns.tolist(), logs.tolist(), best.tolist(), strict=True)
+    return np.array([_filled([c for c, log in zip(*few, strict=True) if log > -inf], rest) for *few, rest in found])
+
+
+def _filled(found: list[int], others: Sequence[int]) -> list[int]:
+    """`found`, and of `others`, as long, as many as are missing."""
+    return [*found, *(column for column in others if column not in found)][: len(others)]
+
+
+def top_with_logprobs(
+    logits: torch.Tensor, count: int, columns: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
+
+    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return best if columns is None else columns[best], logs
