@@ -254,7 +254,7 @@ def _at_the_end_only(row, tokens, source="", logprobs=None):
     return taken
 
 
-_extend, _choose, _commit = Row.extend, Noise.choose, Decoder.commit
+_extend, _commit = Row.extend, Decoder.commit
 
 
 def _no_rollback(target, slot, path):
@@ -271,6 +271,10 @@ def _without_top_p(cursors):
     return probs
 
 
+def _of_the_first_place(cursors, probs):
+    return [w.request.noise.choose(p, 0) for w, p in zip(cursors, probs, strict=True)]
+
+
 BUGS = {
     "bonus from the draft": _rule(BonusFromDraft),
     "residual not used": _rule(NoResidual),
@@ -280,7 +284,7 @@ BUGS = {
     "padding accepted": _rule(PaddingAccepted()),
     "noise by the draft's depth": _patch(Cursor, "position", property(lambda w: len(w.done.tokens)), "coupled"),
     "stop string missed inside a draft": _patch(Row, "extend", _at_the_end_only),
-    "seed reused": _patch(Noise, "choose", lambda noise, probs, position: _choose(noise, probs, 0)),
+    "seed reused": _patch(accept, "chosen", _of_the_first_place),
     "cache not rolled back": _patch(Decoder, "commit", _no_rollback),
     "every n-gram draft accepted": lambda world: _copying(world, DraftsAccepted()),
     "every n-gram draft accepted beyond 64 tokens": lambda world: _copying(world, DraftsAccepted(64)),

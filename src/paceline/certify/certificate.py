@@ -25,7 +25,6 @@ from paceline.certify.sampled import AT_ONCE, Sampled
 from paceline.certify.scenarios import SPENT, Play
 from paceline.certify.shrink import greedy_reports
 from paceline.certify.verdict import LEVEL, LONG, Finding, Stops
-from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Endpoint, OutOfTime
@@ -118,20 +117,20 @@ class Asked:
             if not each.fits(self.endpoint):
                 continue
             company = each.company.format(batch=self.endpoint.slots)
-            params = SamplingParams(max_tokens=most, **each.changes)
             size = 1 if each.alone else self._at_once(until)
             replies, read, prompts = list[Completion](), 0, oracle.prompts
             with self._asking("greedy answers"):
                 while read < len(prompts) and not self.watch.over(until if self.replies or read else inf):
                     if read == len(replies):
-                        replies += each.ask(self.endpoint, prompts[read : read + size], most)
+                        replies += each.ask(self.endpoint, prompts[read : read + size], most, read)
+                    params = each.params(read, most)
                     oracle.greedy.read(read, prompts[read], replies[read].tokens, params, company)
                     read += 1
                     self.watch.step(read, len(prompts))
             self.replies = self.replies or replies[:read]
             if read < len(prompts):
                 rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
-                self.left_out.append(f"greedy answers {company}{rest}: {SPENT}")
+                self.left_out.append(f"{'' if each.seeded else 'greedy '}answers {company}{rest}: {SPENT}")
 
     def stops(self, until: float) -> None:
         """Stop strings that are cut out of the replies of the first pass."""

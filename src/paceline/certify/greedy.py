@@ -1,13 +1,17 @@
-"""Greedy answers: every token must be the model's best after the tokens before it, or tie with it; and stop strings.
+"""Answers token by token: every token must be the model's own after the tokens before it, or tie with it; and stop
+strings.
+
+The model's own token is its best one in a greedy answer. In a sampled answer of our own engine it is the one that the
+noise of the request's seed takes (`paceline.core.noise`), whatever was drafted; another engine has noise of its own.
 
 An answer is read by the model alone, in float32, in one forward: no second answer is written, and what comes after a
-tie is still judged. A token that is not the best is a tie where its logit lies no further below than rounding moves
-logits there: twice the most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there
-must not be more ties than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
+tie is still judged. Another token is a tie where it lies no further below than rounding moves logits there: twice the
+most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there must not be more ties
+than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ import torch
 
 from paceline.certify.engines import request, takes
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy
+from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, warp
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
@@ -30,26 +35,36 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Pass:
-    """A way of asking for greedy answers to all prompts.
+    """A way of asking for answers to all prompts: greedy ones, or by seeds whose noise is known.
 
     company  what they are asked for together with, for the certificate; {batch} is the engine's.
     changes  fields of the requests.
     batch    an engine must answer at least this many at once, or the pass would repeat another one.
-    alone    one request after another; mixed: between requests that sample."""
+    alone    one request after another; mixed: between requests that sample; seeded: sampled, with a seed for each."""
 
     company: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 1
     alone: bool = False
     mixed: bool = False
+    seeded: bool = False
 
     def fits(self, engine: Endpoint) -> bool:
         """Whether the engine can be asked this way."""
-        return takes(engine, self.changes) and engine.slots >= self.batch and (engine.mixes or not self.mixed)
+        able = takes(engine, self.changes) and engine.slots >= self.batch and (engine.mixes or not self.mixed)
+        return able and (engine.has_our_noise or not self.seeded)
 
-    def ask(self, engine: Endpoint, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Completion]:
-        """The greedy answers, in the order of the prompts."""
-        bodies: list[Body] = [request(prompt, max_tokens=max_tokens, **self.changes) for prompt in prompts]
+    def params(self, number: int, max_tokens: int) -> SamplingParams:
+        """Those of the answer to prompt `number`."""
+        return SamplingParams(max_tokens=max_tokens, seed=number if self.seeded else None, **self.changes)
+
+    def ask(
+        self, engine: Endpoint, prompts: Sequence[Sequence[int]], max_tokens: int, first: int = 0
+    ) -> list[Completion]:
+        """The answers, in the order of the prompts, of which the first is prompt `first`."""
+        seeds = [{"seed": first + i} if self.seeded else {} for i in range(len(prompts))]
+        pairs = zip(prompts, seeds, strict=True)
+        bodies: list[Body] = [request(prompt, max_tokens=max_tokens, **self.changes, **seed) for prompt, seed in pairs]
         if not self.mixed:
             return engine.ask(bodies, 1 if self.alone else None)
         hot = (request(p, temperature=1.0, max_tokens=1 + i % 7, seed=i) for i, p in enumerate(prompts))
@@ -61,12 +76,14 @@ PASSES = (
     Pass("in batches of {batch}", batch=2),
     Pass("between rows that sample", batch=2, mixed=True),
     Pass("in batches of {batch}, repetition penalty 1.2", {"repetition_penalty": 1.2}),
+    Pass("sampled with seeds at temperature 1, alone", {"temperature": 1.0}, alone=True, seeded=True),
+    Pass("sampled with seeds at temperature 0.7, in batches of {batch}", {"temperature": 0.7}, seeded=True),
 )
-"""How greedy answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
+"""How answers are asked for. The replies of the first pass are those that stop strings are cut out of."""
 
 
 class Reader:
-    """Reads greedy answers, and notes where they diverge."""
+    """Reads answers, and notes where they diverge."""
 
     def __init__(self, rounding: Rounding, ends: Collection[int]):
         self.rounding, self.ends = rounding, frozenset(ends)
@@ -79,22 +96,25 @@ class Reader:
         """Judge the answer to prompt `number`. After a bug everything differs, so one is enough."""
         self.found.answers += 1
         self.found.tokens += len(tokens)
+        self.found.seeded += not params.is_greedy
         start, text = len(prompt), [*prompt, *tokens]
         readings = self.rounding.measured(text, start)
         exact, *rounded = [self._warped(one, text, start, params) for one in readings]
-        best, noise = exact.argmax(-1), noise_of(exact, rounded)
-        flipped = _unlike(exact, rounded[0].argmax(-1)) if rounded else torch.zeros(0)
-        unlike = _unlike(exact, torch.tensor(tokens, dtype=torch.long))
+        judge, noise = _Judge(params), noise_of(exact, rounded) / (params.temperature or 1.0)
+        best = judge.best(exact)
+        flipped = judge.unlike(exact, best, judge.best(rounded[0])) if rounded else torch.zeros(0)
+        unlike = judge.unlike(exact, best, torch.tensor(tokens, dtype=torch.long))
         for at in range(len(tokens)):
             of = None
             if unlike[at]:
-                gap = float(exact[at].max() - exact[at, tokens[at]])
+                gap = judge.gap(exact[at], at, (int(best[at]), tokens[at]))
                 before = list(tokens[max(0, at - CONTEXT) : at])
                 of = Divergence(number, at, company, tokens[at], int(best[at]), gap, float(noise[at]), before=before)
                 self.found.divergences.append(of)
                 if not of.is_tie:
                     return
-            if rounded and (context := hash((params.shifts_logits, *text[: start + at]))) not in self._read:
+            way = params.shifts_logits, params.temperature, params.seed
+            if rounded and (context := hash((*way, *text[: start + at]))) not in self._read:
                 self._read.add(context)
                 self.found.places += 1
                 self.found.tied += of is not None
@@ -107,7 +127,7 @@ class Reader:
         if not params.shifts_logits or not len(logits):
             return logits
         contexts = [np.array(text[:end]) for end in range(start, len(text))]
-        return warp(logits, params.of_row(start, self.ends), contexts)
+        return warp(logits, replace(params, temperature=0.0).of_row(start, self.ends), contexts)
 
     def _wrong_end(self, tokens: Sequence[int], params: SamplingParams) -> str:
         """Why an answer does not end where it must, at its first end token or at max_tokens; "" if it does."""
@@ -122,11 +142,34 @@ class Reader:
         return ""
 
 
-def _unlike(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Which of `tokens` [n] are not the best of `logits` [n, V], bool [n]; of equal logits, any is the best."""
-    if not len(tokens):
-        return torch.zeros(0, dtype=torch.bool)
-    return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
+class _Judge:
+    """Says which token is the model's own by logits of an answer's places, [n, V]: the best one, or, of a request that
+    samples without filters, the one that its noise takes."""
+
+    def __init__(self, params: SamplingParams):
+        self.noise = None if params.is_greedy else Noise(params.seed)
+        self.temperature = params.temperature
+
+    def best(self, logits: torch.Tensor) -> torch.Tensor:
+        """The model's own token at each place, int64 [n]."""
+        if self.noise is None:
+            return logits.argmax(-1)
+        probs = (logits.double() / self.temperature).softmax(-1)
+        return torch.tensor([self.noise.choose(p, at) for at, p in enumerate(probs)], dtype=torch.long)
+
+    def unlike(self, logits: torch.Tensor, best: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Which of `tokens` [n] are not the model's own, bool [n]; greedily any of equal logits is."""
+        if self.noise is not None or not len(tokens):
+            return best != tokens
+        return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
+
+    def gap(self, logits: torch.Tensor, at: int, tokens: tuple[int, int]) -> float:
+        """How far the second of `tokens` lies below the first at place `at`, of which these are the logits [V]."""
+        first, second = logits[list(tokens)].tolist()
+        if self.noise is None:
+            return first - second
+        times = self.noise.times(at, tokens)
+        return (first - second) / self.temperature + float(np.log(times[1] / times[0]))
 
 
 def stop_strings(text: str) -> list[str]:

@@ -62,7 +62,9 @@ class Divergence:
 
 @dataclass
 class Greedy:
-    """Greedy answers that were read, and where they diverged.
+    """Answers that were read token by token, and where they diverged.
+
+    seeded   those of them that were sampled, with a seed whose noise is known.
 
     why      why they cannot be judged; "" if they can.
     places   different places that were read; tied: those with a tie.
@@ -75,6 +77,7 @@ class Greedy:
     places: int = 0
     tied: int = 0
     rounded: int = 0
+    seeded: int = 0
 
     @property
     def bugs(self) -> list[Divergence]:
@@ -112,6 +115,7 @@ class Greedy:
             "lossless": not self.findings(),
             "answers": self.answers,
             "tokens": self.tokens,
+            "seeded": self.seeded,
             "ties": len(ties),
             "ties_of_rounding": self.rounded,
             "p_of_ties": self.p_of_ties,

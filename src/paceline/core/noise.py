@@ -78,6 +78,10 @@ class Noise:
         found = _best_at(where, ids, len(probs), self.key, position, *out, is_single)
         return best[:found], times[:found]
 
+    def times(self, position: int, tokens: Sequence[int]) -> Floats:
+        """E of tokens at an output position, float64 [n]: less is likelier to be taken."""
+        return np.array([_exponential(np.uint64(self.key), position, token) for token in tokens])
+
     def happens(self, probability: float, position: int) -> bool:
         """Whether an event of this probability happens at an output position, independently of the tokens' noise; at
         most one is decided there."""

@@ -48,13 +48,15 @@ class Endpoint(ABC):
     slots  requests under way at once where the caller does not say.
     over   asked now and then while requests are under way; once it is true they are given up (OutOfTime).
     facts  versions and settings, for results.
-    takes  fields of bodies that it takes; None: it says so of each request. mixes: greedy and sampled ones together."""
+    takes  fields of bodies that it takes; None: it says so of each request. mixes: greedy and sampled ones together.
+    has_our_noise  a seed's tokens are those of `paceline.core.noise`."""
 
     name: str
     model: str = ""
     url: str = "http://127.0.0.1:8000/v1"
     takes: frozenset[str] | None = None
     mixes: bool = True
+    has_our_noise: bool = False
 
     def __init__(self, slots: int = 8):
         self.slots, self.facts = slots, dict[str, Any]()

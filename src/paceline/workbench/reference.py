@@ -212,10 +212,9 @@ def distance(
     if sampled is None:
         return float(of_all.max() - of_all[list(tokens)].min()), noise
     logs = (of_all.double() / sampled.temperature).log_softmax(-1)
-    compared = np.array([sampled.noise.choose(logs.exp(), sampled.position), *tokens])
-    ids, times = sampled.noise.guess(logs.exp()[compared], sampled.position, len(compared), compared)
-    slowest = -np.log(times) if len(ids) == len(compared) else np.array([0.0, -np.inf])
-    return float(slowest.max() - slowest.min()), noise / sampled.temperature
+    compared = [sampled.noise.choose(logs.exp(), sampled.position), *tokens]
+    scores = logs[compared].numpy(force=True) - np.log(sampled.noise.times(sampled.position, compared))
+    return float(scores.max() - scores.min()), noise / sampled.temperature
 
 
 def distributions(
