@@ -356,6 +356,7 @@ class Completion:
     """A finished request.
 
     seconds  time from joining the batch to the last token, prompt included.
+    seed     of a sampled answer: with it, the same request gives the same answer again. None: it was greedy.
 
     The other fields are as in `Row`."""
 
@@ -370,6 +371,7 @@ class Completion:
     logprobs: list[TokenLogprob] = field(default_factory=list, repr=False)
     error: str = ""
     reused: int = 0
+    seed: int | None = None
 
     @classmethod
     def of(cls, index: int, row: Row) -> Completion:
@@ -386,6 +388,7 @@ class Completion:
             logprobs=row.logprobs,
             error=row.error,
             reused=row.reused,
+            seed=None if row.params.is_greedy else row.noise.seed,
         )
 
     @property

@@ -167,6 +167,7 @@ class RequestLog:
             "accepted": done.stats.accepted_tokens,
             "by_drafter": {name: list(counts) for name, counts in done.stats.drafters.items()},
             "temperature": job.params.temperature,
+            "seed": done.seed,
         }
         with self._lock:
             if not self._lines.is_at(self._file):
