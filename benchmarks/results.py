@@ -74,14 +74,12 @@ HEADS = (
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
     EAGLE3, f"{EAGLE3},tree=0", f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix",
-    f"{EAGLE3}>sam", f"suffix+{EAGLE3},tree=0",
-    f"sam+{EAGLE3}", f"sam+{EAGLE3}>sam", f"{DRAFT},{VOCAB}>suffix",
-    f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
+    f"suffix+{EAGLE3},tree=0", f"sam+{EAGLE3}", f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
 """As they run by default: with a budget."""
 CODER = "eagle3:{heads}/qwen-coder-eagle3"
 """Of `zoo/qwen-coder.toml`; it does not ship."""
-OF_CODER = (CODER, f"{CODER},tree=0", f"suffix+{CODER}", f"{CODER}>suffix", "suffix", f"auto:suffix|{CODER}")
+OF_CODER = (CODER, f"{CODER},tree=0", f"suffix+{CODER}", "suffix", f"auto:suffix|{CODER}")
 TARGETS = {
     "qwen-heads": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M, an eagle3 head trained for it"),
     "qwen-q4": ("qwen", "auto", "Qwen2.5-Coder-1.5B, Q4_K_M"),
@@ -187,7 +185,7 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
 
 def _files(spec: str) -> list[Path]:
     """The checkpoints of a drafter and the files that its options name."""
-    parts = [parse(part) for piece in split(spec) for part in piece]
+    parts = [parse(part) for part in split(spec)]
     named = [text for part in parts for text in (part.checkpoint or "", *part.options.values())]
     return [Path(text) for text in named if "/" in text and "|" not in text]
 
@@ -251,7 +249,7 @@ def card(method: str) -> dict[str, Any] | None:
     and the mean accepted tokens of a chain of three that follow from its held-out figures, greedy and at temperature 1.
     These two are of the tokens over which it learnt, so not without `vocab` or a vocabulary of its own. None if a
     method's first drafter has no weights, as in sam+eagle3."""
-    part = parse(split(method)[0][0])
+    part = parse(split(method)[0])
     folder = Path(part.checkpoint or "")
     if part.checkpoint is None or not (folder / "config.json").exists():
         return None
@@ -448,7 +446,8 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
         "[trained](../train.md) for it. In runs whose name ends in `whole` they draft as in their papers, trees of 16 "
         "nodes however little these bring; in the others as much as pays. `vocab`: over the tokens that they learnt; "
         "`eagle3` has such of its own. Tokens are those of a round, the target's own included; speed-ups are "
-        "over plain decoding, prompts included. [The results in short](README.md); [every figure](runs.md)."
+        "over plain decoding, prompts included. [The results in short](README.md); [every figure](runs.md), also of "
+        "drafters that are gone."
     )
     if not runs:
         yield ""
@@ -483,7 +482,8 @@ def _beside_papers(
 ) -> Iterator[str]:
     """A run's methods, the most tokens a round first. The papers' figures stand beside those of the papers' benchmark,
     Spec-Bench, greedy."""
-    methods = {method: facts for method, facts in run["methods"].items() if facts["mean_accepted_tokens"] is not None}
+    kept = {method: facts for method, facts in run["methods"].items() if ">" not in method}  # a>b is not made any more
+    methods = {method: facts for method, facts in kept.items() if facts["mean_accepted_tokens"] is not None}
     ranked = sorted(methods, key=lambda method: -methods[method]["mean_accepted_tokens"])
     whole = run["suite"] == "spec-bench" and not run["temperature"] and not run["budget"]
     papers = published["methods"] if whole else {}

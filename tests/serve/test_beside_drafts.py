@@ -128,9 +128,10 @@ def texts(answer):
 # The table ------------------------------------------------------------------------------------------------------------
 
 SAME = "test_beside_drafts.test_answers_are_those_without_drafts"
+SEED = "test_accept.test_a_seed_gives_the_tokens_of_plain_decoding"
 ROWS: list[tuple[str, tuple[str, ...], dict[str, str]]] = [
-    ("`temperature`, `top_p`, `top_k`", (SAME, "test_accept.test_warped_alike"), {"vLLM": "yes, #13933"}),
-    ("`min_p`", (SAME, "test_accept.test_warped_alike"), {
+    ("`temperature`, `top_p`, `top_k`", (SAME, SEED), {"vLLM": "yes, #13933"}),
+    ("`min_p`", (SAME, SEED), {
         "vLLM": "400, #42744; being mended, #42802", "TensorRT-LLM": "refused, #17701",
     }),
     ("`presence_penalty`, `frequency_penalty`, `repetition_penalty`", (SAME,), {
@@ -139,7 +140,7 @@ ROWS: list[tuple[str, tuple[str, ...], dict[str, str]]] = [
         "TensorRT-LLM": "with `enable_penalty`, not for trees, #17701; ignored before",
     }),
     ("`logit_bias`", (SAME,), {"vLLM": "400, #42744", "SGLang": "yes, #22049; ignored before"}),
-    ("`seed`", (SAME, "test_accept.test_point_masses_give_the_very_tokens_of_plain_sampling"), {
+    ("`seed`", (SAME, SEED), {
         "vLLM": "a bug that was closed, #6038", "TensorRT-LLM": "without one requests share their noise, #19487",
     }),
     ("`n`", (SAME,), {}),

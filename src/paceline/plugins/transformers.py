@@ -336,7 +336,7 @@ class _Ends:
 
 
 def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingParams]:
-    """The parameters of each row. Processors apply temperature and filters; drafters that draw read them here."""
+    """The parameters of each row. Processors apply temperature and filters; drafters with a model read them here."""
     sampling: dict[str, Any] = {"temperature": 0.0}
     if config.do_sample:
         sampling = {"temperature": config.temperature or 1.0, "top_k": config.top_k or 0, "top_p": config.top_p or 1.0}

@@ -93,7 +93,7 @@ def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
 
 @torch.no_grad()
 def overlaps(hidden: Tensor, table: Tensor, target_hidden: Tensor, target_table: Tensor) -> Tensor:
-    """How often a token drawn from q is accepted, sum min(p, q), at N positions [N]; arguments as of `distance`."""
+    """What p and q have in common, sum min(p, q), at N positions [N]; arguments as of `distance`."""
     p = torch.softmax((target_hidden @ target_table.T).float(), -1)
     return torch.minimum(p, torch.softmax((hidden @ table.T).float(), -1)).sum(-1)
 

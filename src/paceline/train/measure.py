@@ -44,9 +44,10 @@ class Fit:
                has all tokens.
     loss       mean of -log q of the text's token, in nats; 0 for a token that q does not have.
     accepted   share of the reached positions where both have the same best token: greedy acceptance.
-    overlap    mean of sum min(p, q) over the reached positions: how often a token drawn from q is accepted.
-    sampled    probability that a draft drawn from q is accepted up to this depth and at it. The texts are taken as
-               drawn from p. Then the draft agrees with a token x of the text with probability min(1, q(x) / p(x))."""
+    overlap    mean of sum min(p, q) over the reached positions: the most that any rule of acceptance reaches.
+    sampled    probability that a draft drawn from q is accepted up to this depth and at it by the ratio test (Leviathan
+               et al. 2023); shared noise accepts a little less. The texts are taken as drawn from p. Then the draft agrees
+               with a token x of the text with probability min(1, q(x) / p(x))."""
 
     def __init__(self) -> None:
         self.right = torch.zeros(RANKS, dtype=torch.float64)
@@ -159,7 +160,7 @@ def fit_lines(fits: Fits, name: str = "depth", numbers: Iterable[int] | None = N
 
 
 def accepted_length(fits: Sequence[Fit]) -> float:
-    """Mean tokens a round with a chain of `len(fits)` drafted tokens drawn from q, the target's own token included."""
+    """Mean tokens a round with a chain of `len(fits)` tokens, by `sampled`, the target's own token included."""
     return 1 + sum(fit.row["sampled"] for fit in fits)
 
 

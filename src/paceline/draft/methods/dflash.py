@@ -2,7 +2,7 @@
 
 Z Lab 2026, "DFlash" (arXiv 2602.06036). The block is the last token and masks. Its positions see each other, and in
 every layer the text before them: keys and values made of several of the target's states. DSpark (arXiv 2607.05147) adds
-two heads: Markov, a low-rank bias by the token before, so that what is drawn hangs together; and confidence, the chance
+two heads: Markov, a low-rank bias by the token before, so that the tokens hang together; and confidence, the chance
 that a token is accepted, by which a chain ends. DDTree (Ringel and Romano 2026, arXiv 2604.12989) grows a tree over the
 positions' distributions. DFlash2 (Z Lab's code, 2026) has convolutions over the block's positions, and chooses each
 token among a position's best by the token before it. Folders are those of `paceline train dflash`, or published ones.

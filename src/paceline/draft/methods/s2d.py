@@ -7,8 +7,7 @@ of a model, trained so that the final norm and the head fit after several of the
     run the layers up to exit k -> is the best token's probability above threshold k? -> draft from here, or go deeper
 
 Layers that a token did not reach lack its keys and values. Its state waits before them, and runs with the first later
-token that needs them. So a token's exit changes the cost of later ones, never their distribution. The exit depends on a
-distribution, never on the token drawn from it; so the exit's q is the draft distribution that verification needs.
+token that needs them. So a token's exit changes the cost of later ones, never their distribution.
 
 Where we differ from the published method and why: docs/methods/s2d.md."""
 

@@ -2,9 +2,9 @@
 Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202).
 
     tli   token-level intersection: only tokens that both vocabularies have are drafted, with their probabilities among
-          themselves; the target's rule for drawn drafts accepts them.
-    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. The
-          new tokens are guesses: they stand where the target writes the very same.
+          themselves; at a temperature the row's noise chooses among them.
+    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. Its
+          tokens are its best ones, since the noise belongs to tokens of the target.
 
 Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
 longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""

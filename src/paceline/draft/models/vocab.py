@@ -1,10 +1,10 @@
 """VocabTrim: reduce a drafter's output head to the tokens that the target writes most (Goel et al. 2025, arXiv
 2506.22694).
 
-Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. The draft's
-distribution is zero outside the kept tokens, and the rejection rule holds for any distribution, so the output stays the
-target's. Counted are the target's own responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al.
-2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md."""
+Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. Only
+kept tokens are drafted; the target decides as ever, so the output stays the target's. Counted are the target's own
+responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv 2502.14856, counts raw text).
+See docs/draft-models.md."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
