@@ -9,7 +9,7 @@
 A part runs in a process of its own, which ends with its share of the time; whatever it has measured stands in
 OUT/results.jsonl by then, and whatever broke stands there as an error. Parts:
 
-    lossless  greedy answers beside plain decoding's, and the law of sampled ones, for a table of drafters
+    lossless  greedy answers and those to seeds beside plain decoding's, for a table of drafters
     bench     `paceline bench` of SmolLM2 in batches of 1, 8 and 32, beside transformers; its folders are OUT/bench-*
     shapes    forwards of large shapes with random weights, the round outside the forward, recorded lengths replayed
     rollouts  answers of reinforcement learning with and without those of the last epoch; schedules of batches
@@ -31,6 +31,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,12 @@ class Part:
 
 # Lossless ------------------------------------------------------------------------------------------------------------
 
-POINTS = ("suffix", "sam", "prompt-lookup", "recycling,tree=16", "ngram-pool", "hierarchy", "jacobi", "auto")
-"""Drafts are point masses: sampled answers are plain decoding's, seed for seed."""
-TREES = (
+DRAFTS = (
     "eagle3:models/demo-eagle3", "eagle:models/demo-eagle", "medusa:models/demo-medusa",
     "model:models/demo-draft,tree=8",
-)  # fmt: skip
-DRAWN = (
     "model:models/demo-draft,stop=fixed,draft=3", "kangaroo:models/demo-kangaroo,stop=fixed,draft=3",
     "eagle3:models/demo-eagle3,tree=0,draft=3", "mirror:models/demo-draft",
+    "suffix", "sam", "prompt-lookup", "recycling,tree=16", "ngram-pool", "hierarchy", "jacobi", "auto",
 )  # fmt: skip
 TIE = {"float32": 1e-3, "bfloat16": 0.26}
 """Logits nearer than this may swap by rounding: two steps of bfloat16 near 30."""
@@ -154,10 +152,11 @@ def lossless(part: Part) -> None:
         assert target.tokenizer is not None
         prompts = [target.tokenizer.encode_chat(chat) for chat in asked[:: len(asked) // count][:count]]
         greedy = SamplingParams(max_tokens=new)
-        drawn = [SamplingParams(max_tokens=new, temperature=0.8, top_p=0.95, seed=seed) for seed in range(len(prompts))]
+        hot = SamplingParams(max_tokens=new, temperature=0.8, top_p=0.95)
+        sampled = [replace(hot, seed=seed) for seed in range(len(prompts))]
         plain = Engine(target, max_batch=1, reuse=False)
         texts = [one.tokens for one in plain.generate(prompts, greedy)]
-        samples = [one.tokens for one in plain.generate(prompts, drawn)]
+        samples = [one.tokens for one in plain.generate(prompts, sampled)]
 
         def one(draft: str, batch: int) -> None:
             began = time.monotonic()
@@ -169,18 +168,13 @@ def lossless(part: Part) -> None:
             facts |= {"ties": sum(one <= TIE[dtype] for one in gaps), "widest_gap": round(max(gaps, default=0.0), 4)}
             facts["drafted"] = sum(one.stats.draft_tokens for one in done)
             facts["accepted"] = sum(n * times for one in done for n, times in enumerate(one.stats.accepted))
-            if draft in POINTS:
-                seeded = engine.generate(prompts, drawn)
-                facts["same_sampled"] = sum(a == b.tokens for a, b in zip(samples, seeded, strict=True))
-            failed = facts["ties"] < len(gaps)
-            if draft in POINTS and dtype == "float32":
-                failed = failed or facts["same_sampled"] < len(same)
+            seeded = engine.generate(prompts, sampled)
+            facts["same_sampled"] = sum(a == b.tokens for a, b in zip(samples, seeded, strict=True))
+            failed = facts["ties"] < len(gaps) or (dtype == "float32" and facts["same_sampled"] < len(same))
             part.row(**facts, failed=failed, seconds=round(time.monotonic() - began, 1))
 
-        cases = [(draft, batch) for draft in (*TREES, *DRAWN, *POINTS) for batch in (8, 1)]
+        cases = [(draft, batch) for draft in DRAFTS for batch in (8, 1)]
         part.each(cases[:: 6 if part.small else 1], one)
-        if dtype == "float32":
-            part.each(DRAWN[:: 3 if part.small else 1], lambda draft: law(part, target, prompts[0], draft))
 
     part.each(("float32", "bfloat16"), compare)
 
@@ -199,30 +193,6 @@ def gap(target: Any, prompt: list[int], one: list[int], other: list[int]) -> flo
     logits = target.verify([Segment(slot, ids, np.arange(-1, len(ids) - 1), num_logits=1)]).logits[-1].float()
     target.drop_row(slot)
     return abs(float(logits[one[at]] - logits[other[at]]))
-
-
-def law(part: Part, target: Any, prompt: list[int], draft: str) -> None:
-    """Whether drawn drafts leave the law of three tokens as it is: a chi-square test beside as many plain samples."""
-    import numpy as np
-    from tests.lossless_statistics import same
-
-    from paceline import Engine, SamplingParams
-
-    count, depth = (64 if part.small else 1000), 3
-    counts: dict[tuple[int, ...], list[int]] = {}
-    drafted = 0
-    for side, spec in enumerate(("none", draft)):
-        engine = Engine(target, spec, max_batch=64, reuse=False)
-        params = [
-            SamplingParams(max_tokens=depth + 3, temperature=1.0, top_k=8, seed=2 * seed + side, ignore_eos=True)
-            for seed in range(count)
-        ]
-        for done in engine.generate([prompt] * count, params):
-            counts.setdefault(tuple(done.tokens[:depth]), [0, 0])[side] += 1
-            drafted += done.stats.draft_tokens
-    table = np.array([counts[text] for text in sorted(counts)])  # in no order that depends on the counts
-    p = same(table[:, 0], table[:, 1])
-    part.row(law=draft, answers=count, outcomes=len(counts), drafted=drafted, p=round(p, 5), failed=bool(p < 1e-4))
 
 
 # End to end ----------------------------------------------------------------------------------------------------------

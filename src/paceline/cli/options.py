@@ -147,7 +147,7 @@ class SamplingOptions:
         1.0, "Above 1, tokens that occurred before become less probable; 1 turns this off."
     )
     stop: list[str] | None = option(None, "Stop text: the answer ends before it; may be repeated.")
-    seed: int | None = option(None, "Seed that makes sampling reproducible.", least=0)
+    seed: int | None = option(None, "Seed that makes sampling reproducible, whatever drafts.", least=0)
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""

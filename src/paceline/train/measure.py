@@ -46,8 +46,8 @@ class Fit:
     accepted   share of the reached positions where both have the same best token: greedy acceptance.
     overlap    mean of sum min(p, q) over the reached positions: the most that any rule of acceptance reaches.
     sampled    probability that a draft drawn from q is accepted up to this depth and at it by the ratio test (Leviathan
-               et al. 2023); shared noise accepts a little less. The texts are taken as drawn from p. Then the draft agrees
-               with a token x of the text with probability min(1, q(x) / p(x))."""
+               et al. 2023); shared noise accepts a little less. The texts are taken as drawn from p. Then the draft
+               agrees with a token x of the text with probability min(1, q(x) / p(x))."""
 
     def __init__(self) -> None:
         self.right = torch.zeros(RANKS, dtype=torch.float64)
