@@ -185,7 +185,7 @@ def check(dtype: str, spec: str) -> None:
         drafter = registry.create(spec)
         if isinstance(drafter, PastAnswer):  # the first half of what it remembers is right
             for prompt, answer in zip(prompts, plain, strict=True):
-                drafter.remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
+                drafter.answers.of("").remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
         engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk, reuse=False)
         out = engine.generate(prompts, params)
         assert [done.tokens for done in out] == [done.tokens for done in plain]

@@ -1,7 +1,7 @@
 """JSON and JSON Lines: one reader, and one writer for prompts, recordings, corpora, training data and results.
 
     for where, record in objects("log.jsonl", ConversationError, "an answer"): ...      # where: "log.jsonl, line 7"
-    with Appender.open(Path("log.jsonl")) as log: log.append([record])
+    with Appender.open(Path("log.jsonl"), REQUESTS) as log: log.append([record])
 
 `loads` reads strictly: every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after
 a crash or on a full disk, a written file holds whole lines."""
@@ -264,6 +264,11 @@ class Closing:
         self.close()
 
 
+ANSWERS, REQUESTS, STEPS, RECORDS = b'{"index"', b'{"time"', b'{"step"', b"{"
+"""How the records of a file begin: those of `generate`, of a server's log, of a training's log, and of any file in a
+folder that is known to be ours."""
+
+
 class Appender(Closing):
     """Lines at the end of an unbuffered file: when `append` returns they are written.
 
@@ -275,22 +280,28 @@ class Appender(Closing):
         self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
     @classmethod
-    def open(cls, path: Path, *, new: bool = False, private: bool = False, then: str = "") -> Self:
-        """Append to `path`, which is made if it does not exist; new: it must not exist; private: a new file is its
-        owner's alone. PacelineError if that fails.
+    def open(cls, path: Path, begins: bytes, *, private: bool = False, then: str = "") -> Self:
+        """Append to `path`, which is made if it does not exist; private: a new file is its owner's alone. PacelineError
+        if that fails, and if another process is writing there: the file is locked until it is closed.
 
-        A part of a line at the file's end, which a kill or a power cut left, is dropped: the next line could join it.
-        """
-        try:
-            mode = 0o600 if private else 0o666
-            raw = FileIO(str(path), "x" if new else "a+", opener=lambda name, flags: os.open(name, flags, mode))
-            lines = cls(raw, str(path), then)
-            lines._drop_part()
-            return lines
-        except FileExistsError:
-            raise PacelineError(f"{path} exists already; give another name, or remove it first") from None
-        except OSError as error:
-            raise PacelineError(f"{path} cannot be written: {error.strerror}") from None
+        begins  how our records begin. A part of a line at the file's end, which a kill or a power cut left, is dropped:
+                the next line could join it. PacelineError, and the file stays as it is, if that part is not ours."""
+        with _writing(path):
+            raw = _locked(path, private)
+            try:
+                _mend(raw, path, begins)
+            except BaseException:
+                raw.close()
+                raise
+            return cls(raw, str(path), then)
+
+    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Put other records in the place of all that the file holds, which stays as it was if that fails."""
+        path = Path(self._name)
+        write_whole(path, "".join(map(_line, records)))
+        with _writing(path):
+            before, self._raw = self._raw, _locked(path)
+            before.close()
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
         """Write records, or lines without line ends, all or none: PacelineError if that fails, BrokenPipeError for a
@@ -314,15 +325,72 @@ class Appender(Closing):
             return not self._is_file or os.path.samestat(os.stat(path), os.fstat(self._raw.fileno()))
         return False
 
-    def _drop_part(self) -> None:
-        if self._is_file and os.fstat(self._raw.fileno()).st_size:
-            with mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                end, size = content.rfind(b"\n") + 1, len(content)
-            if end < size:
-                self._raw.truncate(end)
-
     def close(self) -> None:
         self._raw.close()
+
+
+def lock(raw: FileIO, message: str) -> None:
+    """Lock a file until it is closed; PacelineError with this message if another process has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # On such a system it is the user's to start one process at a time.
+        return
+    try:
+        fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PacelineError(message) from None
+    except OSError:  # This file system has no locks.
+        return
+
+
+def _locked(path: Path, private: bool = False) -> FileIO:
+    """The file, opened and locked. A device or a pipe takes lines of any number of processes."""
+    mode = 0o600 if private else 0o666
+    while True:
+        raw = FileIO(str(path), "a+", opener=lambda name, flags: os.open(name, flags, mode))
+        try:
+            if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+                return raw
+            lock(raw, f"another process is writing into {path}; wait for it, or name another file")
+            with suppress(FileNotFoundError):  # The one that had the lock may have put another file in its place.
+                if os.path.samestat(os.stat(path), os.fstat(raw.fileno())):
+                    return raw
+        except BaseException:
+            raw.close()
+            raise
+        raw.close()
+
+
+def _mend(raw: FileIO, path: Path, begins: bytes) -> None:
+    """Let a file end with a whole line. PacelineError for a part of a line that is not ours."""
+    if end := _end(raw, path, begins):
+        raw.seek(end - 1)
+        is_open = raw.read(1) != b"\n"
+        raw.truncate(end)
+        raw.write(b"\n" * is_open)
+    elif stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.truncate(0)
+
+
+def _end(raw: FileIO, path: Path, begins: bytes) -> int:
+    """How many bytes of a file are whole records. PacelineError if a part of a line follows them that is not ours: it
+    begins like no record of ours, and stands behind none. 0 for a device or a pipe."""
+    status = os.fstat(raw.fileno())
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return 0
+    with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+        part, before = content[end : end + len(begins)], content.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        if not begins.startswith(part) and content[before : before + len(begins)] != begins:
+            raise _foreign(path)
+        with suppress(NotJSON):  # A record that lacks nothing but its line end is whole.
+            as_object(content[end:], "a record")
+            return len(content)
+        return end
+
+
+def _foreign(path: Path) -> PacelineError:
+    return PacelineError(f"{path} holds no JSON Lines, and lines would be added to it; name another file")
 
 
 class _Stream:
@@ -373,21 +441,33 @@ def writes(kind: bytes) -> Callable[[Path | None], Path | None]:
     return output(check)
 
 
-def check_log(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless lines can be appended to it: JSON Lines, a new file, a device or a pipe."""
+def check_log(path: Path | None, begins: bytes) -> Path | None:
+    """`path`; PacelineError unless lines that begin so can be appended to it: JSON Lines to which no other process
+    appends, a new file, a device or a pipe."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     with _writing(path):
         if path.is_file():
-            with path.open("r+b") as file:
+            with _locked(path) as raw:
+                _end(raw, path, begins)
+            with path.open("rb") as file:
                 first = file.readline(PIECE_BYTES)
             with suppress(NotJSON):
                 if not first.endswith(b"\n") or as_object(first, "a record"):
                     return path
-            raise PacelineError(f"{path} holds no JSON Lines, and lines would be added to it; name another file")
+            raise _foreign(path)
         elif not os.access(path, os.W_OK):
             raise PermissionError(0, "Permission denied")
     return path
+
+
+def appends(begins: bytes) -> Callable[[Path | None], Path | None]:
+    """`check_log` for records that begin so, as the callback of an option."""
+
+    def check(path: Path | None) -> Path | None:
+        return check_log(path, begins)
+
+    return output(check)
 
 
 def check_folder(path: Path | None) -> Path | None:
@@ -408,7 +488,7 @@ def check_new_folder(path: Path) -> Path:
     return path
 
 
-OUTPUTS: set[Any] = {check_file, check_log, check_folder, check_new_folder}
+OUTPUTS: set[Any] = {check_file, check_folder, check_new_folder}
 """The callbacks of options and arguments that name what a command writes."""
 
 

@@ -13,6 +13,7 @@ import paceline.target.load
 from paceline.cli.compare import Compared, doubts, until_steady
 from paceline.cli.drive import Answer, Interrupt, drive
 from paceline.cli.prompts import Job
+from paceline.cli.run import Run
 from paceline.cli.show import CONTROLS, Screen
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
@@ -394,6 +395,27 @@ def test_an_output_file_gets_the_objects_and_the_same_command_goes_on_in_it(comm
         assert result.code == 2
         assert "exists already and holds answers of another command" in result.err
         assert out.read_text() == before
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "abort"])
+def test_a_second_process_does_not_write_into_the_same_file(command, tiny, tmp_path, monkeypatch, finish_reason):
+    """abort: the first one has put another file in the place of that which it found."""
+    prompts, out = _file(tmp_path, '{"prompt": "the cat"}', '{"prompt": "the dog"}'), tmp_path / "out.jsonl"
+    how = ("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
+    command(*how)
+    out.write_text(out.read_text().splitlines(keepends=True)[0].replace('"length"', f'"{finish_reason}"'))
+    answer, others = Run.answer, []
+
+    def meanwhile(run, jobs):
+        others.append(command(*how))
+        answer(run, jobs)
+
+    monkeypatch.setattr(Run, "answer", meanwhile)
+    assert command(*how).code == 0
+    (other,) = others
+    assert (other.code, other.out) == (2, "")
+    assert other.err == f"error: another process is writing into {out}; wait for it, or name another file\n"
+    assert sorted(json.loads(line)["index"] for line in out.read_text().splitlines()) == [0, 1]
 
 
 def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monkeypatch):

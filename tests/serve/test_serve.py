@@ -160,6 +160,25 @@ def test_answers_fit_their_schema(client, served, shape, temperature):
         validate(json.loads(choice.message.content), SHAPES[shape])
 
 
+@pytest.mark.parametrize("mark", ["<|user|>", "</s>"])
+@pytest.mark.parametrize("kind", ["schema", "required", "strict"])
+def test_json_may_hold_the_name_of_a_mark(client, kind, mark):
+    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
+    value = {f"a{mark}b": mark}
+    schema = {"type": "object", "properties": {name: {"const": value[name]} for name in value}, "required": [*value]}
+    schema["additionalProperties"] = False
+    if kind == "schema":
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        (choice,) = client.chat.completions.create(**ask, response_format=form).choices
+        assert (choice.finish_reason, json.loads(choice.message.content)) == ("stop", value)
+        return
+    function = {"name": "add", "parameters": schema, "strict": kind == "strict"}
+    tools = [{"type": "function", "function": function}]
+    (choice,) = client.chat.completions.create(**ask, tools=tools, tool_choice="required").choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, json.loads(call.function.arguments)) == ("tool_calls", value)
+
+
 @pytest.mark.parametrize("kind", ["schema", "object", "tool"])
 def test_json_closes_within_its_tokens(client, kind):
     """The answer says so; one that cannot be that short is refused with the number of tokens it takes."""

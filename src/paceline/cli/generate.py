@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import Appender, Writer, check_log, standard_output, text_of, write_whole
+from paceline.jsonl import ANSWERS, Appender, Writer, appends, standard_output, text_of
 from paceline.workbench.options import with_options
 from paceline.workbench.runs import rows
 
@@ -65,7 +64,7 @@ def generate(
     as_json: bool = option(False, "Print one JSON object for each prompt and nothing else.", names=("--json",)),
     out: Path | None = option(
         None, "Write the JSON objects to this file as answers finish; the same command goes on where it stopped.",
-        names=("--output", "-o"), callback=check_log,
+        names=("--output", "-o"), callback=appends(ANSWERS),
     ),
     running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
@@ -97,17 +96,18 @@ def generate(
         draft = _from_predictions(draft)
     for error in broken:
         screen.note(f"error: {one_line(error)}")
-    if out is not None:
-        from paceline.cli.prompts import keyed
-
-        asked = [model, draft, running.dtype, running.exact, running.activations, chat, schedule, compare]
-        total, jobs = len(jobs), _not_in(out, keyed(jobs, asked))
-        if len(jobs) < total:
-            screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
-        if not jobs:
-            return 1 if broken else 0
     with ExitStack() as stack:
-        lines = _lines(out, as_json, stack)
+        lines: Writer | None = standard_output() if as_json and out is None else None
+        if out is not None:
+            from paceline.cli.prompts import keyed
+
+            asked = [model, draft, running.dtype, running.exact, running.activations, chat, schedule, compare]
+            lines = answers = _appended(out, stack)
+            total, jobs = len(jobs), _not_in(answers, out, keyed(jobs, asked))
+            if len(jobs) < total:
+                screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
+            if not jobs:
+                return 1 if broken else 0
         engine = running.open(
             model,
             draft,
@@ -191,17 +191,15 @@ def _from_predictions(draft: str) -> str:
     return draft if Prediction.name in names else f"{Prediction.name}+{draft}"
 
 
-def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
-    """The writer of JSON objects, if wanted. A file is made before a model is loaded."""
-    if out is None:
-        return standard_output() if as_json else None
-    lines = stack.enter_context(Appender.open(out, then="; what was answered before is in it"))
+def _appended(out: Path, stack: ExitStack) -> Appender:
+    """The file of answers, which is made before a model is loaded. No other process can write into it."""
+    lines = stack.enter_context(Appender.open(out, ANSWERS, then="; what was answered before is in it"))
     # A run that failed leaves no empty file.
     stack.callback(lambda: out.unlink() if out.is_file() and out.stat().st_size == 0 else None)
     return lines
 
 
-def _not_in(out: Path, jobs: list[Job]) -> list[Job]:
+def _not_in(lines: Appender, out: Path, jobs: list[Job]) -> list[Job]:
     """The jobs that have no answer in `out` yet; answers that Ctrl-C cut off, or that failed, are taken out of it.
     PacelineError if it holds anything that is no answer to one of the jobs."""
     if not out.is_file():
@@ -211,5 +209,5 @@ def _not_in(out: Path, jobs: list[Job]) -> list[Job]:
         raise PacelineError(f"{out} exists already and holds answers of another command; give another name")
     whole = [record for record in records if record.get("finish_reason") != "abort" and "error" not in record]
     if len(whole) < len(records):
-        write_whole(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in whole))
+        lines.replace(whole)
     return [job for job in jobs if job.key not in {record["key"] for record in whole}]

@@ -93,8 +93,8 @@ class SamplingParams:
     logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
                         None reports nothing.
     prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
-    cache_salt          prompts share keys and values only with those of the same salt, so that nobody can find out
-                        another's prompt by what is reused.
+    cache_salt          requests share keys and values, and what drafters learn, only with those of the same salt, so
+                        that nobody can find out another's prompt by what is reused or drafted.
     beginning, ends     the arguments of `of_row`."""
 
     temperature: float = 0.0
