@@ -42,7 +42,7 @@ _FOLLOWERS = {
              "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
     "avx-vnni": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
-    **dict.fromkeys(("library", "avx512"), {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}),
+    **{name: {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} for name in ("library", "avx512")},
     "amx": {},
 }  # fmt: skip
 """Variables by which other libraries learn of a level, before they are imported."""

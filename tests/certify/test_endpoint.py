@@ -176,6 +176,45 @@ def test_an_answer_is_compared_with_the_controls(said, fields, gap, why):
     assert why in found.get("why", "")
 
 
+SCHEMA = {"response_format": {"type": "json_schema"}}
+UNRANKED = place(" q", {" q": -9.03})
+
+
+@pytest.mark.parametrize(("said", "best", "fields", "gap"), [
+    # Ranks 52 and 53 before the mask: no server reports either among its best.
+    (UNRANKED, -9.0, SCHEMA, 0.03), (UNRANKED, -9.0, {"structured_outputs": {"regex": "q"}}, 0.03),
+    (UNRANKED, -9.0, {"tool_choice": "required"}, 0.03), (UNRANKED, -9.0, {"min_tokens": 2}, 0.03),
+    (UNRANKED, -9.0, {"presence_penalty": 0.8}, 0.03), (UNRANKED, -9.0, {"frequency_penalty": 0.8}, 0.03),
+    (UNRANKED, -5.0, SCHEMA, 4.03), (UNRANKED, -9.0, {}, None), (UNRANKED, -9.0, {"top_k": 9}, None),
+    # By its own server it would be nearly the best, but the control ranks it after its last.
+    (place(" q", {" q": -2.4}), -2.5, SCHEMA, 0.5),
+    (place(" q", {" q": float("nan")}), -2.5, SCHEMA, 0.5),
+    # A bias counts, by the text of its token: -3 - 3.
+    (place(" c", {" c": -3.0}), -2.0, {"logit_bias": {"7": -3.0}}, 4.0),
+    (place(" c", {" c": -3.0}), -5.9, {"logit_bias": {"7": -3.0}}, 0.1),
+], ids=str)
+def test_what_a_field_moves_is_judged_by_what_its_own_server_says_of_it(said, best, fields, gap):
+    ranked = place(" b", {" b": -0.7, " c": -3.0})["top_logprobs"]
+    right = Completion(" a x", logprobs=[PLACES[0], {"token": " x", "logprob": best, "top_logprobs": ranked}])
+    mine = Completion(" a" + said["token"], logprobs=[PLACES[0], said])
+    found = compare(mine, right, BODY | fields, Noise(), {" c": -3.0})
+    assert found["gap"] == (gap if gap is None else pytest.approx(gap))
+    assert bool(found["why"]) == (gap is None)
+
+
+@pytest.mark.parametrize(("words", "banned"), [(" a c", True), (" a b", False), (" c b", True)])
+def test_a_token_that_is_forbidden_is_a_bug_however_near_the_tie(words, banned):
+    """Also after a tie, where nothing else is compared."""
+    top = {" a": -0.7, " b": -0.7, " c": -0.7}
+    places = [[place(f" {one}", top) for one in text.split()] for text in (words, " a b")]
+    mine, right = (Completion("".join(one["token"] for one in of), logprobs=of) for of in places)
+    found = compare(mine, right, BODY | {"logit_bias": {"7": -100}}, Noise(), {" c": -100.0})
+    assert (found is not None) == banned
+    assert not banned or found["why"] == "it says ' c', which the request's logit_bias forbids"
+    both = compare(mine, mine, BODY | {"logit_bias": {"7": -100}}, Noise(), {" c": -100.0})
+    assert both is None  # then drafts have no part in it
+
+
 def test_rounding_is_measured_and_has_a_limit():
     noise = Noise()
     assert float(noise) == TIE / 2

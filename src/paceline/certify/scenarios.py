@@ -16,13 +16,24 @@ from math import ceil
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import ENDING, HELLO, Control, Fields, Messages, Noise, compare, own_best, places
+from paceline.certify.asking import (
+    BROKEN,
+    ENDING,
+    HELLO,
+    Control,
+    Fields,
+    Messages,
+    Noise,
+    compare,
+    own_best,
+    parts_of,
+    places,
+)  # fmt: skip
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Endpoint, OutOfTime
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
 Sign = Callable[[Completion], bool]
 Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]
 """Why an answer is wrong by itself, "" if it is right: of the answer, its request, and the answers to those before it
@@ -345,10 +356,19 @@ class Play:
         if case.form is not None and (why := case.form(reply, case.body, before)):
             yield {"at": len(reply.logprobs), "why": why, "before": reply.text[-80:]}
         elif right is not None:
-            every = (compare(one, right, case.body, self.noise) for one in (reply, *reply.others))
+            biases = self._biases(case.body)
+            every = (compare(one, right, case.body, self.noise, biases) for one in (reply, *reply.others))
             yield from [one for one in every if one is not None][:1]
         if self.control.is_self:
             yield from own_best(reply, case.body, self.noise)
+
+    def _biases(self, body: Fields) -> dict[str, float]:
+        """The biases of a request by the texts of their tokens, which the control says where all else is outweighed."""
+        of: Mapping[str, float] = body.get("logit_bias") or {}
+        bodies = [self.asked(HELLO | {"temperature": 0.0, "logit_bias": {token: 100}}) for token in of]
+        said = [places(one) for one in self.control.expected(bodies)]
+        named = {one[0].token: float(bias) for one, bias in zip(said, of.values(), strict=True) if one}
+        return {text: bias for text, bias in named.items() if text.strip() and BROKEN not in text}
 
     def _control_too(
         self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion], scenario: str
@@ -363,7 +383,8 @@ class Play:
         if not self.control.is_self:
             (own,) = self.control.source.ask([self.asked(case.body)], 1)
             form = case.form or (lambda *_: "")
-            theirs = form(own, case.body, before) if form(reply, case.body, before) else own.text == reply.text
+            is_broken = form(reply, case.body, before)
+            theirs = form(own, case.body, before) if is_broken else parts_of(own) == parts_of(reply)
             if not theirs:
                 return False
             why = "with drafts and without"
