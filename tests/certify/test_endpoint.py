@@ -40,11 +40,11 @@ def probs(context):
 
 class Model:
     """bias: the share of drafted words that are kept without asking; wrong: every so many greedy words, which are then
-    of this rank, from 0."""
+    of this rank, from 0; most: best tokens that it reports at a place."""
 
-    def __init__(self, bias=0.0, wrong=0, rank=1, logprobs=True, owner=""):
+    def __init__(self, bias=0.0, wrong=0, rank=1, logprobs=True, owner="", most=20):
         self.bias, self.wrong, self.rank, self.logprobs = bias, wrong, rank, logprobs
-        self.owner = owner
+        self.owner, self.most = owner, most
 
     def reply(self, body):
         rng = np.random.default_rng(body.get("seed"))
@@ -83,6 +83,7 @@ def served(model):
         def do_POST(self):
             body = json.loads(self.body())
             unknown = body.keys() - KNOWN.keys()
+            unknown |= {"top_logprobs"} if body.get("top_logprobs", 0) > model.most else set()
             self.reply(400, {"error": f"{unknown}?"}) if unknown else self.reply(200, model.reply(body))
 
     with serving(Words) as url, Remote(url, retry=RETRY) as asked:
@@ -127,6 +128,16 @@ def test_a_planted_bias_is_found(reference):
     found = certified(Model(bias=0.5), reference, Scope(requests=960, max_tokens=24, budget="20m"))
     assert found["sampled"]["findings"][0]["what"].startswith("the best token came")
     assert found["verdict"] == "not lossless"
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_a_server_that_reports_five_tokens_is_judged_by_these(bias):
+    """And no more, as some servers do."""
+    found = certified(Model(bias=bias, most=5), None, Scope(requests=960, max_tokens=24, budget="20m"))
+    assert "log-probabilities" in found["features"]
+    assert found["sampled"]["long"]["tokens"] > 1000
+    assert bool(found["sampled"]["findings"]) == bool(bias)
+    assert not found["greedy"]["bugs"]
 
 
 def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie():

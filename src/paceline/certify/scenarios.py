@@ -225,7 +225,6 @@ class Play:
             self._look(wanted)
             probing = self.until
             for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
-                self.watch.say(scenario.name)
                 self.rows.append(self._scenario(scenario))
                 self.watch.step(number + 1, len(SCENARIOS))
         finally:
@@ -295,6 +294,7 @@ class Play:
             whose = "the control" if self.lacking >= set(missing) else "the endpoint"
             why = f"{whose} shows no {', no '.join(missing)}"
         else:
+            self.watch.say(scenario.name)
             why = self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
         self.bugs += bugs
