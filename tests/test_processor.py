@@ -81,6 +81,20 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
 
 
+@pytest.mark.parametrize(("load", "said"), [
+    (0.1, "0.1 of 8 processors in the last minute"), (5.0, "others want them"), (None, "unknown here"),
+])  # fmt: skip
+def test_doctor_says_how_busy_the_machine_is(
+    load: float | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.workbench.environment.load", lambda: load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert main(["doctor"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("load"))
+    assert said in line
+    assert ("--threads 1" in line) == (load == 5.0)
+
+
 @pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")
 def test_other_libraries_follow_where_they_are_told_in_time() -> None:
     code = "import paceline, torch; from paceline import processor; print(torch.backends.cpu.get_cpu_capability())"
