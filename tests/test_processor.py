@@ -31,6 +31,7 @@ def has_all(of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("of", "level", "there", "lacking"),
     [
+        (X86, "library", ("avx2", "fma", "avx512f", "avx512vnni"), ("amx-bf16",)),
         (X86, "avx2", ("avx2", "fma", "f16c"), ("avxvnni", "avx512f", "avx512vnni", "amx-bf16")),
         (X86, "avx-vnni", ("avx2", "avxvnni"), ("avx512f", "avx512vnni", "amx-bf16")),
         (X86, "avx512", ("avx2", "avx512f", "avx512vnni"), ("amx-bf16",)),

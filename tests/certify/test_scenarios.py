@@ -22,6 +22,7 @@ from paceline.workbench.client import CompletionError
 from tests.certify.tables import (
     BUGS,
     CHARS,
+    EYE,
     SAMPLED,
     BlockServer,
     FiltersFirst,
@@ -116,6 +117,21 @@ def test_a_forbidden_token_is_a_bug_by_itself():
     forbidden = [one for one in said if "forbids" in one.why]
     assert forbidden
     assert not [one for one in forbidden if one.is_tie]
+
+
+class SaysOne(TableServer):
+    """Its first token is the same whatever is asked, as behind a mask."""
+
+    def mask(self, row, tokens):
+        return 0.0 if row.said or tokens else 1e3 * EYE[0]
+
+
+@pytest.mark.parametrize(("kind", "spelt"), [(TableServer, {CHARS[11]: -100.0, CHARS[13]: -100.0}), (SaysOne, {})])
+def test_a_bias_is_known_by_what_its_token_says(kind, spelt):
+    play = Play(kind(), Control(kind(drafts=False)), PROMPTS, 40, perf_counter() + 60)
+    play.features = {"log-probabilities": FEATURES["log-probabilities"][0]}
+    assert play._biases(FEATURES["logit_bias"][0]) == spelt
+    assert play._biases({"max_tokens": 4}) == {}
 
 
 def bodies_of(report):

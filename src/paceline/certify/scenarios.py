@@ -366,9 +366,10 @@ class Play:
         """The biases of a request by the texts of their tokens, which the control says where all else is outweighed."""
         of: Mapping[str, float] = body.get("logit_bias") or {}
         bodies = [self.asked(HELLO | {"temperature": 0.0, "logit_bias": {token: 100}}) for token in of]
-        said = [places(one) for one in self.control.expected(bodies)]
-        named = {one[0].token: float(bias) for one, bias in zip(said, of.values(), strict=True) if one}
-        return {text: bias for text, bias in named.items() if text.strip() and BROKEN not in text}
+        said = [one[0].token if (one := places(answer)) else "" for answer in self.control.expected(bodies)]
+        # What is said under two biases is said whatever is asked.
+        spelt = (text.strip() and BROKEN not in text and said.count(text) == 1 for text in said)
+        return {text: float(bias) for text, bias, known in zip(said, of.values(), spelt, strict=True) if known}
 
     def _control_too(
         self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion], scenario: str
