@@ -476,7 +476,7 @@ def test_log_probabilities_are_those_of_the_nodes_that_stand(
                   if (parent, drafted) == (at, token))  # fmt: skip
         path.append(at)
     logits[at, 2] = 40.0
-    row: Any = Request(PROMPT, [], SamplingParams(temperature=temperature, logprobs=2), RowRandom(0))
+    row: Any = Request(PROMPT, [], SamplingParams(temperature=temperature, logprobs=2), Noise(0))
     [done] = accept([row], [DraftTree(np.array([1, *tokens]), np.array([-1, *parents]))], [logits])
     assert (done.path, done.tokens) == (path, [3, 4, 2])
     expected = logits[path].double().log_softmax(-1)
