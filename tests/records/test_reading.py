@@ -217,6 +217,15 @@ def test_every_reader_names_the_line(tmp_path: Path, reader: str, value: str) ->
     assert len(str(caught.value)) < len(str(path)) + 120
 
 
+@pytest.mark.parametrize("bias", [{"1_0": 1}, {" 1": 1}, {"+1": 1}, {"\uff11": 1}, {"": 1}, [1], 1, "1"], ids=repr)
+def test_token_ids_of_a_prompts_file_are_digits(tmp_path: Path, bias: object) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(_lines([{"prompt": "a", "logit_bias": {"10": 1}}, {"prompt": "a", "logit_bias": bias}]))
+    (job,), (broken,) = from_file(str(path), SamplingParams())
+    assert job.params.logit_bias == {10: 1}
+    assert str(broken).startswith(f'{path}, line 2: "logit_bias" must be an object of token ids')
+
+
 @pytest.mark.parametrize("text", [DEEP, "[[" + "9" * 5_000 + "]]", "[1, 2]"])
 def test_a_tree_of_recycling(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tree.json"

@@ -9,12 +9,13 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, opened, records
 from paceline.workbench.bodies import METADATA
@@ -136,6 +137,6 @@ def _text(value: Any, key: str) -> str:
 
 def _logit_bias(value: Any) -> Any:
     """JSON's keys are text; token ids are numbers."""
-    if isinstance(value, dict) and all(key.isdecimal() for key in value):
-        return {int(key): bias for key, bias in value.items()}
+    with suppress(AttributeError, ValueError):
+        return {token_id(key): bias for key, bias in value.items()}
     raise PromptError('"logit_bias" must be an object of token ids and numbers, such as {"42": -1.5}')

@@ -6,6 +6,7 @@ acceptance rule compares two distributions that are warped alike."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
@@ -67,6 +68,13 @@ class Grammar(Protocol):
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """The mask, bool [size], of the tokens that may come after the answer's; all False if it cannot go on."""
+
+
+def token_id(text: Any) -> int:
+    """The token id that a key of JSON says in digits. ValueError for anything else, such as "1_0"."""
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}", text):
+        raise ValueError(f"{shortened(repr(text))} is no token id")
+    return int(text)
 
 
 @dataclass(frozen=True)
