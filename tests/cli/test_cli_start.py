@@ -24,6 +24,39 @@ for arguments in (["--help"], ["generate", "--help"], ["train", "--help"], ["--v
     assert done.returncode == 0, done.stderr
 
 
+DROPPED = {  # where Python drops an exception: each presses Ctrl-C there
+    "a __del__": "type('Pressing', (), {'__del__': lambda self: press()})()",
+    "a weak reference's callback": "one = type('One', (), {})(); ref = weakref.ref(one, lambda _: press()); del one",
+    "a call from C": "ctypes.CFUNCTYPE(None)(press)()",
+    "the garbage collector": "gc.callbacks.append(press); gc.collect(); gc.callbacks.clear()",
+}
+
+
+@pytest.mark.parametrize("place", DROPPED)
+def test_ctrl_c_ends_a_command_wherever_it_falls(place):
+    """In silence but for one word, also of objects that are half-built when the interpreter ends."""
+    code = f"""
+import ctypes, gc, signal, sys, time, types, weakref
+from paceline import __main__, cli
+class Broken:
+    def __del__(self):
+        raise RuntimeError("half-built")
+sys.modules["built"] = types.ModuleType("built")
+sys.modules["built"].half, presses = Broken(), iter([signal.SIGINT])
+def press(*_):
+    for number in presses:
+        signal.raise_signal(number)
+        len("a look at what was pressed")
+def run(argv):
+    {DROPPED[place]}
+    time.sleep(50)
+cli._run = run
+sys.exit(__main__.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_version(command):
     result = command("--version")
     assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
