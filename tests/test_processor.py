@@ -14,6 +14,7 @@ from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.target import kernels
 from paceline.target.kernels import amx, integer
+from paceline.workbench import environment
 from tests import models
 
 X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
@@ -79,6 +80,25 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
+
+
+def test_doctor_shows_the_load_and_the_name_that_the_maker_gave(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LLVM's name is that of a family of processors, which others share."""
+    monkeypatch.setattr(processor, "name", lambda: "rocketlake")
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 1.0, 1.0))
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some Xeon Gold\n")
+    monkeypatch.setattr(environment, "CPUINFO", file)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"processor  Some Xeon Gold, level {processor.level()}" in shown
+    assert "\nload       7.25: " in shown
+    assert "rocketlake" not in shown
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["processor"], facts["load"]) == ("Some Xeon Gold", 7.25)
 
 
 @pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")

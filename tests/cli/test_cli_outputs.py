@@ -1,5 +1,6 @@
 """What a command is to write is looked at before it reads a model or measures anything; so are its numbers."""
 
+import re
 import typing
 from inspect import signature
 from pathlib import Path
@@ -165,6 +166,9 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
             said = refused(command, *words, *line)
             said_so = any(text in said for text in ("is read (", "a directory", "a folder", "exists already"))
             assert said_so, (words, said)
+            if names := re.search(r"is read \((.+)\), and (.+) would write it; name another (.+)$", said):
+                known = {name for one in of.params for name in (*one.opts, one.metavar, one.name.upper())}
+                assert {*names.groups()} <= known, (words, said)
             tried += 1
     assert tried > 150
     assert sorted(tmp_path.rglob("*")) == before

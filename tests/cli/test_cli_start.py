@@ -1,6 +1,7 @@
 """Starting up: help that does not wait for torch, the version, and the list of methods."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 import paceline
 from paceline.__main__ import main as process_main
+from paceline.cli.frame import GROUPED
 from paceline.draft.registry import describe, names
 
 
@@ -106,6 +108,22 @@ def test_methods_lists_what_the_registry_has(command):
     assert set(names()) <= set(listed)
     told = json.loads(command("methods", "--json").out)
     assert [method["name"] for method in told] == names()
+
+
+def test_methods_are_listed_without_compiling(tmp_path):
+    """Not even where nothing has been compiled before."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    line = [sys.executable, "-m", "paceline", "methods"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize("group", GROUPED)
+def test_a_groups_name_alone_shows_its_help(command, group):
+    alone, asked = command(*group.split()), command(*group.split(), "--help")
+    assert (alone.code, alone.err) == (0, "")
+    assert alone.out.strip() == asked.out.strip() != ""
 
 
 def test_one_method_in_full(command):

@@ -202,7 +202,7 @@ def test_a_hub_id_while_offline(hub: Path, name: str, call: Callable[[str], obje
     fails(
         lambda: call(name),
         f"'{name}' is neither a folder here nor reachable on the hub",
-        "a local folder works: paceline generate ./path/to/folder",
+        "a local folder works, named by its path, ./path/to/folder.",
     )
 
 

@@ -49,6 +49,7 @@ def doctor(
         f"paceline   {__version__}",
         f"processor  {facts['processor']}, level {facts['level']}{forced}",
         f"threads    {facts['threads']} of {facts['processors']} processors{own}",
+        f"load       {facts['load']}: processes that ran or waited for a processor in the last minute, on average",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
     for name, value in facts.get("model", {}).items():
@@ -61,14 +62,16 @@ def _machine() -> dict[str, Any]:
 
     from paceline.target import kernels
     from paceline.target.load import device_named
+    from paceline.workbench.environment import cpu, load
 
     return {
         "paceline": __version__,
-        "processor": processor.name(),
+        "processor": cpu(),
         "level": processor.level(),
         "levels": processor.levels(),
         "forced": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
+        "load": load(),
         "threads": torch.get_num_threads(),
         "kernels_on_torchs_threads": kernels.parallel() is not None,
         "torch": torch.__version__,
