@@ -8,6 +8,7 @@ a crash or on a full disk, a written file holds whole lines."""
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -343,6 +344,18 @@ def _reading(name: str | Path, error: type[PacelineError]) -> Generator[None]:
         raise error(f"{name} is cut off or damaged ({cause})") from cause
     except OSError as cause:
         raise error(f"{name} cannot be read: {cause.strerror or cause}") from cause
+
+
+def readable(given: Any) -> Any:
+    """`given`, the callback of an option with files to read ("-": standard input). PacelineError unless all are there.
+    None is opened: what writes into a pipe would miss its reader."""
+    for path in [] if given is None else given if isinstance(given, list | tuple) else [given]:
+        if str(path) != "-":
+            missing = not os.path.exists(path)
+            why = errno.ENOENT if missing else errno.EISDIR if os.path.isdir(path) else errno.EACCES
+            if missing or os.path.isdir(path) or not os.access(path, os.R_OK):
+                raise PacelineError(f"{path} cannot be read: {os.strerror(why)}")
+    return given
 
 
 def text_of(path: Path, error: type[PacelineError]) -> str:

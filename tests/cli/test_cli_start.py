@@ -59,6 +59,36 @@ sys.exit(__main__.main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+REFUSED = [
+    *(f"{command} {option} {value}" for command in ("generate MODEL hi", "chat MODEL") for option, value in (
+        ("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-k", "-1"), ("--min-p", "2"),
+        ("--repetition-penalty", "0"), ("--max-tokens", "0"), ("--threads", "0"),
+    )),
+    "demo MODEL -n 0", "bench MODEL -n 0", "bench MODEL --temperature -1", "bench", "bench MODEL --batch-size 1,x",
+    "generate MODEL --prompts none.jsonl", "generate MODEL hi --prediction none.txt", "generate MODEL hi --file .",
+    "generate MODEL hi --prompts HERE", "demo MODEL --prompts none.jsonl", "certify MODEL --prompts none.jsonl",
+    "replay none.jsonl --tokenizer x", "replay HERE none.jsonl --tokenizer x", "quality MODEL --text none.txt",
+    "quality MODEL --text HERE", "quality ./none --dtype int8 --text HERE --save", "tune MODEL --batch-sizes 1,x",
+    "certify", "certify MODEL --reference http://x", "corpus build out --tokenizer x", "serve MODEL --port 99999",
+    "serve MODEL --log none/x", "quantize MODEL HERE",
+]
+
+
+def test_what_needs_no_model_is_refused_before_torch_is_loaded(tmp_path):
+    (tmp_path / "HERE").write_text("{}")
+    code = """
+import sys
+from paceline.cli import main
+for line in sys.argv[1:]:
+    status, heavy = main(line.split()), {"torch", "transformers", "numba", "scipy"} & set(sys.modules)
+    assert (status, heavy) == (2, set()), (line, status, heavy)
+"""
+    line = [sys.executable, "-c", code, *REFUSED]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [said.partition(":")[0] for said in done.stderr.splitlines()] == ["error"] * len(REFUSED)
+
+
 def test_version(command):
     result = command("--version")
     assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
