@@ -267,6 +267,17 @@ def test_the_demo_model_answers_what_is_shown_without_a_loop(dtype):
         assert len(triples) == len(set(triples)), answer.text
 
 
+def test_the_picture_of_an_answer_opens_with_it_and_its_words_fit():
+    """An animation begins where all of it is shown, and system fonts are up to half as wide as high, or less."""
+    picture = (REPOSITORY / "docs" / "pictures" / "demo.svg").read_text("utf-8")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+) ', picture)[1])
+    found = re.findall(r'begin="-([\d.]+)s" dur="([\d.]+)s".*?keyTimes="0;([\d.]+)"', picture)
+    assert len(found) == picture.count("<animate ") > 50
+    assert all(float(begin) / float(length) >= float(shown) for begin, length, shown in found)
+    assert max(len(words) * 5.4 for words in re.findall(r'class="small">(.*?)</text>', picture)) < width
+    assert "plain above" in README
+
+
 def test_commands_that_need_more_packages_say_so():
     for command, extra in (("serve", "serve"), ("eval align", "eval"), ("eval vision", "vision"), ("train", "train")):
         (line,) = re.findall(rf"^paceline {command} .*", INDEX, re.MULTILINE)

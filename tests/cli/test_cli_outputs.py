@@ -162,7 +162,8 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
                 if one in (out, read):
                     line += given(one, folder if is_folder else file)
                 elif one.required:
-                    line += given(one, other if one.type_descriptor.annotation in (str, Path) else 1)
+                    fill = {str: other, Path: other, list[Path]: "-"}.get(one.type_descriptor.annotation, 1)
+                    line += given(one, fill)
             said = refused(command, *words, *line)
             said_so = any(text in said for text in ("is read (", "a directory", "a folder", "exists already"))
             assert said_so, (words, said)

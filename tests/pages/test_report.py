@@ -10,7 +10,7 @@ from tests.bench.runs import TASKS, WHY, answer, make_run
 from tests.golden import plainly, same
 
 from paceline.bench.page import page
-from paceline.bench.report import markdown, read_run
+from paceline.bench.report import describe, markdown, read_run
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.workbench.report import DASH, interval, number, percent, size, words
@@ -201,6 +201,18 @@ def test_not_finite_figures_are_missing(tmp_path):
     summary = (tmp_path / "summary.json").read_text()
     (tmp_path / "summary.json").write_text(re.sub(r'"mbsu": [\d.]+', '"mbsu": NaN', summary))
     assert seen(tmp_path).row("looping", "sam")[7] == DASH
+
+
+def test_a_headline_has_no_figure_that_the_page_calls_unreliable(tmp_path):
+    unreliable = "Timings are not reliable, another process used the processor."
+    for lines, headline in (
+        ([], "recycling,tree=16 answers 2.20 times as fast as plain decoding"),
+        ([unreliable], "recycling,tree=16 was the fastest, but these times are not reliable"),
+    ):
+        change = lambda _, summary, lines=lines: summary.update(disturbed=lines)  # noqa: E731
+        folder = make_run(tmp_path / str(len(lines)), change=change)
+        assert describe("headline", read_run(folder)) == headline
+        assert f"<h1>{headline}</h1>" in page(read_run(folder))
 
 
 def test_a_killed_run(tmp_path):
