@@ -14,6 +14,7 @@ from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.target import kernels
 from paceline.target.kernels import amx, integer
+from paceline.workbench import environment
 from tests import models
 
 X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
@@ -94,6 +95,23 @@ def test_doctor_says_how_busy_the_machine_is(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("load"))
     assert said in line
     assert ("--threads 1" in line) == (load == 5.0)
+
+
+def test_doctor_shows_the_name_that_the_maker_gave(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LLVM's name is that of a family of processors, which others share."""
+    monkeypatch.setattr(processor, "name", lambda: "rocketlake")
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some Xeon Gold\n")
+    monkeypatch.setattr(environment, "CPUINFO", file)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"processor  Some Xeon Gold, level {processor.level()}" in shown
+    assert "rocketlake" not in shown
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["processor"] == "Some Xeon Gold"
 
 
 @pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")

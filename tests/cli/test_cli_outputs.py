@@ -1,5 +1,6 @@
 """What a command is to write is looked at before it reads a model or measures anything; so are its numbers."""
 
+import re
 import typing
 from inspect import signature
 from pathlib import Path
@@ -161,10 +162,14 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
                 if one in (out, read):
                     line += given(one, folder if is_folder else file)
                 elif one.required:
-                    line += given(one, other if one.type_descriptor.annotation in (str, Path) else 1)
+                    fill = {str: other, Path: other, list[Path]: "-"}.get(one.type_descriptor.annotation, 1)
+                    line += given(one, fill)
             said = refused(command, *words, *line)
             said_so = any(text in said for text in ("is read (", "a directory", "a folder", "exists already"))
             assert said_so, (words, said)
+            if names := re.search(r"is read \((.+)\), and (.+) would write it; name another (.+)$", said):
+                known = {name for one in of.params for name in (*one.opts, one.metavar, one.name.upper())}
+                assert {*names.groups()} <= known, (words, said)
             tried += 1
     assert tried > 150
     assert sorted(tmp_path.rglob("*")) == before

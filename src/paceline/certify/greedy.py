@@ -115,8 +115,8 @@ class Reader:
                 self.found.divergences.append(of)
                 if not of.is_tie:
                     return
-            way = params.shifts_logits, params.temperature, params.seed
-            if rounded and (context := hash((*way, *text[: start + at]))) not in self._read:
+            context = hash((params.shifts_logits, *text[: start + at]))
+            if rounded and params.is_greedy and context not in self._read:
                 self._read.add(context)
                 self.found.places += 1
                 self.found.tied += of is not None

@@ -68,7 +68,7 @@ class Greedy:
     seeded   those of them that were sampled, with a seed whose noise is known.
 
     why      why they cannot be judged; "" if they can.
-    places   different places that were read; tied: those with a tie.
+    places   different places of greedy answers that were read; tied: those with a tie.
     rounded  places where the reference itself has another best token when it is rounded."""
 
     answers: int = 0

@@ -73,11 +73,11 @@ def _machine() -> dict[str, Any]:
 
     from paceline.target import kernels
     from paceline.target.load import device_named
-    from paceline.workbench.environment import load
+    from paceline.workbench.environment import cpu, load
 
     return {
         "paceline": __version__,
-        "processor": processor.name(),
+        "processor": cpu(),
         "level": processor.level(),
         "levels": processor.levels(),
         "forced": os.environ.get(processor.VARIABLE),

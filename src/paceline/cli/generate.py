@@ -15,7 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import ANSWERS, Appender, Writer, appends, standard_output, text_of
+from paceline.jsonl import ANSWERS, Appender, Writer, appends, readable, standard_output, text_of
 from paceline.workbench.options import with_options
 from paceline.workbench.runs import rows
 
@@ -36,11 +36,12 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="Prompt to answer; - reads it from standard input.")] = None,
     prompts: str | None = option(
         None, 'Prompts in JSON Lines: {"prompt": ...} or {"messages": [...]}, with options of their own.',
-        names=("--prompts", "-p")
+        names=("--prompts", "-p"), callback=readable,
     ),
     file: options.Document = None,
     prediction: Path | None = option(
-        None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked."
+        None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",
+        callback=readable,
     ),
     draft: options.Draft = "suffix",
     tune: options.Tune = None,
@@ -82,15 +83,18 @@ def generate(
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
     paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
     """
+    model, prompt = told_apart(model, prompt, prompts)
+    _check_sources(prompt, prompts, file)
+    predicted = _expected(prediction)
+
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
     from paceline.draft.base import unmet
 
-    model, prompt = told_apart(model, prompt, prompts)
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
     draft = options.tuned(draft, tune)
     screen = Screen(color)
-    jobs, broken = _jobs(prompt, prompts, params, _expected(prediction), file)
+    jobs, broken = _jobs(prompt, prompts, params, predicted, file)
     has_predictions = any(job.expected for job in jobs)
     if has_predictions and draft != "none":
         draft = _from_predictions(draft)
@@ -151,20 +155,24 @@ def _names_a_model(word: str) -> bool:
     return word == options.SMOLLM2 or word.endswith(".gguf") or is_path or os.path.exists(word)
 
 
+def _check_sources(prompt: str | None, prompts: str | None, file: Path | None) -> None:
+    """PromptError unless there is one source of prompts."""
+    if file is not None and prompts is not None:
+        raise PromptError("--file stands in front of one prompt, and --prompts are many; leave one of them out")
+    if file is None and (prompt is None) == (prompts is None):
+        few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
+        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE or --file FILE")
+
+
 def _jobs(
     prompt: str | None, prompts: str | None, params: SamplingParams, expected: str, file: Path | None
 ) -> tuple[list[Job], list[PromptError]]:
     from paceline.cli.prompts import from_file, from_words
 
     if file is not None:
-        if prompts is not None:
-            raise PromptError("--file stands in front of one prompt, and --prompts are many; leave one of them out")
         document = options.document_in(file)
         asked = [] if prompt is None else [str(from_words(prompt, params).prompt)]
         return [from_words("\n\n".join([document, *asked]), params, expected)], []
-    if (prompt is None) == (prompts is None):
-        few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
-        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE or --file FILE")
     return (
         ([from_words(prompt, params, expected)], [])
         if prompt is not None
