@@ -184,9 +184,12 @@ def test_compare_loads_one_model_and_reports_both_speeds(command, tiny, monkeypa
 
 
 @pytest.mark.usefixtures("_few_turns")
-def test_compare_in_words(command, tiny):
-    result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--compare")
-    assert re.search(r"plain [\d.]+ tokens/s, suffix [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
+@pytest.mark.parametrize("more", [(), ("-t", 0.9), ("-t", 0.9, "--seed", 5, "-d", "recycling", "--no-budget")])
+def test_compare_in_words(command, tiny, more):
+    """A seed gives the same tokens with drafts as without."""
+    result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--dtype", "float32", "--compare", *more)
+    drafter = "recycling" if len(more) > 2 else "suffix"
+    assert re.search(rf"plain [\d.]+ tokens/s, {drafter} [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
     assert "; outputs identical, token for token" in result.err
 
 
@@ -222,7 +225,7 @@ def test_outputs_that_differ_are_said_to_differ_and_where():
         text = " ".join(both.lines("sam", dtype, "Q8_0, 8.5 bits a weight"))
         assert "rounded to eight bits, so two nearly equal logits can swap; --exact rules that out" in text
         assert "float32" not in text
-    assert "distribution" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
+    assert "--exact rules that out" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
 
 
 def _turns(ratios):
