@@ -458,6 +458,22 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     assert not made.rows
 
 
+def test_an_answer_without_a_seed_can_be_had_again_by_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    with serving(engine(models.make_repetitive(tmp_path / "tiny"), max_batch=2), log) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+
+        def answer(**more):
+            made = client.completions.create(model="tiny", prompt="the cat and the", max_tokens=24, **more)
+            return made.choices[0].text
+
+        first = answer(temperature=1.3)
+        seed = json.loads(log.read_text())["seed"]
+        assert answer(temperature=1.3, seed=seed) == first
+        answer(temperature=0)
+        assert json.loads(log.read_text().splitlines()[-1])["seed"] is None
+
+
 @pytest.mark.parametrize("template", [True, False], ids=["chat", "no template"])
 def test_the_log_can_be_replayed_and_tuned_with(tmp_path, capsys, template):
     """As it is, by the commands that it is for, and with what the server's own drafts had accepted."""
