@@ -29,6 +29,7 @@ def repeat_words(words, n, separator=" "):
     return separator.join(result)
 """
 COLUMNS, ROW, STEP, WIDTH = 76, 12.0, 5.3, 420
+REST = 2.0  # seconds for which the whole answers are shown, before they begin anew; the picture opens with them
 STYLE = """text { font: 8.8px ui-monospace, monospace; fill: #1f2328; white-space: pre }
 .drafted { fill: #1a7f37; font-weight: 600 }
 .head { font: 600 11px system-ui, sans-serif } .small { font: 10px system-ui, sans-serif; fill: #59636e }
@@ -72,8 +73,8 @@ def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], 
     for row, column, when, text, drafted in placed:
         if text.strip():
             at = min(when * slower / length, 0.99)
-            shown = f'<animate attributeName="opacity" dur="{length:.2f}s" repeatCount="indefinite" ' \
-                    f'calcMode="discrete" keyTimes="0;{at:.4f}" values="0;1"/>'  # fmt: skip
+            shown = f'<animate attributeName="opacity" begin="-{length - REST:.2f}s" dur="{length:.2f}s" ' \
+                    f'repeatCount="indefinite" calcMode="discrete" keyTimes="0;{at:.4f}" values="0;1"/>'  # fmt: skip
             kind = ' class="drafted"' if drafted else ""
             place = f'x="{8 + column * STEP:.1f}" y="{y + 33 + row * ROW:.0f}" textLength="{len(text) * STEP:.1f}"'
             shapes.append(f'<text {place} opacity="1"{kind}>{escape(text)}{shown}</text>')
@@ -97,7 +98,7 @@ def main() -> None:
     (_, plain, slow), (name, drafted, fast) = panes
     assert "".join(p[3] for p in plain) == "".join(p[3] for p in drafted), "the answers differ"
     rows = 1 + max(piece[0] for piece in plain)
-    length, height = slow * options.slower + 2, 24 + rows * ROW + 8
+    length, height = slow * options.slower + REST, 24 + rows * ROW + 8
     body = []
     panes = ((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))
     for i, (heading, placed) in enumerate(panes):
@@ -105,12 +106,12 @@ def main() -> None:
         size = f'width="{WIDTH - 4}" height="{height - 20:.0f}"'
         body.append(f'<rect x="2" y="{y + 19:.0f}" {size} class="pane" rx="4"/>')
         body.append(pane(y, heading, placed, options.slower, length))
-    words = f"{Path(options.model).stem}, two CPU cores; green: drafted, accepted"
-    body.append(f'<text x="4" y="{2 * height + 18:.0f}" class="small">{escape(words)}</text>')
+    for i, words in enumerate((f"{Path(options.model).stem}, two CPU cores", "Green was drafted and accepted.")):
+        body.append(f'<text x="4" y="{2 * height + 18 + 13 * i:.0f}" class="small">{escape(words)}</text>')
     OUT.parent.mkdir(exist_ok=True)
     title = f"The same answer, plain in {slow:.1f} seconds and drafted in {fast:.1f}"
     OUT.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + 26:.0f}" width="640" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + 39:.0f}" width="640" role="img" '
         f'aria-label="{title}">\n<style>{STYLE}</style>\n' + "\n".join(body) + "\n</svg>\n", "utf-8")  # fmt: skip
     print(f"{OUT}: {title}")
 

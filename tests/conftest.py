@@ -5,6 +5,7 @@ import os
 import signal
 import ssl
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(f"this processor has no {request.param}")
     with processor.forced(request.param):
         yield request.param
+
+
+@pytest.fixture(params=["", "library"], ids=["as here", "library"])
+def products(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Products as this processor makes them, and those of torch's library, as on a processor with AMX."""
+    if request.param not in ("", *processor.levels()):
+        pytest.skip("this processor has only the library")
+    with processor.forced(request.param) if request.param else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -447,3 +447,40 @@ def test_logprobs_are_the_targets_own_whatever_warps_the_choice(temperature: flo
         assert entry.logprob == pytest.approx(np.log(0.2))
         assert [token for token, _ in entry.top] == [0, 1]
         assert [logprob for _, logprob in entry.top] == pytest.approx(np.log([0.5, 0.3]))
+
+
+LOGPROB_TREES = {
+    "a chain": ([0, 1], [3, 4]), "siblings, the first": ([0, 0, 1], [3, 5, 4]),
+    "siblings, the second": ([0, 0, 2], [5, 3, 4]), "siblings twice": ([0, 0, 0, 3, 3, 3], [5, 6, 3, 7, 6, 4]),
+    "listed apart": ([0, 1, 0, 2, 3], [5, 6, 3, 7, 4]),
+}  # fmt: skip
+"""Parents and tokens of drafted nodes; the target says 3, 4 and 2."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("on_accelerator", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", LOGPROB_TREES)
+def test_log_probabilities_are_those_of_the_nodes_that_stand(
+    tree: str, temperature: float, on_accelerator: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever these lie among their siblings: each node has a distribution of its own."""
+    if on_accelerator:
+        as_on_an_accelerator(monkeypatch)
+    parents, tokens = LOGPROB_TREES[tree]
+    logits = torch.randn(len(tokens) + 1, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    path, at = [0], 0
+    for token in (3, 4):
+        logits[at, token] = 40.0
+        at = next(i for i, (parent, drafted) in enumerate(zip(parents, tokens, strict=True), 1)
+                  if (parent, drafted) == (at, token))  # fmt: skip
+        path.append(at)
+    logits[at, 2] = 40.0
+    row: Any = Request(PROMPT, [], SamplingParams(temperature=temperature, logprobs=2), Noise(0))
+    [done] = accept([row], [DraftTree(np.array([1, *tokens]), np.array([-1, *parents]))], [logits])
+    assert (done.path, done.tokens) == (path, [3, 4, 2])
+    expected = logits[path].double().log_softmax(-1)
+    found = [[entry.logprob, *(logprob for _, logprob in entry.top)] for entry in done.logprobs]
+    second = expected.topk(2).values
+    right = torch.cat([expected[[0, 1, 2], done.tokens].unsqueeze(1), second], 1)
+    assert torch.allclose(torch.tensor(found, dtype=torch.float64), right, atol=1e-5)

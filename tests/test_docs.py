@@ -27,8 +27,9 @@ from tests.paths import REPOSITORY
 
 MODELS = REPOSITORY / "models"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-HELP = sorted((REPOSITORY / "src" / "paceline" / "cli").glob("*.py"))
-TEXTS = {file: file.read_text("utf-8") for file in (*PAGES, *HELP)}
+HELP = [file for folder in ("cli", "train") for file in sorted((REPOSITORY / "src" / "paceline" / folder).glob("*.py"))]
+EXAMPLES = sorted(file for file in (REPOSITORY / "examples").iterdir() if file.is_file())
+TEXTS = {file: file.read_text("utf-8") for file in (*PAGES, *HELP, *EXAMPLES)}
 README, INDEX = TEXTS[PAGES[0]], TEXTS[REPOSITORY / "docs" / "README.md"]
 SHIPPED = {f"models/{file.parent.name}": file for file in sorted(MODELS.glob("*/model.safetensors"))}
 
@@ -132,6 +133,9 @@ def complaint(words, whole):
     missing = [one.name for one in command.params if one.required and options.get(one.name) in (None, (), [])]
     if path == ["generate"] and not any(options.get(name) for name in ("prompt", "prompts")):
         missing.append("prompt")
+    for one in command.params:  # what is to be a folder is none of the names that stand for a file in a package
+        if not one.type_descriptor.parameter_info.file_okay and str(options.get(one.name)) in folder.PACKAGES:
+            return f"{one.name} is {options[one.name]}, and a folder is wanted"
     return f"lacks {', '.join(missing)}" if missing else ""
 
 
@@ -193,7 +197,7 @@ def test_what_a_page_shows_is_so(file):
     are JSON; and its figures were measured with the shipped weights."""
     text = TEXTS[file]
     assert {command: why for command, whole in shown(file) if (why := complaint(words_of(command), whole))} == {}
-    if file in HELP:
+    if file in (*HELP, *EXAMPLES):
         return
     links = [one for one in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not one.startswith(("http:", "https:"))]
     assert [link for link in links if not leads_somewhere(file, link)] == []
@@ -261,6 +265,17 @@ def test_the_demo_model_answers_what_is_shown_without_a_loop(dtype):
         assert answer.finish_reason == "stop", answer.text
         assert words
         assert len(triples) == len(set(triples)), answer.text
+
+
+def test_the_picture_of_an_answer_opens_with_it_and_its_words_fit():
+    """An animation begins where all of it is shown, and system fonts are up to half as wide as high, or less."""
+    picture = (REPOSITORY / "docs" / "pictures" / "demo.svg").read_text("utf-8")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+) ', picture)[1])
+    found = re.findall(r'begin="-([\d.]+)s" dur="([\d.]+)s".*?keyTimes="0;([\d.]+)"', picture)
+    assert len(found) == picture.count("<animate ") > 50
+    assert all(float(begin) / float(length) >= float(shown) for begin, length, shown in found)
+    assert max(len(words) * 5.4 for words in re.findall(r'class="small">(.*?)</text>', picture)) < width
+    assert "plain above" in README
 
 
 def test_commands_that_need_more_packages_say_so():

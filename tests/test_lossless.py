@@ -64,7 +64,7 @@ def drafter_of(name: str, answers: Answers) -> Drafter:
         for prompt, text in answers.items():
             answer = np.array(text[len(prompt) :])
             answer[len(answer) // 2] = 5
-            drafter.remember(np.array(prompt), answer)
+            drafter.answers.of("").remember(np.array(prompt), answer)
     return drafter
 
 

@@ -249,6 +249,26 @@ def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> 
     assert len(wide.generate(PROMPTS, SamplingParams(max_tokens=8))) == 6
 
 
+def test_rows_of_another_engine_stay_where_they_are(decoder: Decoder) -> None:
+    """Only that engine knows their slots, so that a cache which it shares may not be laid out anew below them."""
+    params, long = SamplingParams(max_tokens=12), [7, 8, 9] * 100
+    alone = [Engine(decoder).generate([one], params)[0].tokens for one in (PROMPTS[0], long)]
+    first, second = Engine(decoder, max_batch=4, reuse=False), Engine(decoder, reuse=False)
+    short = [first.add(one, SamplingParams(max_tokens=2)) for one in PROMPTS[1:4]]
+    first.step()
+    other = second.add(PROMPTS[0], params)
+    second.step()
+    first.finish(short)
+    assert decoder.cache.held == [other.slot] == [3]
+    first.memory.budget = first.memory._size(3, 320)  # for two rows of the long prompt's length, and not for four
+    row = first.add(long, params)
+    first.step()
+    assert decoder.cache.held[-1] == other.slot == 3
+    second.finish([other])
+    first.finish([row])
+    assert [one.tokens[one.prompt_length :].tolist() for one in (other, row)] == alone
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 5 * 10**8), (4096, 4096), ("64kb", 64000)],

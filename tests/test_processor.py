@@ -14,6 +14,7 @@ from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.target import kernels
 from paceline.target.kernels import amx, integer
+from paceline.workbench import environment
 from tests import models
 
 X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
@@ -31,6 +32,7 @@ def has_all(of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("of", "level", "there", "lacking"),
     [
+        (X86, "library", ("avx2", "fma", "avx512f", "avx512vnni"), ("amx-bf16",)),
         (X86, "avx2", ("avx2", "fma", "f16c"), ("avxvnni", "avx512f", "avx512vnni", "amx-bf16")),
         (X86, "avx-vnni", ("avx2", "avxvnni"), ("avx512f", "avx512vnni", "amx-bf16")),
         (X86, "avx512", ("avx2", "avx512f", "avx512vnni"), ("amx-bf16",)),
@@ -54,18 +56,18 @@ def test_a_level_has_what_is_below_it_and_nothing_beyond(
 def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     has_all(X86, monkeypatch)
     monkeypatch.setenv(processor.VARIABLE, "avx3")
-    with pytest.raises(PacelineError, match=r"PACELINE_CPU is 'avx3'; there are avx2, .*Did you mean 'avx2'"):
+    with pytest.raises(PacelineError, match=r"PACELINE_CPU is 'avx3'; there are .*avx2, .*Did you mean 'avx2'"):
         processor.has("avx2")
 
 
 @pytest.mark.usefixtures("level")
 def test_kernels_follow(level: str) -> None:
     assert amx.supported() <= (level == "amx")
-    assert ("vnni" in integer.instruction_sets()) <= (level in ("avx512", "amx"))
+    assert ("vnni" in integer.instruction_sets()) <= (level in ("library", "avx512", "amx"))
     assert ("dotprod" in integer.instruction_sets()) == (level == "dotprod")
     assert kernels.preferred(torch.bfloat16) <= (level == "avx512")
     assert kernels.supported(torch.float32)
-    assert kernels.preferred(torch.float32) == (level != "amx" and not processor.ARM)
+    assert kernels.preferred(torch.float32) == (level not in ("amx", "library") and not processor.ARM)
 
 
 def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +81,37 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
+
+
+@pytest.mark.parametrize(("load", "said"), [
+    (0.1, "0.1 of 8 processors in the last minute"), (5.0, "others want them"), (None, "unknown here"),
+])  # fmt: skip
+def test_doctor_says_how_busy_the_machine_is(
+    load: float | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.workbench.environment.load", lambda: load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert main(["doctor"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("load"))
+    assert said in line
+    assert ("--threads 1" in line) == (load == 5.0)
+
+
+def test_doctor_shows_the_name_that_the_maker_gave(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LLVM's name is that of a family of processors, which others share."""
+    monkeypatch.setattr(processor, "name", lambda: "rocketlake")
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some Xeon Gold\n")
+    monkeypatch.setattr(environment, "CPUINFO", file)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"processor  Some Xeon Gold, level {processor.level()}" in shown
+    assert "rocketlake" not in shown
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["processor"] == "Some Xeon Gold"
 
 
 @pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")

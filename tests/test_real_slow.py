@@ -185,7 +185,7 @@ def check(dtype: str, spec: str) -> None:
         drafter = registry.create(spec)
         if isinstance(drafter, PastAnswer):  # the first half of what it remembers is right
             for prompt, answer in zip(prompts, plain, strict=True):
-                drafter.remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
+                drafter.answers.of("").remember(np.array(prompt), np.array([*answer.tokens[: NEW // 2], 5]))
         engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk, reuse=False)
         out = engine.generate(prompts, params)
         assert [done.tokens for done in out] == [done.tokens for done in plain]
@@ -193,6 +193,33 @@ def check(dtype: str, spec: str) -> None:
         assert sum(done.stats.draft_tokens for done in out) > 0
         accepted = sum(sum(done.stats.accepted[1:]) for done in out)
         assert accepted > 0 or spec.startswith("recycling"), "nothing was ever accepted"  # it has hardly begun to learn
+
+
+SEEDED = [
+    "suffix", "auto", "recycling,tree=16", "jacobi", "eagle3:{models}/smollm2-eagle3",
+    "eagle3:{models}/smollm2-eagle3,tree=0", "medusa:{models}/smollm2-medusa", "dflash:{models}/smollm2-dflash",
+    "kangaroo:{models}/smollm2-kangaroo", "suffix+model:{models}/smollm2-draft",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a_thousand_sampled_answers_are_plain_ones_seed_for_seed(temperature: float) -> None:
+    """A hundred seeds with ten drafters, eight at a time, with the budget and without it in turns."""
+    target, asked, _, _ = world("bfloat16")
+    prompts = [asked[i % 6] for i in range(100)]
+    params = [SamplingParams(max_tokens=NEW, temperature=temperature, seed=seed) for seed in range(100)]
+    plain = Engine(target, max_batch=8, reuse=False).generate(prompts, params)
+    different = len({tuple(done.tokens) for done in plain})
+    assert different > 60, "answers that are alike prove little"
+    for number, spec in enumerate(SEEDED):
+        engine = Engine(target, trained(spec), max_batch=8, reuse=False, budget=number % 2 == 0)
+        out = engine.generate(prompts, params)
+        accepted, rounds = sum(done.stats.accepted_tokens for done in out), sum(done.rounds for done in out)
+        same = sum(one.tokens == other.tokens for one, other in zip(out, plain, strict=True))
+        print(f"T {temperature:g}, {spec}: {same} of {len(out)} the same, {accepted} of drafts, {rounds} rounds")
+        assert same == len(out)
+        assert accepted > 0
 
 
 @pytest.mark.parametrize("dtype", FORMS)

@@ -26,7 +26,10 @@ def main() -> int:
     gc.set_threshold(*GARBAGE)
     from paceline import cli
 
-    return cli.main()
+    status = cli.main()
+    if status == interrupt.STATUS:
+        interrupt.silence()
+    return status
 
 
 if __name__ == "__main__":

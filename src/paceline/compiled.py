@@ -222,7 +222,7 @@ def _cosine_and_sine(x: Any) -> Any:
     return (-turned if quarter == 1 or quarter == 2 else turned), (-other if quarter & 2 else other)
 
 
-@njit("UniTuple(float32[:, ::1], 2)(float32[:, ::1])", cache=True)
+@njit(cache=True)
 def cosines_and_sines(angles: Any) -> Any:
     """cos and sin of angles [n, m] up to a million, float32."""
     cos, sin = np.empty_like(angles), np.empty_like(angles)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+from time import sleep
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
@@ -26,14 +28,25 @@ def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoRet
     os._exit(STATUS)
 
 
+def silence() -> None:
+    """Say nothing of what objects complain about when the interpreter ends: they were interrupted half-way."""
+    sys.unraisablehook = lambda unraisable: None
+
+
+AGAIN = 0.2
+"""Seconds until Ctrl-C is raised again, where its exception was dropped: longer than dropping it takes."""
+
+
 class ByException:
     """A context in which Ctrl-C raises KeyboardInterrupt and sets `pressed`, as libraries may replace the exception.
 
-    While torch is imported, which an exception may break, Ctrl-C ends the process at once."""
+    While torch is imported, which an exception may break, Ctrl-C ends the process at once. Python drops an exception
+    of a `__del__` or of a call from C; a KeyboardInterrupt that was dropped is raised again."""
 
     def __init__(self) -> None:
         self.pressed = False
         self._before: Any = None
+        self._hook: Any = None
 
     def __enter__(self) -> ByException:
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave):
@@ -41,17 +54,31 @@ class ByException:
                 self._before = signal.signal(signal.SIGINT, self._press)
             except ValueError:  # not in the main thread, where signals do not arrive
                 self._before = None
+            else:
+                self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+            sys.unraisablehook = self._hook
+
+    def _dropped(self, unraisable: Any) -> None:
+        if not self.pressed:
+            self._hook(unraisable)
+        elif issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(_press_again, (_thread.get_ident(),))
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         self.pressed = True
         if _is_loading("torch"):
             _leave()
         raise KeyboardInterrupt
+
+
+def _press_again(thread: int) -> None:
+    sleep(AGAIN)
+    signal.pthread_kill(thread, signal.SIGINT)
 
 
 class Interrupt:

@@ -1,13 +1,14 @@
 """JSON and JSON Lines: one reader, and one writer for prompts, recordings, corpora, training data and results.
 
     for where, record in objects("log.jsonl", ConversationError, "an answer"): ...      # where: "log.jsonl, line 7"
-    with Appender.open(Path("log.jsonl")) as log: log.append([record])
+    with Appender.open(Path("log.jsonl"), REQUESTS) as log: log.append([record])
 
 `loads` reads strictly: every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after
 a crash or on a full disk, a written file holds whole lines."""
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -19,10 +20,11 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO, Any, Protocol, Self
@@ -49,9 +51,10 @@ def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None,
     except UnicodeDecodeError as error:
         raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
-        what = error.msg.removesuffix(" at")
-        raise NotJSON(f"not JSON: {what} at {line}column {error.colno}") from None
+        is_line, what = "\n" not in error.doc.rstrip(), error.msg.removesuffix(" at")
+        column = min(error.pos, len(error.doc.rstrip("\r\n"))) + 1 if is_line else error.colno
+        line = "" if is_line else f"line {error.lineno}, "
+        raise NotJSON(f"not JSON: {what} at {line}column {column}") from None
     except NotJSON:
         raise
     except RecursionError:
@@ -87,17 +90,76 @@ def _is_deep(value: Any) -> bool:
 
 
 PIECE_BYTES = 1 << 20  # bytes of a piece: some seconds of work
+PEEKED = 16  # bytes at a file's beginning that say what it is
 
 
-def _zstd(raw: Any) -> Any:
+def _zstd(raw: io.BufferedReader) -> io.BufferedReader:
     import pyarrow
 
-    return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+    stream = pyarrow.CompressedInputStream(raw, "zstd")
+
+    def read(size: int) -> bytes:
+        try:
+            return bytes(stream.read(size))
+        except OSError as cause:
+            raise EOFError(str(cause)) from None
+
+    return io.BufferedReader(_Read(read, raw))
 
 
-PACKED: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _zstd}
-"""What unpacks a file with such a name."""
-TABLES = (".csv", ".parquet")  # names of tables, whose rows are records
+def _utf16(raw: io.BufferedReader) -> io.BufferedReader:
+    """The bytes of UTF-8 that say the same."""
+    text = io.TextIOWrapper(raw, "utf-16", newline="")
+
+    def read(size: int) -> bytes:
+        try:
+            return text.read(size // 4).encode()  # a character has up to four bytes
+        except UnicodeDecodeError as cause:
+            raise EOFError(f"not UTF-16: {cause.reason}") from None
+
+    return io.BufferedReader(_Read(read, raw))
+
+
+class _Read(io.RawIOBase):
+    """A file whose bytes a function gives. inner: where they come from."""
+
+    def __init__(self, read: Callable[[int], bytes], inner: IO[bytes]):
+        self._read, self._inner = read, inner
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        given = self._read(len(buffer))
+        buffer[: len(given)] = given
+        return len(given)
+
+
+PACKED: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
+    ".gz": (rb"\x1f\x8b", gzip.open),
+    ".xz": (rb"\xfd7zXZ\0", lzma.open),
+    ".bz2": (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.open),
+    ".zst": (rb"\x28\xb5\x2f\xfd", _zstd),
+}
+"""How packed files begin, as a pattern, and what unpacks them; by the usual ends of their names."""
+_WIDE = rb"\xff\xfe|\xfe\xff"  # the byte order marks of UTF-16
+_PARQUET = b"PAR1"
+MAYBE_PACKED = f"({'|'.join(map(re.escape, PACKED))})?$"
+"""A pattern of the end of a name, behind what the file is."""
+_CSV = re.compile(rf"\.csv{MAYBE_PACKED}", re.IGNORECASE)
+
+
+def _unpacked(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
+    """What a file holds, in UTF-8 where it is text: `raw` itself, if that is so. Its first bytes decide, and where they
+    say nothing the end of its name."""
+    begins = raw.peek(PEEKED)
+    by_name = PACKED[suffix][1] if suffix in PACKED and begins else None
+    unpack = next((unpack for mark, unpack in PACKED.values() if re.match(mark, begins)), by_name)
+    inner: io.BufferedReader = unpack(raw) if unpack else raw
+    return _utf16(inner) if re.match(_WIDE, inner.peek(PEEKED)) else inner
 
 
 @dataclass(frozen=True)
@@ -111,54 +173,60 @@ class Piece:
     end: int | None = None
     line: int = 1
 
-    def within(self, file: IO[bytes]) -> Iterable[bytes]:
-        """The piece's lines in the opened file."""
-        if self.end is None:
-            return file
-        file.seek(self.begin)
-        return io.BytesIO(file.read(self.end - self.begin))
-
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order. An empty file is one piece; so are a packed one, which can be read only from its
-    beginning, and one JSON list. Raises `error` if the file cannot be read."""
-    try:
-        with path.open("rb") as raw:
-            begins = raw.read(2)
-            if path.suffix in (*PACKED, *TABLES) or begins == b"\x1f\x8b" or begins.startswith(b"["):
-                yield Piece(path)
-                return
-            raw.seek(0)
-            begin, line = 0, 1
-            while content := raw.read(PIECE_BYTES) + raw.readline():
-                yield Piece(path, begin, begin + len(content), line)
-                begin, line = begin + len(content), line + content.count(b"\n")
-            if begin == 0:
-                yield Piece(path)
-    except OSError as cause:
-        raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
-
-
-def rows_of(path: Path, error: type[PacelineError]) -> Iterator[dict[str, Any]]:
-    """The rows of a table, whose cells may be JSON. Raises `error` if it cannot be read."""
-    try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                csv.field_size_limit(1 << 30)
-                rows: Iterator[dict[str, Any]] = csv.DictReader(file)
-                yield from ({str(name): _cell(cell) for name, cell in row.items() if cell} for row in rows)
+    """A file's pieces in order. An empty file is one piece; so is one that can be read only from its beginning: packed,
+    in UTF-16, a table, or JSON as a whole. Raises `error` if the file cannot be read."""
+    with opened(path, error) as file:
+        _, first = next(numbered(file), (0, b""))
+    with _reading(path, error), path.open("rb") as raw:
+        if _unpacked(raw, path.suffix) is not raw or _is_table(raw, path) or _is_open(first):
+            yield Piece(path)
             return
-        from pyarrow import ArrowInvalid, parquet
+        begin, line = 0, 1
+        while content := raw.read(PIECE_BYTES) + raw.readline():
+            yield Piece(path, begin, begin + len(content), line)
+            begin, line = begin + len(content), line + content.count(b"\n")
+        if begin == 0:
+            yield Piece(path)
 
+
+def _is_table(file: io.BufferedReader, name: str | Path) -> bool:
+    """Whether a file's rows are records. Of CSV only its name tells."""
+    return bool(_CSV.search(str(name))) or file.peek(PEEKED).startswith(_PARQUET) or str(name).endswith(".parquet")
+
+
+def _is_open(first: bytes) -> bool:
+    """Whether the JSON that begins in a file's first line goes on after it, or is a list."""
+    if first.lstrip().startswith(b"["):
+        return True
+    try:
+        json.loads(first.decode())
+    except json.JSONDecodeError as error:
+        return first.lstrip().startswith(b"{") and error.pos >= len(error.doc.rstrip())
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def _rows(file: io.BufferedReader, name: str | Path, error: type[PacelineError]) -> Iterator[dict[str, Any]]:
+    """The rows of a table, whose cells may be JSON. Raises `error` if it cannot be read."""
+    if _CSV.search(str(name)):
+        csv.field_size_limit(1 << 30)
         try:
-            for batch in parquet.ParquetFile(path).iter_batches(1024):
-                yield from (
-                    {name: _cell(cell) for name, cell in row.items() if cell is not None} for row in batch.to_pylist()
-                )
-        except ArrowInvalid as cause:
-            raise error(f"{path} is no Parquet file: {cause}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as cause:
-        raise error(f"{path} cannot be read: {cause}") from None
+            for row in csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")):
+                yield {str(column): _cell(cell) for column, cell in row.items() if cell}
+        except (UnicodeDecodeError, csv.Error) as cause:
+            raise error(f"{name} cannot be read: {cause}") from None
+        return
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        for batch in parquet.ParquetFile(file if file.seekable() else io.BytesIO(file.read())).iter_batches(1024):
+            for row in batch.to_pylist():
+                yield {column: _cell(cell) for column, cell in row.items() if cell is not None}
+    except ArrowInvalid as cause:
+        raise error(f"{name} is no Parquet file: {cause}") from None
 
 
 def _cell(value: Any) -> Any:
@@ -184,9 +252,10 @@ def seekable(paths: Iterable[Path]) -> Iterator[list[Path]]:
         yield found
 
 
-def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
-    """The JSON object of a line; NotJSON for anything else. wanted: what the line should be, for the message."""
-    value = loads(line)
+def as_object(line: Any, wanted: str) -> dict[str, Any]:
+    """The JSON object of a line, or the value that was read of it; NotJSON for anything else. wanted: what the line
+    should be, for the message."""
+    value = loads(line) if isinstance(line, str | bytes) else line
     if not isinstance(value, dict):
         raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
     return value
@@ -200,26 +269,99 @@ def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, byte
             yield number, line
 
 
+def listed(value: Any) -> list[Any]:
+    """The records in a file's only value: a list's items, or the value."""
+    return value if isinstance(value, list) else [value]
+
+
+def records(
+    file: io.BufferedReader, name: str | Path, error: type[PacelineError], piece: Piece | None = None,
+    parts: Callable[[Any], Sequence[Any]] = listed,
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    """What an opened file holds: ("file, line n", the line) of every line that is not blank; of a table, and of JSON
+    that is printed over several lines, ("file, item n", value). Raises `error` if it cannot be read.
+
+    name   the file's, for messages and for CSV.
+    piece  read this piece alone.
+    parts  the records in a value that is the whole file."""
+    if piece is not None and piece.end is not None:
+        file.seek(piece.begin)
+        lines = numbered(io.BytesIO(file.read(piece.end - piece.begin)), piece.line)
+    elif _is_table(file, name):
+        yield from ((f"{name}, item {number}", row) for number, row in enumerate(_rows(file, name, error), 1))
+        return
+    else:
+        lines = numbered(file)
+        number, first = next(lines, (0, b""))
+        if _is_open(first):
+            rest = file.read()
+            try:
+                values = _values(b"\n" * (number - 1) + first + rest, parts)
+            except NotJSON as cause:
+                if first.lstrip().startswith(b"[") or not _is_lines(rest):
+                    raise error(f"{name}: {cause}") from None
+                lines = chain([(number, first)], numbered(io.BytesIO(rest), number + 1))
+            else:
+                yield from ((f"{name}, item {n}", value) for n, value in enumerate(values, 1))
+                return
+        elif first:
+            lines = chain([(number, first)], lines)
+    yield from ((f"{name}, line {number}", line) for number, line in lines)
+
+
+def _is_lines(rest: bytes) -> bool:
+    """Whether what follows a first line that is not JSON is nothing, or lines of their own."""
+    _, second = next(numbered(io.BytesIO(rest)), (0, b"{"))
+    return re.match(rb'[\s",}\]]', second) is None
+
+
+def _values(whole: bytes, parts: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
+    """The records in a file that is one JSON value, or several, each of which begins and ends a line."""
+    joined, count = re.subn(rb"(?m)^([}\]]\s*\n)(?=[{\[])", rb"\1,", whole)
+    return loads(b"[" + joined + b"]") if count else parts(loads(whole))
+
+
+def _buffered(raw: Any) -> io.BufferedReader:
+    return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+
+
 @contextmanager
-def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
-    """A file of bytes, unpacked if its first bytes or name are gzip's, or its name one of PACKED. Raises `error` if it
-    cannot be read."""
+def opened(source: Path | IO[bytes], error: type[PacelineError], name: str = "") -> Iterator[io.BufferedReader]:
+    """A file of bytes, or one that is open, unpacked and in UTF-8 if its first bytes or its name say that it is one of
+    PACKED or UTF-16. Raises `error` if it cannot be read."""
+    name = name or str(source)
+    with _reading(name, error), ExitStack() as files:
+        raw = source.open("rb") if isinstance(source, Path) else source
+        files.callback(raw.close)
+        yield _unpacked(_buffered(raw), Path(name).suffix)
+
+
+@contextmanager
+def _reading(name: str | Path, error: type[PacelineError]) -> Generator[None]:
     try:
-        with path.open("rb") as raw:
-            unpack = gzip.open if raw.read(2) == b"\x1f\x8b" else PACKED.get(path.suffix)
-            raw.seek(0)
-            with unpack(raw) if unpack else raw as lines:
-                yield lines  # type: ignore[misc]
+        yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as cause:
-        raise error(f"{path} is cut off or damaged ({cause})") from cause
+        raise error(f"{name} is cut off or damaged ({cause})") from cause
     except OSError as cause:
-        raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
+        raise error(f"{name} cannot be read: {cause.strerror or cause}") from cause
+
+
+def readable(given: Any) -> Any:
+    """`given`, the callback of an option with files to read ("-": standard input). PacelineError unless all are there.
+    None is opened: what writes into a pipe would miss its reader."""
+    for path in [] if given is None else given if isinstance(given, list | tuple) else [given]:
+        if str(path) != "-":
+            missing = not os.path.exists(path)
+            why = errno.ENOENT if missing else errno.EISDIR if os.path.isdir(path) else errno.EACCES
+            if missing or os.path.isdir(path) or not os.access(path, os.R_OK):
+                raise PacelineError(f"{path} cannot be read: {os.strerror(why)}")
+    return given
 
 
 def text_of(path: Path, error: type[PacelineError]) -> str:
-    """The text of a file, unzipped as in `opened`. Raises `error` if it cannot be read or is not UTF-8."""
+    """The text of a file, as in `opened`. Raises `error` if it cannot be read or is not UTF-8."""
     with opened(path, error) as file:
-        content = file.read()
+        content = file.read().removeprefix(BOM)
     try:
         return content.decode()
     except UnicodeDecodeError as cause:
@@ -227,16 +369,13 @@ def text_of(path: Path, error: type[PacelineError]) -> str:
         raise error(f"{path}, line {line}: not UTF-8 ({cause.reason})") from None
 
 
-def objects(
-    source: str | Path | Piece, error: type[PacelineError], wanted: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
+def objects(source: str | Path, error: type[PacelineError], wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of every record in a file, as `records` has them; `error`, which names the place, if it is not an
+    object.
 
     wanted  what a line should be, for the message."""
-    piece = source if isinstance(source, Piece) else Piece(Path(source))
-    with opened(piece.path, error) as file:
-        for number, line in numbered(piece.within(file), piece.line):
-            where = f"{piece.path}, line {number}"
+    with opened(Path(source), error) as file:
+        for where, line in records(file, source, error):
             try:
                 record = as_object(line, wanted)
             except NotJSON as cause:
@@ -264,6 +403,11 @@ class Closing:
         self.close()
 
 
+ANSWERS, REQUESTS, STEPS, RECORDS = b'{"index"', b'{"time"', b'{"step"', b"{"
+"""How the records of a file begin: those of `generate`, of a server's log, of a training's log, and of any file in a
+folder that is known to be ours."""
+
+
 class Appender(Closing):
     """Lines at the end of an unbuffered file: when `append` returns they are written.
 
@@ -275,22 +419,28 @@ class Appender(Closing):
         self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
     @classmethod
-    def open(cls, path: Path, *, new: bool = False, private: bool = False, then: str = "") -> Self:
-        """Append to `path`, which is made if it does not exist; new: it must not exist; private: a new file is its
-        owner's alone. PacelineError if that fails.
+    def open(cls, path: Path, begins: bytes, *, private: bool = False, then: str = "") -> Self:
+        """Append to `path`, which is made if it does not exist; private: a new file is its owner's alone. PacelineError
+        if that fails, and if another process is writing there: the file is locked until it is closed.
 
-        A part of a line at the file's end, which a kill or a power cut left, is dropped: the next line could join it.
-        """
-        try:
-            mode = 0o600 if private else 0o666
-            raw = FileIO(str(path), "x" if new else "a+", opener=lambda name, flags: os.open(name, flags, mode))
-            lines = cls(raw, str(path), then)
-            lines._drop_part()
-            return lines
-        except FileExistsError:
-            raise PacelineError(f"{path} exists already; give another name, or remove it first") from None
-        except OSError as error:
-            raise PacelineError(f"{path} cannot be written: {error.strerror}") from None
+        begins  how our records begin. A part of a line at the file's end, which a kill or a power cut left, is dropped:
+                the next line could join it. PacelineError, and the file stays as it is, if that part is not ours."""
+        with _writing(path):
+            raw = _locked(path, private)
+            try:
+                _mend(raw, path, begins)
+            except BaseException:
+                raw.close()
+                raise
+            return cls(raw, str(path), then)
+
+    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Put other records in the place of all that the file holds, which stays as it was if that fails."""
+        path = Path(self._name)
+        write_whole(path, "".join(map(_line, records)))
+        with _writing(path):
+            before, self._raw = self._raw, _locked(path)
+            before.close()
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
         """Write records, or lines without line ends, all or none: PacelineError if that fails, BrokenPipeError for a
@@ -314,15 +464,72 @@ class Appender(Closing):
             return not self._is_file or os.path.samestat(os.stat(path), os.fstat(self._raw.fileno()))
         return False
 
-    def _drop_part(self) -> None:
-        if self._is_file and os.fstat(self._raw.fileno()).st_size:
-            with mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                end, size = content.rfind(b"\n") + 1, len(content)
-            if end < size:
-                self._raw.truncate(end)
-
     def close(self) -> None:
         self._raw.close()
+
+
+def lock(raw: FileIO, message: str) -> None:
+    """Lock a file until it is closed; PacelineError with this message if another process has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # On such a system it is the user's to start one process at a time.
+        return
+    try:
+        fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PacelineError(message) from None
+    except OSError:  # This file system has no locks.
+        return
+
+
+def _locked(path: Path, private: bool = False) -> FileIO:
+    """The file, opened and locked. A device or a pipe takes lines of any number of processes."""
+    mode = 0o600 if private else 0o666
+    while True:
+        raw = FileIO(str(path), "a+", opener=lambda name, flags: os.open(name, flags, mode))
+        try:
+            if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+                return raw
+            lock(raw, f"another process is writing into {path}; wait for it, or name another file")
+            with suppress(FileNotFoundError):  # The one that had the lock may have put another file in its place.
+                if os.path.samestat(os.stat(path), os.fstat(raw.fileno())):
+                    return raw
+        except BaseException:
+            raw.close()
+            raise
+        raw.close()
+
+
+def _mend(raw: FileIO, path: Path, begins: bytes) -> None:
+    """Let a file end with a whole line. PacelineError for a part of a line that is not ours."""
+    if end := _end(raw, path, begins):
+        raw.seek(end - 1)
+        is_open = raw.read(1) != b"\n"
+        raw.truncate(end)
+        raw.write(b"\n" * is_open)
+    elif stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.truncate(0)
+
+
+def _end(raw: FileIO, path: Path, begins: bytes) -> int:
+    """How many bytes of a file are whole records. PacelineError if a part of a line follows them that is not ours: it
+    begins like no record of ours, and stands behind none. 0 for a device or a pipe."""
+    status = os.fstat(raw.fileno())
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return 0
+    with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+        part, before = content[end : end + len(begins)], content.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        if not begins.startswith(part) and content[before : before + len(begins)] != begins:
+            raise _foreign(path)
+        with suppress(NotJSON):  # A record that lacks nothing but its line end is whole.
+            as_object(content[end:], "a record")
+            return len(content)
+        return end
+
+
+def _foreign(path: Path) -> PacelineError:
+    return PacelineError(f"{path} holds no JSON Lines, and lines would be added to it; name another file")
 
 
 class _Stream:
@@ -373,21 +580,33 @@ def writes(kind: bytes) -> Callable[[Path | None], Path | None]:
     return output(check)
 
 
-def check_log(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless lines can be appended to it: JSON Lines, a new file, a device or a pipe."""
+def check_log(path: Path | None, begins: bytes) -> Path | None:
+    """`path`; PacelineError unless lines that begin so can be appended to it: JSON Lines to which no other process
+    appends, a new file, a device or a pipe."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     with _writing(path):
         if path.is_file():
-            with path.open("r+b") as file:
+            with _locked(path) as raw:
+                _end(raw, path, begins)
+            with path.open("rb") as file:
                 first = file.readline(PIECE_BYTES)
             with suppress(NotJSON):
                 if not first.endswith(b"\n") or as_object(first, "a record"):
                     return path
-            raise PacelineError(f"{path} holds no JSON Lines, and lines would be added to it; name another file")
+            raise _foreign(path)
         elif not os.access(path, os.W_OK):
             raise PermissionError(0, "Permission denied")
     return path
+
+
+def appends(begins: bytes) -> Callable[[Path | None], Path | None]:
+    """`check_log` for records that begin so, as the callback of an option."""
+
+    def check(path: Path | None) -> Path | None:
+        return check_log(path, begins)
+
+    return output(check)
 
 
 def check_folder(path: Path | None) -> Path | None:
@@ -408,7 +627,7 @@ def check_new_folder(path: Path) -> Path:
     return path
 
 
-OUTPUTS: set[Any] = {check_file, check_log, check_folder, check_new_folder}
+OUTPUTS: set[Any] = {check_file, check_folder, check_new_folder}
 """The callbacks of options and arguments that name what a command writes."""
 
 

@@ -20,6 +20,7 @@ from paceline.errors import PacelineError, meant
 VARIABLE = "PACELINE_CPU"
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 _X86_LEVELS = {
+    "library": ("avx2", "fma", "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
     "avx-vnni": ("avx2", "fma", "f16c", "avxvnni"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
@@ -27,11 +28,13 @@ _X86_LEVELS = {
 }
 _ARM_LEVELS = {"neon": ("neon",), "dotprod": ("neon", "dotprod")}
 LEVELS: dict[str, tuple[str, ...]] = _ARM_LEVELS if ARM else _X86_LEVELS
-"""Levels of this kind of processor, from the least, and features that a processor of it has."""
+"""Levels of this kind of processor, from the least, and features that a processor of it has. "library" has all that
+there is but AMX, and leaves to torch's library the products that AMX leaves to it: so what only a processor with AMX
+does in float32 is tested on others."""
 _WIDE = ("avx512", "avx10", "evex512", "amx")
 _BEYOND: dict[str, tuple[str, ...]] = {
-    "avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _WIDE, "avx512": ("amx",), "amx": (),
-    "neon": ("dotprod",), "dotprod": (),
+    "library": ("amx",), "avx2": (*_WIDE, "avxvnni", "avxifma", "avxneconvert"), "avx-vnni": _WIDE,
+    "avx512": ("amx",), "amx": (), "neon": ("dotprod",), "dotprod": (),
 }  # fmt: skip
 """Beginnings of names of features that a level does not have."""
 _FOLLOWERS = {
@@ -39,7 +42,7 @@ _FOLLOWERS = {
              "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
     "avx-vnni": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"},
-    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
+    **{name: {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} for name in ("library", "avx512")},
     "amx": {},
 }  # fmt: skip
 """Variables by which other libraries learn of a level, before they are imported."""
@@ -133,6 +136,11 @@ def allows(name: str) -> bool:
     """Whether a feature is not beyond the level that is asked for: other libraries may use it if it is there."""
     level = _asked()
     return level is None or not name.startswith(_BEYOND[level])
+
+
+def prefers_library() -> bool:
+    """Whether torch's library makes those products whose sums need no fixed order."""
+    return ARM or has("amx-bf16") or _asked() == "library"
 
 
 def levels() -> list[str]:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tests import models
 
+from paceline.core.noise import Noise
 from paceline.core.segment import Segment
 from paceline.target.load import load
 from paceline.workbench import reference
-from paceline.workbench.reference import PlainDecoding, Rounding, distance, is_tie
+from paceline.workbench.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 
 
 class Judged(NamedTuple):
@@ -63,6 +64,25 @@ def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair, judge):
         # What both chose may be as close as can be: it is a bug if a third is far above them.
         assert judged(judge, prefix, order[200], order[200]).verdict == "bug"
     assert found["tie"] > 0  # bfloat16 is coarse
+
+
+def test_of_a_sampled_token_the_place_s_noise_decides(pair, judge):
+    """The token that the noise takes has no gap, another one the gap of what decides there, and its rounding grows as
+    the temperature falls."""
+    for seed in range(10):
+        prefix, noise, at = np.random.default_rng(seed).integers(2, 280, 30).tolist(), Noise(seed), seed + 3
+        exact = logits(pair[1], prefix)
+        for temperature in (0.5, 1.3):
+            logs = (exact.double() / temperature).log_softmax(-1)
+            taken = noise.choose(logs.exp(), at)
+            other = int(logs.argsort()[100])
+            scores = logs[[taken, other]].numpy() - np.log(noise.times(at, [taken, other]))
+            sampled = Sampled(noise, at, temperature)
+            same = Judged(*distance(judge, prefix, (taken, taken), sampled))
+            said = Judged(*distance(judge, prefix, (taken, other), sampled))
+            assert (same.gap, same.verdict) == (pytest.approx(0, abs=1e-3), "tie")
+            assert said.gap == pytest.approx(scores[0] - scores[1], abs=1e-2)
+            assert said.noise == pytest.approx(judged(judge, prefix, taken, other).noise / temperature)
 
 
 def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair, judge):

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.certify.greedy import Reader
 from paceline.certify.page import detectable
-from paceline.certify.scenarios import Play
+from paceline.certify.scenarios import SCENARIOS, Play
 from paceline.cli import main
 from paceline.cli.show import Steps
 from paceline.target.decoder import Decoder
@@ -64,6 +64,19 @@ def test_a_budget_is_for_all_tests(tiny, few, capsys):
     assert {row["why"] for row in found["scenarios"] if not row["why"].startswith("the endpoint")} == {
         "the budget was spent"
     }
+
+
+def test_what_takes_time_is_said_before_it_and_what_has_none_is_not(tiny, few, capsys):
+    """Every load, and that there is nothing to find without a drafter; no scenario after the budget is spent."""
+    assert main(["certify", str(tiny), "--max-tokens", "4", "--budget", "0.01s", "--json", *few]) == 3
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    why = "nothing is drafted, for --draft names no drafter"
+    assert json.loads(printed.out)["why"] == why
+    begun = [f"loading {what}; the budget begins when all is loaded" for what in ("the reference", "the control")]
+    loads = [line for line in lines if line.startswith("loading")]
+    assert loads == [f"loading {tiny}; the verdict can only be 'cannot say': {why}", *begun]
+    assert not {scenario.name for scenario in SCENARIOS} & {*lines}
 
 
 def test_a_budget_bounds_every_test(tiny, few, capsys, monkeypatch):

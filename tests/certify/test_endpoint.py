@@ -40,11 +40,11 @@ def probs(context):
 
 class Model:
     """bias: the share of drafted words that are kept without asking; wrong: every so many greedy words, which are then
-    of this rank, from 0."""
+    of this rank, from 0; most: best tokens that it reports at a place."""
 
-    def __init__(self, bias=0.0, wrong=0, rank=1, logprobs=True, owner=""):
+    def __init__(self, bias=0.0, wrong=0, rank=1, logprobs=True, owner="", most=20):
         self.bias, self.wrong, self.rank, self.logprobs = bias, wrong, rank, logprobs
-        self.owner = owner
+        self.owner, self.most = owner, most
 
     def reply(self, body):
         rng = np.random.default_rng(body.get("seed"))
@@ -83,6 +83,7 @@ def served(model):
         def do_POST(self):
             body = json.loads(self.body())
             unknown = body.keys() - KNOWN.keys()
+            unknown |= {"top_logprobs"} if body.get("top_logprobs", 0) > model.most else set()
             self.reply(400, {"error": f"{unknown}?"}) if unknown else self.reply(200, model.reply(body))
 
     with serving(Words) as url, Remote(url, retry=RETRY) as asked:
@@ -127,6 +128,16 @@ def test_a_planted_bias_is_found(reference):
     found = certified(Model(bias=0.5), reference, Scope(requests=960, max_tokens=24, budget="20m"))
     assert found["sampled"]["findings"][0]["what"].startswith("the best token came")
     assert found["verdict"] == "not lossless"
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_a_server_that_reports_five_tokens_is_judged_by_these(bias):
+    """And no more, as some servers do."""
+    found = certified(Model(bias=bias, most=5), None, Scope(requests=960, max_tokens=24, budget="20m"))
+    assert "log-probabilities" in found["features"]
+    assert found["sampled"]["long"]["tokens"] > 1000
+    assert bool(found["sampled"]["findings"]) == bool(bias)
+    assert not found["greedy"]["bugs"]
 
 
 def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie():
@@ -174,6 +185,45 @@ def test_an_answer_is_compared_with_the_controls(said, fields, gap, why):
         return
     assert found.get("gap") == (gap if gap is None else pytest.approx(gap))
     assert why in found.get("why", "")
+
+
+SCHEMA = {"response_format": {"type": "json_schema"}}
+UNRANKED = place(" q", {" q": -9.03})
+
+
+@pytest.mark.parametrize(("said", "best", "fields", "gap"), [
+    # Ranks 52 and 53 before the mask: no server reports either among its best.
+    (UNRANKED, -9.0, SCHEMA, 0.03), (UNRANKED, -9.0, {"structured_outputs": {"regex": "q"}}, 0.03),
+    (UNRANKED, -9.0, {"tool_choice": "required"}, 0.03), (UNRANKED, -9.0, {"min_tokens": 2}, 0.03),
+    (UNRANKED, -9.0, {"presence_penalty": 0.8}, 0.03), (UNRANKED, -9.0, {"frequency_penalty": 0.8}, 0.03),
+    (UNRANKED, -5.0, SCHEMA, 4.03), (UNRANKED, -9.0, {}, None), (UNRANKED, -9.0, {"top_k": 9}, None),
+    # By its own server it would be nearly the best, but the control ranks it after its last.
+    (place(" q", {" q": -2.4}), -2.5, SCHEMA, 0.5),
+    (place(" q", {" q": float("nan")}), -2.5, SCHEMA, 0.5),
+    # A bias counts, by the text of its token: -3 - 3.
+    (place(" c", {" c": -3.0}), -2.0, {"logit_bias": {"7": -3.0}}, 4.0),
+    (place(" c", {" c": -3.0}), -5.9, {"logit_bias": {"7": -3.0}}, 0.1),
+], ids=str)
+def test_what_a_field_moves_is_judged_by_what_its_own_server_says_of_it(said, best, fields, gap):
+    ranked = place(" b", {" b": -0.7, " c": -3.0})["top_logprobs"]
+    right = Completion(" a x", logprobs=[PLACES[0], {"token": " x", "logprob": best, "top_logprobs": ranked}])
+    mine = Completion(" a" + said["token"], logprobs=[PLACES[0], said])
+    found = compare(mine, right, BODY | fields, Noise(), {" c": -3.0})
+    assert found["gap"] == (gap if gap is None else pytest.approx(gap))
+    assert bool(found["why"]) == (gap is None)
+
+
+@pytest.mark.parametrize(("words", "banned"), [(" a c", True), (" a b", False), (" c b", True)])
+def test_a_token_that_is_forbidden_is_a_bug_however_near_the_tie(words, banned):
+    """Also after a tie, where nothing else is compared."""
+    top = {" a": -0.7, " b": -0.7, " c": -0.7}
+    places = [[place(f" {one}", top) for one in text.split()] for text in (words, " a b")]
+    mine, right = (Completion("".join(one["token"] for one in of), logprobs=of) for of in places)
+    found = compare(mine, right, BODY | {"logit_bias": {"7": -100}}, Noise(), {" c": -100.0})
+    assert (found is not None) == banned
+    assert not banned or found["why"] == "it says ' c', which the request's logit_bias forbids"
+    both = compare(mine, mine, BODY | {"logit_bias": {"7": -100}}, Noise(), {" c": -100.0})
+    assert both is None  # then drafts have no part in it
 
 
 def test_rounding_is_measured_and_has_a_limit():

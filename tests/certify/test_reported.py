@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from paceline.certify import asking
-from paceline.certify.conditional import Conditional, Words, _difference, is_raw, read_places
+from paceline.certify.conditional import (
+    EVERYWHERE,
+    NORMAL,
+    Conditional,
+    Words,
+    _difference,
+    _often,
+    _variance,
+    is_raw,
+    read_places,
+)
+from paceline.certify.verdict import LEVEL, LONG
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.workbench.client import Completion
 
@@ -32,7 +43,7 @@ def drawn_from(context, counted, frequency, asked):
     scores = torch.tensor(after(context)[0], dtype=torch.float32)[None]
     for token, times in counted:
         scores[0, token] -= frequency * times
-    p = probabilities(scores, SamplingParams(temperature=1.0, **dict(asked)), [])[0].double().numpy()
+    p = probabilities(scores, SamplingParams(**{"temperature": 1.0} | dict(asked)), [])[0].double().numpy()
     return p / p.sum()
 
 
@@ -103,6 +114,73 @@ def test_a_wrong_step_is_found_without_a_reference(fields, wrong):
     found = judged(fields, wrong).findings(1e-3)
     assert found, wrong
     assert found[0].p < 1e-3
+
+
+SAMPLINGS = [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 10}, {"min_p": 0.02}]
+FLATTER = 0.77  # exponent of a drafter's probabilities: it is less sure than its target
+
+
+@cache
+def target_of(context, asked):
+    return drawn_from(context, frozenset(), 0.0, asked)
+
+
+@cache
+def draft_of(context, asked):
+    q = target_of(context, asked) ** FLATTER
+    return q / q.sum()
+
+
+def speculated(fields, rng, wrong, length=40):
+    """An answer whose tokens are drafted and verified one by one; wrong: what verification does wrongly."""
+    text, made, asked = [0, 1], [], tuple(fields.items())
+    for _ in range(length):
+        context = (text[-2] % 3, text[-1])
+        p, q = target_of(context, asked), draft_of(context, asked)
+        others = tuple(one for one in asked if one[0] != "temperature")
+        verified = target_of(context, others) if wrong == "accepted at temperature 1" else p
+        token = int(rng.choice(SIZE, p=q))
+        if rng.random() * q[token] >= verified[token]:
+            rest = verified if wrong == "residual not used" else np.maximum(verified - q, 0.0)
+            token = int(rng.choice(SIZE, p=rest / rest.sum()))
+        logprobs, best = after(context)
+        made.append((str(token), float(logprobs[token]), best))
+        text.append(token)
+    return made
+
+
+@pytest.mark.parametrize(("wrong", "seed", "few", "many"), [
+    ("", 0, -2, 2), ("", 1, -2, 2), ("residual not used", 1, -8, -4), ("residual not used", 6, -8, -4),
+    ("accepted at temperature 1", 0, -8, -2),
+])
+def test_a_small_shift_shows_over_all_samplings_together(wrong, seed, few, many):
+    """few, many: how far the best token is from what is right, in standard deviations."""
+    counts, words, rng = Conditional(), Words(), np.random.default_rng(seed)
+    for fields in SAMPLINGS:
+        for _ in range(15):
+            read_places(speculated(fields, rng, wrong), fields, counts, words, str(fields))
+    hits, low, high = counts._of(*EVERYWHERE)
+    assert few < (hits - (low + high).sum() / 2) / _variance(low, high) ** 0.5 < many
+    found = counts.findings(LEVEL * LONG)
+    assert bool(found) == bool(wrong)
+    if wrong == "residual not used":  # in no sampling alone
+        assert all(one.what.endswith("(however sampled)") for one in found)
+
+
+def test_hits_that_hang_together_are_taken_for_normal_at_their_level():
+    """Each trial's probability hangs on the one before."""
+    rng, p = np.random.default_rng(0), []
+    noise = rng.random((3000, 400))
+    for row in noise:
+        hits, high, last = 0, np.zeros(400), False
+        for i, one in enumerate(row):
+            high[i] = 0.7 if last else 0.2
+            last = bool(one < high[i])
+            hits += last
+        assert _variance(high, high) > NORMAL
+        p.append(_often(hits, high, high))
+    assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(np.array(p) < 0.002) < 0.006
 
 
 def test_what_the_model_excludes_and_both_servers_say_is_no_difference():

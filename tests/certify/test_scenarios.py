@@ -1,6 +1,7 @@
 """Scenarios against servers of tables: planted bugs are found where they show, made small, and lossless ones pass."""
 
 import json
+import re
 from math import inf
 from time import perf_counter
 from xml.etree import ElementTree
@@ -20,6 +21,8 @@ from paceline.errors import PacelineError
 from paceline.workbench.client import CompletionError
 from tests.certify.tables import (
     BUGS,
+    CHARS,
+    EYE,
     SAMPLED,
     BlockServer,
     FiltersFirst,
@@ -81,6 +84,54 @@ def test_a_bug_is_found_in_its_scenario(bug):
         assert len(right) <= asked[-1]["max_tokens"]
         assert report["observed"] in texts
     assert ("stop" in asked[-1]) == (bug is StopInsideDraft)
+
+
+class Rounded(TableServer):
+    """Its logits have few bits, as in bfloat16, and its control's all of them."""
+
+    def logits(self, row, context):
+        return np.round(super().logits(row, context) * 4) / 4
+
+
+@pytest.mark.parametrize("seed", [4, 7, 8])
+def test_two_tokens_that_rounding_swaps_behind_a_mask_are_a_tie(seed):
+    """Neither is among the best that servers report, because the mask comes after these."""
+    play = played(Rounded(seed), control_of(TableServer(), seed), "JSON schema", "regular expression")
+    assert sum(row["ties"] for row in play.rows) > 0
+    assert {row["verdict"] for row in play.rows} == {"passed"}
+
+
+class BiasForgotten(Rounded):
+    """After a drafted token logit_bias is not added, and rounding makes ties."""
+
+    def warp(self, row, logits, tokens):
+        kept, row.body = row.body, {**row.body, "logit_bias": {}} if tokens else row.body
+        p = super().warp(row, logits, tokens)
+        row.body = kept
+        return p
+
+
+def test_a_forbidden_token_is_a_bug_by_itself():
+    play = played(BiasForgotten(), control_of(TableServer()), "penalties and biases")
+    said = [one for one in play.divergences if one.said in (CHARS[11], CHARS[13])]
+    forbidden = [one for one in said if "forbids" in one.why]
+    assert forbidden
+    assert not [one for one in forbidden if one.is_tie]
+
+
+class SaysOne(TableServer):
+    """Its first token is the same whatever is asked, as behind a mask."""
+
+    def mask(self, row, tokens):
+        return 0.0 if row.said or tokens else 1e3 * EYE[0]
+
+
+@pytest.mark.parametrize(("kind", "spelt"), [(TableServer, {CHARS[11]: -100.0, CHARS[13]: -100.0}), (SaysOne, {})])
+def test_a_bias_is_known_by_what_its_token_says(kind, spelt):
+    play = Play(kind(), Control(kind(drafts=False)), PROMPTS, 40, perf_counter() + 60)
+    play.features = {"log-probabilities": FEATURES["log-probabilities"][0]}
+    assert play._biases(FEATURES["logit_bias"][0]) == spelt
+    assert play._biases({"max_tokens": 4}) == {}
 
 
 def bodies_of(report):
@@ -237,12 +288,49 @@ def test_what_are_no_log_probabilities_is_said_and_no_error(place):
     assert "sent what are no log-probabilities" in " ".join((found["why"], *found["not_tested"]))
 
 
-def test_a_stream_that_loses_text_and_no_token_is_found():
-    def lose(one, body):
-        one.text = one.text.replace("e", "", 1) if body.get("stream") else one.text
+def lose(one):
+    one.text = one.text.replace("e", "", 1)
 
-    (row,) = played(Odd(lose), control_of(TableServer()), "streams").rows
-    assert row["verdict"] == "wrong"
+
+def another_digit(one):
+    one.text = re.sub("[0-9]$", lambda last: str(9 - int(last[0])), one.text)
+
+
+def another_colour(one):
+    for call in one.tool_calls:
+        call["arguments"] = re.sub("red|blue", "green", call["arguments"], count=1)
+
+
+def another_thought(one):
+    one.reasoning = one.reasoning[1:]
+
+
+OTHER_TEXTS = {
+    "a stream": ("streams", lambda body: body.get("stream"), lose),
+    "a short answer": ("requests that join and leave", lambda body: body["max_tokens"] < 40, lose),
+    "before a stop token": ("stop tokens", lambda body: "stop_token_ids" in body, lose),
+    "an answer that ends": ("regular expression", bool, another_digit),
+    "a tool call": ("tool calls", bool, another_colour),
+    "a thought": ("JSON schema after reasoning", bool, another_thought),
+}  # fmt: skip
+"""Texts that are not those of their tokens: the scenario that asks for them, of which requests, and what is wrong."""
+
+
+@pytest.mark.parametrize("where", OTHER_TEXTS)
+def test_a_text_that_is_not_that_of_its_tokens_is_found(where):
+    name, wanted, spoil = OTHER_TEXTS[where]
+
+    class Misspells(TableServer):
+        def ask(self, bodies, slots=None):
+            answers = super().ask(bodies, slots)
+            for one, body in zip(answers, bodies, strict=True):
+                if wanted(body) and not body["temperature"]:
+                    spoil(one)
+            return answers
+
+    play = played(Misspells(), control_of(TableServer()), name)
+    assert play.rows[0]["verdict"] == "wrong"
+    assert all("the tokens are right" in one.why for one in play.divergences)
 
 
 def test_texts_that_differ_without_log_probabilities_cannot_be_judged():

@@ -13,6 +13,7 @@ import paceline.target.load
 from paceline.cli.compare import Compared, doubts, until_steady
 from paceline.cli.drive import Answer, Interrupt, drive
 from paceline.cli.prompts import Job
+from paceline.cli.run import Run
 from paceline.cli.show import CONTROLS, Screen
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
@@ -183,9 +184,12 @@ def test_compare_loads_one_model_and_reports_both_speeds(command, tiny, monkeypa
 
 
 @pytest.mark.usefixtures("_few_turns")
-def test_compare_in_words(command, tiny):
-    result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--compare")
-    assert re.search(r"plain [\d.]+ tokens/s, suffix [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
+@pytest.mark.parametrize("more", [(), ("-t", 0.9), ("-t", 0.9, "--seed", 5, "-d", "recycling", "--no-budget")])
+def test_compare_in_words(command, tiny, more):
+    """A seed gives the same tokens with drafts as without."""
+    result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--dtype", "float32", "--compare", *more)
+    drafter = "recycling" if len(more) > 2 else "suffix"
+    assert re.search(rf"plain [\d.]+ tokens/s, {drafter} [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
     assert "; outputs identical, token for token" in result.err
 
 
@@ -221,7 +225,7 @@ def test_outputs_that_differ_are_said_to_differ_and_where():
         text = " ".join(both.lines("sam", dtype, "Q8_0, 8.5 bits a weight"))
         assert "rounded to eight bits, so two nearly equal logits can swap; --exact rules that out" in text
         assert "float32" not in text
-    assert "distribution" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
+    assert "--exact rules that out" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
 
 
 def _turns(ratios):
@@ -394,6 +398,27 @@ def test_an_output_file_gets_the_objects_and_the_same_command_goes_on_in_it(comm
         assert result.code == 2
         assert "exists already and holds answers of another command" in result.err
         assert out.read_text() == before
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "abort"])
+def test_a_second_process_does_not_write_into_the_same_file(command, tiny, tmp_path, monkeypatch, finish_reason):
+    """abort: the first one has put another file in the place of that which it found."""
+    prompts, out = _file(tmp_path, '{"prompt": "the cat"}', '{"prompt": "the dog"}'), tmp_path / "out.jsonl"
+    how = ("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
+    command(*how)
+    out.write_text(out.read_text().splitlines(keepends=True)[0].replace('"length"', f'"{finish_reason}"'))
+    answer, others = Run.answer, []
+
+    def meanwhile(run, jobs):
+        others.append(command(*how))
+        answer(run, jobs)
+
+    monkeypatch.setattr(Run, "answer", meanwhile)
+    assert command(*how).code == 0
+    (other,) = others
+    assert (other.code, other.out) == (2, "")
+    assert other.err == f"error: another process is writing into {out}; wait for it, or name another file\n"
+    assert sorted(json.loads(line)["index"] for line in out.read_text().splitlines()) == [0, 1]
 
 
 def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monkeypatch):

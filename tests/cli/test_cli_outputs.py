@@ -1,5 +1,6 @@
 """What a command is to write is looked at before it reads a model or measures anything; so are its numbers."""
 
+import re
 import typing
 from inspect import signature
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.cli.command import WHERE
 from paceline.cli import app
 from paceline.core.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.jsonl import OUTPUTS, PAGE, TABLE, check_file, check_folder, check_log, check_new_folder
+from paceline.jsonl import OUTPUTS, PAGE, RECORDS, TABLE, Appender, appends, check_file, check_folder, check_new_folder
 from paceline.train.__main__ import recipe
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
@@ -63,7 +64,7 @@ def test_what_cannot_be_written_is_said_at_once(command, tmp_path, monkeypatch, 
 
 def test_what_can_be_written(tmp_path):
     """Nothing is made; a folder may be made with its parents, a file stays as it is."""
-    file, folder = tmp_path / "file", tmp_path / "folder"
+    file, folder, check_log = tmp_path / "file", tmp_path / "folder", appends(RECORDS)
     file.touch()
     folder.mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -161,10 +162,14 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
                 if one in (out, read):
                     line += given(one, folder if is_folder else file)
                 elif one.required:
-                    line += given(one, other if one.type_descriptor.annotation in (str, Path) else 1)
+                    fill = {str: other, Path: other, list[Path]: "-"}.get(one.type_descriptor.annotation, 1)
+                    line += given(one, fill)
             said = refused(command, *words, *line)
             said_so = any(text in said for text in ("is read (", "a directory", "a folder", "exists already"))
             assert said_so, (words, said)
+            if names := re.search(r"is read \((.+)\), and (.+) would write it; name another (.+)$", said):
+                known = {name for one in of.params for name in (*one.opts, one.metavar, one.name.upper())}
+                assert {*names.groups()} <= known, (words, said)
             tried += 1
     assert tried > 150
     assert sorted(tmp_path.rglob("*")) == before
@@ -177,14 +182,15 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
     "generate . hi -o OTHER", "report RUN --output OTHER",
     "train tools vocab . --text LOG --out x.safetensors",
     "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
-    "certify . --junit new --report new",
+    "certify . --junit new --report new", "serve . --log NOVEL", "generate . hi -o NOVEL",
 ])
 def test_a_file_of_another_kind_stays(command, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     for folder in ("RUN", "MODEL"):
         (tmp_path / folder).mkdir()
     contents = {
-        "LOG": '{"tokens": [1]}\n', "OTHER": '{"tokens": [2]}\n', "README": "# Words\n", "RUN/report.html": "mine\n",
+        "LOG": '{"tokens": [1]}\n', "OTHER": '{"tokens": [2]}\n', "README": "# Words\n",
+        "NOVEL": "My novel.", "RUN/report.html": "mine\n",
         "RUN/answers.jsonl": "{}\n", "MODEL/config.json": "{}", "MODEL/model.safetensors": "weights",
         "x.safetensors": "weights of mine\n", "RUN/run.json": '{"kind": "align"}',
     }  # fmt: skip
@@ -195,6 +201,15 @@ def test_a_file_of_another_kind_stays(command, tmp_path, monkeypatch, line):
     assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == (
         contents
     )
+
+
+def test_a_file_into_which_another_process_writes_is_refused_at_once(command, tmp_path):
+    file = tmp_path / "a.jsonl"
+    with Appender.open(file, RECORDS) as lines:
+        lines.append([{"index": 0}])
+        for words in (("generate", NOWHERE, "hi", "-o", file), ("serve", NOWHERE, "--log", file)):
+            assert f"another process is writing into {file}; wait for it" in refused(command, *words)
+    assert file.read_text() == '{"index": 0}\n'
 
 
 def test_every_number_has_a_smallest_one_and_every_output_is_looked_at():

@@ -1,6 +1,7 @@
 """Starting up: help that does not wait for torch, the version, and the list of methods."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 import paceline
 from paceline.__main__ import main as process_main
+from paceline.cli.frame import GROUPED
 from paceline.draft.registry import describe, names
 
 
@@ -22,6 +24,69 @@ for arguments in (["--help"], ["generate", "--help"], ["train", "--help"], ["--v
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+DROPPED = {  # where Python drops an exception: each presses Ctrl-C there
+    "a __del__": "type('Pressing', (), {'__del__': lambda self: press()})()",
+    "a weak reference's callback": "one = type('One', (), {})(); ref = weakref.ref(one, lambda _: press()); del one",
+    "a call from C": "ctypes.CFUNCTYPE(None)(press)()",
+    "the garbage collector": "gc.callbacks.append(press); gc.collect(); gc.callbacks.clear()",
+}
+
+
+@pytest.mark.parametrize("place", DROPPED)
+def test_ctrl_c_ends_a_command_wherever_it_falls(place):
+    """In silence but for one word, also of objects that are half-built when the interpreter ends."""
+    code = f"""
+import ctypes, gc, signal, sys, time, types, weakref
+from paceline import __main__, cli
+class Broken:
+    def __del__(self):
+        raise RuntimeError("half-built")
+sys.modules["built"] = types.ModuleType("built")
+sys.modules["built"].half, presses = Broken(), iter([signal.SIGINT])
+def press(*_):
+    for number in presses:
+        signal.raise_signal(number)
+        len("a look at what was pressed")
+def run(argv):
+    {DROPPED[place]}
+    time.sleep(50)
+cli._run = run
+sys.exit(__main__.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+REFUSED = [
+    *(f"{command} {option} {value}" for command in ("generate MODEL hi", "chat MODEL") for option, value in (
+        ("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-k", "-1"), ("--min-p", "2"),
+        ("--repetition-penalty", "0"), ("--max-tokens", "0"), ("--threads", "0"),
+    )),
+    "demo MODEL -n 0", "bench MODEL -n 0", "bench MODEL --temperature -1", "bench", "bench MODEL --batch-size 1,x",
+    "generate MODEL --prompts none.jsonl", "generate MODEL hi --prediction none.txt", "generate MODEL hi --file .",
+    "generate MODEL hi --prompts HERE", "demo MODEL --prompts none.jsonl", "certify MODEL --prompts none.jsonl",
+    "replay none.jsonl --tokenizer x", "replay HERE none.jsonl --tokenizer x", "quality MODEL --text none.txt",
+    "quality MODEL --text HERE", "quality ./none --dtype int8 --text HERE --save", "tune MODEL --batch-sizes 1,x",
+    "certify", "certify MODEL --reference http://x", "corpus build out --tokenizer x", "serve MODEL --port 99999",
+    "serve MODEL --log none/x", "quantize MODEL HERE",
+]
+
+
+def test_what_needs_no_model_is_refused_before_torch_is_loaded(tmp_path):
+    (tmp_path / "HERE").write_text("{}")
+    code = """
+import sys
+from paceline.cli import main
+for line in sys.argv[1:]:
+    status, heavy = main(line.split()), {"torch", "transformers", "numba", "scipy"} & set(sys.modules)
+    assert (status, heavy) == (2, set()), (line, status, heavy)
+"""
+    line = [sys.executable, "-c", code, *REFUSED]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [said.partition(":")[0] for said in done.stderr.splitlines()] == ["error"] * len(REFUSED)
 
 
 def test_version(command):
@@ -73,6 +138,22 @@ def test_methods_lists_what_the_registry_has(command):
     assert set(names()) <= set(listed)
     told = json.loads(command("methods", "--json").out)
     assert [method["name"] for method in told] == names()
+
+
+def test_methods_are_listed_without_compiling(tmp_path):
+    """Not even where nothing has been compiled before."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    line = [sys.executable, "-m", "paceline", "methods"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize("group", GROUPED)
+def test_a_groups_name_alone_shows_its_help(command, group):
+    alone, asked = command(*group.split()), command(*group.split(), "--help")
+    assert (alone.code, alone.err) == (0, "")
+    assert alone.out.strip() == asked.out.strip() != ""
 
 
 def test_one_method_in_full(command):

@@ -455,11 +455,11 @@ def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered) -> Non
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "the last layer": ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]}}, "whose last output is not"),
-    "no layers": ({"dflash_config": {"mask_token_id": 3}}, "reads states of layers none"),
     "another depth": ({"num_target_layers": 36}, "reads states of layers 0, 2 of 36"),
     "no layout": ({"architectures": ["Drafter"]}, "does not say sample_from_anchor"),
     "a doubtful layout": ({"speculators_model_type": "dspark"}, "does not say sample_from_anchor"),
     "an index past the end": ({"dflash_config": {"target_layer_ids": [0, 99]}}, "reads states of layers 0, 99 of 4"),
+    "no layers": ({"dflash_config": {"mask_token_id": 3}}, "does not say target_layer_ids: the layers of its target"),
     "one layer's index": ({"dflash_config": {"target_layer_ids": 3}}, "reads states of layers 3 of 4"),
     "no block": ({"block_size": None}, "block_size is None"),
     "an empty block": ({"block_size": 0}, "block_size is 0; a whole number from 2 to 64"),

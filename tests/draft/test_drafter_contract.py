@@ -29,7 +29,6 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Drafter
 from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
-from paceline.draft.methods.recycling import Recycling
 from paceline.draft.methods.s2d import Sorted
 from paceline.draft.models import states as of_states
 from paceline.draft.models.vocab import Vocabulary
@@ -123,6 +122,13 @@ def answered(
 
 def expected(folders: Folders, params: Any) -> list[list[int]]:
     return [answer.tokens for answer in folders.answers(params)]
+
+
+def proposed(engine: Engine) -> list[DraftTree]:
+    """The trees that the engine's drafter will propose."""
+    trees, usual = list[DraftTree](), engine.drafter.propose
+    engine.drafter.propose = lambda rows: trees.extend(made := usual(rows)) or made  # type: ignore[method-assign, func-returns-value]
+    return trees
 
 
 # Losslessness --------------------------------------------------------------------------------------------------------
@@ -470,7 +476,7 @@ def renewed(folders: Folders) -> tuple[PreTrainedModel, list[list[int]]]:
 
 @pytest.mark.parametrize("name", RENEWED)
 def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders: Folders, name: str) -> None:
-    """What reads the target's states, its embedding or its head reads the new ones; what was learnt stays."""
+    """What reads the target's states, its embedding or its head reads the new ones."""
     (changed, plain), engines, drafted = renewed(folders), [], []
     for target in (folders.target, native.of(changed)):
         drafter = made(folders, RENEWED[name])
@@ -478,18 +484,40 @@ def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders:
         engines.append(Engine(target, drafter))
         target.weights_fingerprint = known
     engines[0].generate(folders.prompts, GREEDY)
-    learnt = drafter.matrix.copy() if isinstance(drafter := engines[0].drafter, Recycling) else None
     engines[0].with_weights_of(native.of(changed))
     assert engines[0].target.weights_fingerprint
-    assert learnt is None or (drafter.matrix == learnt).all()
     for engine in engines:
-        trees, usual = [], engine.drafter.propose
-        engine.drafter.propose = lambda rows, trees=trees, usual=usual: trees.append(usual(rows)) or trees[-1]  # type: ignore[method-assign]
+        trees = proposed(engine)
         assert [done.tokens for done in engine.generate(folders.prompts, GREEDY)] == plain
-        drafted.append([tree.tokens[1:].tolist() for made in trees for tree in made])
+        drafted.append([tree.tokens[1:].tolist() for tree in trees])
     assert any(drafted[0])
     if name != "inside auto":  # which has learnt
         assert drafted[0] == drafted[1]
+
+
+# What it learns ------------------------------------------------------------------------------------------------------
+
+PAST = {name for name in names() if any(option.name == "past" for option in describe(name).options)}
+TAUGHT = {
+    name: f"{spec},past=4000" if kind(name) in PAST and ">" not in spec else spec for name, spec in ROWS.items()
+} | {"three": "sam,past=4000+suffix,past=4000+recycling"}
+"""Those with `past` or a matrix learn from requests."""
+
+
+@pytest.mark.parametrize("name", [name for name in TAUGHT if name not in (*SILENT, "auto")])  # auto times rounds
+def test_what_the_requests_of_one_client_teach_is_nothing_to_another(folders: Folders, name: str) -> None:
+    """Another one that asks the same is drafted for as if it came first; the same one is not if a drafter learns."""
+    drafted = {}
+    for before in ("nobody", "another", "itself"):
+        engine = Engine(folders.target, made(folders, TAUGHT[name]), budget=False)
+        if before != "nobody":
+            engine.generate(folders.prompts, replace(GREEDY, cache_salt=before))
+        trees = proposed(engine)
+        engine.generate(folders.prompts, replace(GREEDY, cache_salt="itself"))
+        drafted[before] = [(tree.tokens.tolist(), tree.parent.tolist()) for tree in trees]
+    assert drafted["another"] == drafted["nobody"]
+    learns = any(word in TAUGHT[name] for word in ("past", "recycling"))
+    assert (drafted["itself"] != drafted["nobody"]) == learns
 
 
 # Options -------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,24 @@ def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, t
     assert "cut off or damaged" in refusal(pickled / "pytorch_model.bin", target, "eagle")
 
 
+def test_weights_in_shards_are_read_or_what_is_missing_is_named(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    tensors = eagle1(model)
+    whole = write(tmp_path / "whole", described(model), tensors)
+    shards, files = tmp_path / "shards", {name: f"model-{n % 2 + 1}-of-2.safetensors" for n, name in enumerate(tensors)}
+    shards.mkdir()
+    (shards / "config.json").write_text(json.dumps(described(model)))
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    for file in set(files.values()):
+        save_file({name: tensors[name].contiguous() for name in tensors if files[name] == file}, shards / file)
+    torch.testing.assert_close(
+        said(bound(shards, target, "eagle")), said(bound(whole, target, "eagle")), atol=0, rtol=0
+    )
+    (shards / "model-2-of-2.safetensors").unlink()
+    assert "lacks model-2-of-2.safetensors, 1 of the 2 files with its weights" in refusal(shards, target, "eagle")
+
+
 def test_a_missing_rope_theta_is_ten_thousand(model: PreTrainedModel, tmp_path: Path) -> None:
     """Whatever the target's is; top level, nested and missing."""
     far = models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False, rope_parameters={

@@ -362,7 +362,7 @@ def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, 
 
 # What is refused -----------------------------------------------------------------------------------------------------
 
-ZERO = torch.zeros(2, 2)
+ZERO, GONE = torch.zeros(2, 2), object()
 REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "P-EAGLE without a mask": (
         "eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "mask_token_id is None; a whole number from 0 to 319"),
@@ -398,6 +398,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
     "half rotations": ("eagle3", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor is 0.5"),
     "half rotations, nested": (
         "eagle", {"rope_parameters": {"partial_rotary_factor": 0.5}}, {}, "partial_rotary_factor is 0.5"),
+    **{
+        f"rotations of {method}, {kind} with {'nothing' if factor is GONE else repr(factor)}": (
+            method, {"rope_scaling": {"rope_type": kind} | ({} if factor is GONE else {"factor": factor})}, {}, says)
+        for method in ("eagle", "eagle3", "dflash") for kind, factor, says in (
+            ("linear", GONE, "Missing required keys in `rope_parameters` for 'rope_type'='linear': {'factor'}"),
+            ("linear", "two", "cannot be used"), ("linear", None, "cannot be used"), ("yarn", [2], "cannot be used"),
+            ("yarn", "two", "cannot be used"), ("yarn", 0, "cannot be used"), ("llama3", GONE, "Missing required keys"),
+            ("longrope", 2.0, "Missing required keys"), ("dynamic", GONE, "Missing required keys"),
+        )
+    },
     "yarn of no length": (
         "eagle", {"rope_scaling": YARN, "max_position_embeddings": None}, {}, "max_position_embeddings is None"),
     "a window without a length": ("eagle3", {"layer_types": ["sliding_attention"]}, {}, "sliding_window is None"),

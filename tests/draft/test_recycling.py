@@ -117,7 +117,7 @@ def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
     drafter = bound(tree=size, k=k)
     for token in range(200):
         if not sparse or random.random() < 0.7:
-            drafter.matrix[token] = random.permutation(200)[:k]
+            drafter.matrix(row("a"))[token] = random.permutation(200)[:k]
     ends = set(random.integers(0, 200, 20).tolist())
     one = row(chr(random.integers(200)), room, stop_token_ids=sorted(ends))
     drafter.start(one)
@@ -126,7 +126,7 @@ def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
     assert tree.tokens[0] == one.last_token
     drafted = token_paths(tree)
     assert len(set(drafted)) == len(drafted)
-    assert set(drafted) == naive(drafter.matrix, paths, one.last_token, room - 1, ends)
+    assert set(drafted) == naive(drafter.matrix(one), paths, one.last_token, room - 1, ends)
 
 
 # The update ----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_the_matrix_is_written_by_the_rule(seed, n, alphabet):
     random = np.random.default_rng(seed)
     drafter, one = bound(), row("a")
     drafter.start(one)
-    before = drafter.matrix.copy()
+    before = drafter.matrix(one).copy()
     parent = [-1, *(int(random.integers(i + 1)) for i in range(n - 1))]
     tree = DraftTree(random.integers(0, alphabet, n), np.array(parent))
     path = [0]
@@ -157,9 +157,9 @@ def test_the_matrix_is_written_by_the_rule(seed, n, alphabet):
         nodes = [i for i in range(n) if tree.tokens[i] == token]
         if nodes:
             wins = min(nodes, key=lambda i: (i not in path, tree.depth[i], i))
-            assert drafter.matrix[token].tolist() == best[wins].tolist()
+            assert drafter.matrix(row("a"))[token].tolist() == best[wins].tolist()
         else:
-            assert (drafter.matrix[token] == before[token]).all()
+            assert (drafter.matrix(row("a"))[token] == before[token]).all()
 
 
 def test_scope_row_keeps_requests_apart():
@@ -171,7 +171,7 @@ def test_scope_row_keeps_requests_apart():
     assert [len(tree) for tree in drafter.propose([one, other])] == [9, 1]
     drafter.drop(one)
     drafter.drop(one)
-    assert (drafter.matrix == -1).all()
+    assert (drafter.matrix(one) == -1).all()
     drafter.start(row("a", id=3))
     assert set(drafter._matrices) == {2, 3}
 
@@ -184,7 +184,7 @@ def test_in_a_language_it_knows_every_round_is_as_long_as_the_shape_is_deep(size
     target = counting(16)
     drafter = Recycling(RecyclingConfig(tree=size))
     engine = Engine(target, drafter)
-    drafter.matrix[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
+    drafter.matrix(row("a"))[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
     depth = len(drafter.template.levels) - 1
     (done,) = engine.generate([[2, 3]], SamplingParams(max_tokens=1 + 5 * (depth + 1)))
     assert done.tokens == [(4 + i) % 16 for i in range(1 + 5 * (depth + 1))]
@@ -196,13 +196,13 @@ def test_an_end_inside_a_path_ends_the_answer_and_the_round_is_learnt_from():
     target = counting(16, eos=(9,))
     drafter = Recycling()
     engine = Engine(target, drafter)
-    drafter.matrix[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
-    drafter.matrix[9] = -1
+    drafter.matrix(row("a"))[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
+    drafter.matrix(row("a"))[9] = -1
     (done,) = engine.generate([[4, 5]], SamplingParams(max_tokens=50))
     assert done.tokens == [6, 7, 8, 9]
     assert done.finish_reason == "stop"
     assert done.rounds == 2
-    assert drafter.matrix[9, 0] == 10
+    assert drafter.matrix(row("a"))[9, 0] == 10
 
 
 def test_it_learns_from_the_rounds_of_a_drafter_in_front():
@@ -210,7 +210,7 @@ def test_it_learns_from_the_rounds_of_a_drafter_in_front():
     engine = Engine(target, "sam,min_match=1+recycling")
     done = engine.generate([[1, 2, 3] * 4], SamplingParams(max_tokens=80))
     assert {who for who, _ in done[0].runs} == {"", "sam", "recycling"} or mean_accepted(done) > 3
-    matrix = engine.drafter.parts[1].matrix  # type: ignore[attr-defined]
+    matrix = engine.drafter.parts[1].matrix(row("a"))  # type: ignore[attr-defined]
     for token in set(done[0].tokens[:-1]):
         best = target.logits_after([token]).topk(8).indices
         assert matrix[token].tolist() == best.tolist()

@@ -76,7 +76,7 @@ def test_finished_requests_are_remembered_and_the_oldest_are_forgotten():
     drafter = Suffix(SuffixConfig(past=12))
     for text in ["abcdef", "mnop", "uvwxyz"]:
         finish(drafter, text)
-        assert sum(map(len, drafter._past.halves)) <= 12
+        assert sum(map(len, drafter._past.of("").halves)) <= 12
     assert [offered(drafter, text) for text in ["9ab", "9mn", "9uv"]] == ["", "op", "wx"]
 
 

@@ -10,7 +10,7 @@ from tests.bench.runs import TASKS, WHY, answer, make_run
 from tests.golden import plainly, same
 
 from paceline.bench.page import page
-from paceline.bench.report import markdown, read_run
+from paceline.bench.report import describe, markdown, read_run
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.workbench.report import DASH, interval, number, percent, size, words
@@ -203,6 +203,18 @@ def test_not_finite_figures_are_missing(tmp_path):
     assert seen(tmp_path).row("looping", "sam")[7] == DASH
 
 
+def test_a_headline_has_no_figure_that_the_page_calls_unreliable(tmp_path):
+    unreliable = "Timings are not reliable, another process used the processor."
+    for lines, headline in (
+        ([], "recycling,tree=16 answers 2.20 times as fast as plain decoding"),
+        ([unreliable], "recycling,tree=16 was the fastest, but these times are not reliable"),
+    ):
+        change = lambda _, summary, lines=lines: summary.update(disturbed=lines)  # noqa: E731
+        folder = make_run(tmp_path / str(len(lines)), change=change)
+        assert describe("headline", read_run(folder)) == headline
+        assert f"<h1>{headline}</h1>" in page(read_run(folder))
+
+
 def test_a_killed_run(tmp_path):
     make_run(tmp_path, {"none": 1.0, "sam": 2.0}, complete=False, text="Der Kater saß und fraß")
     file = tmp_path / "answers.jsonl"
@@ -216,11 +228,27 @@ def test_a_killed_run(tmp_path):
     assert "not complete" not in seen(make_run(tmp_path / "whole")).text
 
 
+@pytest.mark.parametrize("lines", [None, 0, 1, 8], ids=lambda lines: f"{lines} lines")
+def test_a_run_that_was_killed_before_its_figures_were_written(tmp_path, capsys, lines):
+    make_run(tmp_path, {"none": 1.0, "sam": 2.0})
+    (tmp_path / "summary.json").unlink()
+    file = tmp_path / "answers.jsonl"
+    kept = file.read_bytes().splitlines(keepends=True)[:lines]
+    file.unlink() if lines is None else file.write_bytes(b"".join(kept))
+    assert "The run is not complete" in seen(tmp_path).text
+    told = markdown(read_run(tmp_path))
+    assert "Not complete." in told
+    assert ("no answers yet" in told) == (not lines or lines == 1)
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    answers = {row["method"]: row["answers"] for row in json.loads(capsys.readouterr().out)["results"]
+               if row["category"] == "overall"}
+    assert sum(answers.values()) == (lines or 0)
+
+
 @pytest.mark.parametrize(("file", "content", "message"), [
     *(("run.json", content, "run.json cannot be read; name the folder of a run") for content in (None, "{", "[]")),
     ("run.json", '{"model": "m"}', "cannot be read; name the folder of a run"),
     ("run.json", '{"kind": "bench", "identity": {}, "methods": ["sam"]}', 'do not list methods and their results'),
-    ("summary.json", None, "has no summary.json yet; run the command of the benchmark again"),
     ("summary.json", '{"results": {"sam": 1}}', 'do not list methods and their results'),
     ("summary.json", '{"results": [{"method": "sam"}]}', 'do not list methods and their results'),
     ("answers.jsonl", '{"method": "sam"}\n', "answers.jsonl, line 1: not an answer"),

@@ -1,9 +1,12 @@
 """JSON that somebody else wrote: values, or one line that says what is wrong, for every reader there is."""
 
+import bz2
 import gzip
 import json
-from collections.abc import Callable
+import lzma
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +15,11 @@ from paceline.cli.prompts import from_file
 from paceline.core.sampling import SamplingParams
 from paceline.draft.shapes import read_paths
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import NotJSON, loads, objects
+from paceline.jsonl import NotJSON, Piece, loads, objects, pieces_of
 from paceline.replay.report import read_cost
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import parse_source, read
-from paceline.workbench.conversations import read_trace
+from paceline.workbench.conversations import Reading, read_trace
 from paceline.workbench.corpus import texts
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -65,6 +68,115 @@ def test_lines_are_numbered_as_an_editor_does(tmp_path: Path, pack: Callable[[by
         next(found)
 
 
+def _zstd(content: bytes) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    return bytes(pyarrow.Codec("zstd").compress(content))
+
+
+def _utf16(name: str) -> Callable[[bytes], bytes]:
+    mark = "\ufeff"
+    return lambda content: (mark + content.decode()).encode(name)
+
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "UTF-8": bytes,
+    "a mark of byte order": lambda content: b"\xef\xbb\xbf" + content,
+    "gzip": gzip.compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zstd": _zstd,
+    "UTF-16, low byte first": _utf16("utf-16-le"),
+    "UTF-16, high byte first": _utf16("utf-16-be"),
+    "UTF-16 in gzip": lambda content: gzip.compress(_utf16("utf-16-le")(content)),
+}
+SAID = [{"prompt": "Grüße\u2028 \U0001f600", "response": "one"}, {"prompt": "b", "response": "two"}]
+
+
+def _lines(values: Sequence[Any], indent: int | None = None) -> bytes:
+    return "".join(json.dumps(value, ensure_ascii=False, indent=indent) + "\n" for value in values).encode()
+
+
+LAYOUTS: dict[str, bytes] = {
+    "lines": _lines(SAID),
+    "a list in a line": _lines([SAID]),
+    "a list over lines": _lines([SAID], indent=2),
+    "a list, an item a line": b"[" + b",\n".join(_lines([one]).strip() for one in SAID) + b"]",
+    "objects over lines": _lines(SAID, indent=4),
+    "blank lines first": b"\n\n" + _lines([SAID], indent=1),
+}
+
+
+def _read_by(reader: str, path: Path) -> str:
+    """What a reader makes of a file, for a search in it."""
+    if reader == "objects":
+        return repr([record for _, record in objects(path, PacelineError, "a record")])
+    if reader == "generate --prompts":
+        return repr(from_file(str(path), SamplingParams()))
+    return repr(READERS[reader](path))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_content_says_how_a_file_is_packed_and_laid_out(tmp_path: Path, layout: str, packing: str) -> None:
+    path = tmp_path / "log.jsonl"  # the name says nothing
+    path.write_bytes(PACKINGS[packing](LAYOUTS[layout]))
+    for reader in ("objects", *READERS):
+        found = _read_by(reader, path)
+        for one in SAID:
+            assert repr(one["prompt"])[1:-1] in found, reader
+    assert len(read_trace(path)) == 2
+    pieces = [*pieces_of(path, PacelineError)]
+    assert pieces == [Piece(path)] or (layout, packing) == ("lines", "UTF-8") or packing == "a mark of byte order"
+
+
+def test_a_table_is_known_by_its_content(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "log.jsonl"
+    parquet.write_table(pyarrow.Table.from_pylist(SAID), path)
+    for reader in ("objects", *READERS):
+        assert repr(SAID[0]["prompt"])[1:-1] in _read_by(reader, path), reader
+    assert [*pieces_of(path, PacelineError)] == [Piece(path)]
+
+
+CHAT = [{"role": "user", "content": [{"type": "text", "text": "Hello?"}]}, {"role": "assistant", "content": "Hi."}]
+OBSERVED = {"type": "GENERATION", "traceId": "t", "input": CHAT[:1], "output": CHAT[1]}
+WHOLE: dict[str, tuple[Any, int]] = {
+    "one object": ({"messages": CHAT, "id": 1}, 1),
+    "one conversation": (CHAT, 1),
+    "conversations": ([{"messages": CHAT}, {"messages": CHAT}], 2),
+    "Langfuse's page": ({"data": [OBSERVED, OBSERVED], "meta": {"page": 1, "totalItems": 2}}, 2),
+}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_that_is_one_value(tmp_path: Path, name: str, indent: int | None) -> None:
+    value, count = WHOLE[name]
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(value, indent=indent))
+    every = read_trace(path)
+    assert [[str(message["content"]) for message in one.messages] for one in every] == [["Hello?", "Hi."]] * count
+
+
+def test_what_is_wrong_with_json_over_lines_is_said_and_a_line_that_is_cut_off_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{\n  "prompt": "a"\n  "response": "b"\n}\n')
+    with pytest.raises(PromptError, match=r"a\.jsonl: not JSON: Expecting ',' delimiter at line 3, column 3"):
+        list(objects(path, PromptError, ""))
+    path.write_bytes(b'{"prompt":\n' + _lines(SAID))
+    reading = Reading()
+    assert len(read_trace(path, reading=reading)) == 2
+    assert reading.first == f"{path}, line 1: not JSON: Expecting value at column 11"
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, bz2.compress, _zstd, _utf16("utf-16-le")])
+def test_a_packed_file_that_is_cut_off_is_one_line(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(pack(_lines(SAID * 1000))[:-7])
+    with pytest.raises(PromptError, match=r"a\.jsonl(, line 2000: not JSON| is cut off or damaged)"):
+        list(objects(path, PromptError, ""))
+
+
 def test_a_file_cut_off_or_missing(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"a": 1}\n' * 1000)
     (tmp_path / "a.gz").write_bytes(packed[:-20])
@@ -103,6 +215,15 @@ def test_every_reader_names_the_line(tmp_path: Path, reader: str, value: str) ->
     assert str(caught.value).startswith(f"{path}, line 2: ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < len(str(path)) + 120
+
+
+@pytest.mark.parametrize("bias", [{"1_0": 1}, {" 1": 1}, {"+1": 1}, {"\uff11": 1}, {"": 1}, [1], 1, "1"], ids=repr)
+def test_token_ids_of_a_prompts_file_are_digits(tmp_path: Path, bias: object) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(_lines([{"prompt": "a", "logit_bias": {"10": 1}}, {"prompt": "a", "logit_bias": bias}]))
+    (job,), (broken,) = from_file(str(path), SamplingParams())
+    assert job.params.logit_bias == {10: 1}
+    assert str(broken).startswith(f'{path}, line 2: "logit_bias" must be an object of token ids')
 
 
 @pytest.mark.parametrize("text", [DEEP, "[[" + "9" * 5_000 + "]]", "[1, 2]"])

@@ -1,19 +1,30 @@
 """Lines that are written whole or not at all, and what a full disk leaves behind."""
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.disk import full_after
 
+from paceline import jsonl
+from paceline.cli.generate import _appended
 from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, replacing, write_whole
-from paceline.train.loop import Progress, load_checkpoint, save_checkpoint
+from paceline.evals.vision import train as vision
+from paceline.evals.vision.options import TrainOptions, TuneOptions
+from paceline.jsonl import RECORDS, REQUESTS, Appender, check_log, replacing, write_whole
+from paceline.serve.metrics import RequestLog
+from paceline.train.loop import LoopConfig, Progress, Reporter, load_checkpoint, save_checkpoint
 from paceline.train.saving import save_drafter
+from paceline.workbench.runs import Lines
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 
@@ -21,19 +32,108 @@ FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 def test_lines_are_appended(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for line in ({"a": "ü"}, '{"b": 1}'):
-        with Appender.open(path) as lines:
+        with Appender.open(path, RECORDS) as lines:
             lines.append([line])
             assert path.read_bytes().endswith(b"}\n")
     assert path.read_text("utf-8") == '{"a": "ü"}\n{"b": 1}\n'
-    with pytest.raises(PacelineError, match="exists already; give another name"):
-        Appender.open(path, new=True)
     with pytest.raises(PacelineError, match="cannot be written: Not a directory"):
-        Appender.open(path / "b")
+        Appender.open(path / "b", RECORDS)
+
+
+OURS = '{"time": 1}\n'
+
+
+@pytest.mark.parametrize(("content", "left"), [
+    ("", ""), (OURS, OURS), (OURS + '{"time": 2, "to', OURS), ('{"time": 2, "to', ""), ('{"ti', ""), ("{", ""),
+    (OURS + "x" * 200_000, OURS), (OURS + "\0\0", OURS), (OURS + '{"time": 2}', OURS + '{"time": 2}\n'),
+    ('{"time": 2}', '{"time": 2}\n'),
+    *((text, None) for text in (
+        "My novel.", "{}", '{"prompt": "a"}', '{"prompt": "a', '{"prompt": "a"}\n{"prompt": "b', "[1]", '{\n "a": 1\n}',
+        "a\nb\nc", OURS + "a\nb", "\0\0",
+    )),
+])  # fmt: skip
+def test_only_a_part_of_our_own_line_is_dropped(tmp_path: Path, content: str, left: str | None) -> None:
+    """left: None: the file is refused."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    if left is None:
+        for try_ in (partial(check_log, path, REQUESTS), partial(Appender.open, path, REQUESTS)):
+            with pytest.raises(PacelineError, match="holds no JSON Lines, and lines would be added to it"):
+                try_()
+        assert path.read_text() == content
+        return
+    check_log(path, REQUESTS)
+    assert path.read_text() == content
+    with Appender.open(path, REQUESTS) as lines:
+        lines.append(['{"time": 3}'])
+    assert path.read_text() == left + '{"time": 3}\n'
+
+
+def test_one_process_at_a_time_appends_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Appender.open(path, RECORDS) as lines:
+        lines.append([{"a": 1}, {"a": 2}])
+        for _ in range(2):
+            for try_ in (partial(check_log, path, RECORDS), partial(Appender.open, path, RECORDS)):
+                with pytest.raises(PacelineError, match=r"another process is writing into .*a\.jsonl; wait for it, or"):
+                    try_()
+            lines.replace([{"a": 2}])  # another file, which is locked too
+        lines.append([{"a": 3}])
+    with Appender.open(path, RECORDS) as lines:
+        lines.append([{"a": 4}])
+    assert path.read_text() == '{"a": 2}\n{"a": 3}\n{"a": 4}\n'
+    for lines in (Appender.open(Path("/dev/null"), RECORDS), Appender.open(Path("/dev/null"), RECORDS)):
+        lines.close()
+
+
+WRITERS: dict[str, Callable[[Path, ExitStack], Any]] = {
+    "generate -o": _appended,
+    "serve --log": lambda path, _: RequestLog(path),
+    "train": lambda path, _: Reporter(LoopConfig(tokens=1), path, quiet=False).start(Progress()),
+    "train --generate": lambda path, _: Lines(path, "id"),
+    "eval vision run": lambda path, _: Lines(path),
+    "eval vision train": lambda path, _: vision.train(
+        "small", TuneOptions(), TrainOptions(path.parent / "out", checkpoints=path.parent)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_writer_touches_what_is_not_its_own(tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text without a line end, records of somebody else, and a file into which another process writes."""
+    monkeypatch.setattr(vision, "small", lambda *_, **__: torch.nn.Module())
+    monkeypatch.setattr(vision, "weights", lambda _: {})
+    path = tmp_path / "log.jsonl"
+    for content in ("My novel.", '{"prompt": "a'):
+        path.write_text(content)
+        with ExitStack() as stack, pytest.raises(PacelineError, match="holds no JSON Lines"):
+            WRITERS[writer](path, stack)
+        assert path.read_text() == content
+    path.unlink()
+    with Appender.open(path, RECORDS), ExitStack() as stack, pytest.raises(PacelineError, match="another process is"):
+        WRITERS[writer](path, stack)
+    assert path.read_text() == ""
+
+
+def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n')
+
+    def locked(raw: FileIO, message: str) -> None:
+        monkeypatch.undo()
+        write_whole(path, '{"a": 2}\n')
+
+    monkeypatch.setattr(jsonl, "lock", locked)
+    with Appender.open(path, RECORDS) as lines:
+        lines.append([{"a": 3}])
+    assert path.read_text() == '{"a": 2}\n{"a": 3}\n'
 
 
 def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with Appender.open(path, then="; the rest is safe") as lines:
+    with Appender.open(path, RECORDS, then="; the rest is safe") as lines:
         lines.append([{"a": 1}])
         with full_after(1000), pytest.raises(PacelineError, match=r"a\.jsonl cannot be written: .*; the rest is safe"):
             lines.append([{"b": "x" * 2000}])

@@ -13,7 +13,7 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from paceline.serve import listener
+from paceline.serve import guard, listener
 from tests.serve.live import engine, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
@@ -62,6 +62,49 @@ def test_half_open_connections_stop_nobody(servers, sent):
         for _ in range(60):
             stack.enter_context(opened(servers["patient"], sent))
         assert httpx.get(f"{servers['patient']}/health", timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 4194304", b"Content-Length: 4194304\r\nContent-Encoding: gzip",
+                                    b"Transfer-Encoding: chunked"], ids=["announced", "gzip", "chunks"])  # fmt: skip
+@pytest.mark.parametrize("keys", [("one", "two"), ()], ids=["keys", "no keys"])
+def test_bodies_that_are_only_announced_take_room_from_nobody(folder, length, keys):
+    """64 sockets of a client, which send nothing, and others that are answered at once: also the same client."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s\r\n"
+    head += b"Authorization: Bearer one\r\n\r\n"
+    with serving(engine(folder, max_batch=4), api_keys=keys) as address, ExitStack() as stack:
+        idle = [stack.enter_context(opened(address, head % length)) for _ in range(64)]
+        sleep(0.2)  # All heads are read.
+        for key in ("two", "one"):
+            asks = {"headers": {"Authorization": f"Bearer {key}"}, "json": {"prompt": "the cat", "max_tokens": 2}}
+            for _ in range(3):
+                assert httpx.post(f"{address}/v1/completions", timeout=20, **asks).status_code == 200
+        for one in idle:
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):  # None was answered: they wait for their bodies.
+                one.recv(1)
+
+
+@pytest.mark.parametrize("keys", [("one", "two"), ()], ids=["keys", "addresses"])
+def test_what_one_client_has_sent_takes_a_part_of_the_room(folder, monkeypatch, keys):
+    """Nearly whole bodies of one key or address, until it gets 429; another one is answered."""
+    monkeypatch.setattr(guard, "MOST_HELD", 1 << 16)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Authorization: Bearer one\r\nContent-Length: 8192\r\n\r\n" + b" " * 8000
+
+    def status(key, own_address):
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        body = b'{"prompt": "the cat", "max_tokens": 2}' + b" " * 7000
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=own_address), timeout=20) as client:
+            return client.post(f"{address}/v1/completions", headers=headers, content=body).status_code
+
+    with serving(engine(folder, max_batch=4), api_keys=keys, max_body=8192) as address, ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(opened(address, head))
+        sleep(0.2)
+        with opened(address, head) as third:
+            assert third.recv(1 << 16).startswith(b"HTTP/1.1 429")
+        assert status("one", "127.0.0.1") == 429
+        assert status("two", "127.0.0.1" if keys else "127.0.0.2") == 200
 
 
 def test_a_request_must_come_in_time(address):

@@ -12,6 +12,7 @@ from openai.types.chat import completion_create_params as of_chats
 
 from paceline.serve import fields
 from paceline.serve.fields import ChatRequest, TextRequest
+from paceline.serve.items import ItemsRequest
 from paceline.serve.structure import Grammars
 from tests import models
 from tests.serve.live import engine, serving, spelled
@@ -152,6 +153,7 @@ def test_every_parameter_of_openai_is_a_field_or_refused_by_name(http, kind):
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"continue_final_message": True}, "needs an assistant's last message"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    *[(CHAT, {"logit_bias": {key: 1}}, f"{key!r} is no token id") for key in ("1_0", " 1", "1.0", "\uff11", "-1", "")],
 ])
 def test_what_would_be_ignored_is_refused(http, base, more, says):
     made = reply(http, {**base, **more})
@@ -219,6 +221,13 @@ def test_a_seed(http):
     drawn = {**CHAT, "temperature": 1.5}
     assert answer(http, {**drawn, "seed": 1}) == answer(http, {**drawn, "seed": 1})
     assert answer(http, {**drawn, "seed": 1}) != answer(http, {**drawn, "seed": 2})
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TextRequest, ItemsRequest])
+def test_minus_one_is_no_seed_and_other_seeds_are_kept(kind):
+    asked = {"input": "a"} if kind is ItemsRequest else CHAT if kind is ChatRequest else TEXT
+    seeds = {given: kind.model_validate({**asked, "seed": given}).seed for given in (-1, None, 0, -2, 2**64 - 1)}
+    assert seeds == {-1: None, None: None, 0: 0, -2: -2, 2**64 - 1: 2**64 - 1}
 
 
 def test_tokens_that_end_an_answer(http):

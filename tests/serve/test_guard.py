@@ -129,7 +129,7 @@ def test_an_empty_key_ends_the_command(monkeypatch):
 def test_two_apps_do_not_share_their_room(monkeypatch):
     monkeypatch.setattr(guard, "MOST_HELD", 10)
     monkeypatch.setattr(guard, "MOST_HEAVY", 1)
-    full, free = Bodies(Settings("m")), Bodies(Settings("m"))
+    full, free = (Bodies(Settings("m", max_body=5)) for _ in range(2))
 
     async def both():
         release = Event()
@@ -142,7 +142,26 @@ def test_two_apps_do_not_share_their_room(monkeypatch):
         assert await under_way
 
     asyncio.run(both())
-    with full._holding(10), free._holding(10), pytest.raises(Busy, match="requests of 10 bytes"), full._holding(1):
-        raise AssertionError
-    with full._holding(10):
-        pass
+    with full._holding("a") as hold, free._holding("a") as other:
+        hold(10)
+        other(10)
+        with full._holding("b") as more, pytest.raises(Busy, match=r"^requests of 10 bytes"):
+            more(1)
+    with full._holding("b") as hold:
+        hold(10)
+
+
+def test_a_client_holds_a_quarter_of_the_room(monkeypatch):
+    """Or two bodies, if they are larger; and what it no longer holds is forgotten."""
+    monkeypatch.setattr(guard, "MOST_HELD", 100)
+    for size, most in ((1, 25), (20, 40)):
+        bodies = Bodies(Settings("m", max_body=size))
+        for _ in range(2):
+            with bodies._holding("a") as one, bodies._holding("a") as two, bodies._holding("b") as other:
+                one(most - 1)
+                two(1)
+                for hold in (one, two):
+                    with pytest.raises(Busy, match=f"^your requests of {most} bytes are being read"):
+                        hold(1)
+                other(most)
+            assert not bodies._held

@@ -76,17 +76,6 @@ def test_a_port_that_is_taken_is_one_line(folder):
     assert f"cannot listen on 127.0.0.1, port {port}" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("content", "left"),
-    [("", ""), ("{}\n", "{}\n"), ('{}\n{"a', "{}\n"), ('{"a', ""), ("{}\n" + "x" * 200_000, "{}\n")],
-)
-def test_part_of_a_line_is_dropped(tmp_path, content, left):
-    log = tmp_path / "log.jsonl"
-    log.write_text(content)
-    RequestLog(log).close()
-    assert log.read_text() == left
-
-
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(PacelineError, match="cannot be written"):
         RequestLog(tmp_path)

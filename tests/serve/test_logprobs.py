@@ -33,8 +33,8 @@ def tokenizer(request):
 @pytest.mark.parametrize("prompted", [False, True])
 def test_bytes_and_places_are_those_of_the_text(tokenizer, prompted):
     bare = [WORDS.index(word) for word in ("▁the", "▁dog", "s", "<0x73>", "▁", "狼", "sat", "▁the")]
-    accent = [*bare[:3], *(WORDS.index(word) for word in ("<0xC3>", "<0xA9>", "▁dog", "s"))]
-    texts = [accent, bare]
+    accent = [*bare[:3], *(WORDS.index(word) for word in ("<0xC3>", "<0xA9>") * 2 + ("▁dog", "s"))]
+    texts = [accent, accent[:-2], bare]
     if tokenizer.vocab_size > 100:
         texts = [tokenizer.encode_text(text) for text in ("é\U0001f600 the cat", "\U0001f600é")]
     if isinstance(tokenizer.inner.backend_tokenizer.decoder, decoders.Metaspace):  # it knows no bytes
@@ -46,8 +46,12 @@ def test_bytes_and_places_are_those_of_the_text(tokenizer, prompted):
         made = [spelling.next(token) for token in [*ids, tokenizer.eos_token_id]]
         assert b"".join(raw or b"" for _, raw, _ in made).decode() == text
         assert made[-1][:2] == ("</s>", None)  # it has a log-probability, but no part in the text
+        before = b""
         for word, raw, place in made[:-1]:
             assert word.startswith("bytes:\\x") or text[place : place + len(word)] == word == raw.decode()
+            assert not word.startswith("bytes:\\x") or place == len(before.decode(errors="ignore")), (word, place)
+            before += raw or b""
+        assert made[-1][2] == len(text)
 
 
 def test_every_alternative_is_kept(tokenizer):

@@ -38,6 +38,13 @@ CALLS = {
     "empty": ("", "", []),
     "hermes": (HERMES, "", [X]),
     "hermes after text": (f"I add. \n{HERMES}", "I add.", [X]),
+    "hermes, a backslash at the end": (
+        HERMES.replace("}]", r"C:\\"), "", [("add", r'{"x": 1, "y": "C:\\"}')]
+    ),
+    "hermes, backslashes and a quote": (
+        HERMES.replace("}]", r"\\\"}\\"), "", [("add", r'{"x": 1, "y": "\\\"}\\"}')]
+    ),
+    "llama 4, a backslash at the end": (r"[add(y='C:\\', x=2)]", "", [("add", r'{"y": "C:\\", "x": 2}')]),
     "hermes twice": (f"{HERMES}\n<tool_call>{SUB}</tool_call>\n", "", [X, Y]),
     "hermes, two in one": (f"<tool_call>\n{ADD}\n{SUB}\n</tool_call>", "", [X, Y]),
     "hermes, not closed": (f"<tool_call>\n{ADD}", "", [X]),
@@ -66,10 +73,22 @@ CALLS = {
         "<tool_call><function=add><parameter=y>a</function>\n</parameter></function></tool_call>", "",
         [("add", '{"y": "a</function>"}')],
     ),
+    "qwen3 coder, an end in an argument": (
+        "<tool_call><function=add><parameter=y>\na </parameter> b\n</parameter><parameter=x>1</parameter></function>",
+        "", [("add", '{"y": "a </parameter> b", "x": 1}')],
+    ),
+    "qwen3 coder, a name in an argument": (
+        "<tool_call><function=add><parameter=y>a<parameter=b>c</parameter></function></tool_call>", "",
+        [("add", '{"y": "a<parameter=b>c"}')],
+    ),
     "qwen3 coder, nothing": ("<tool_call>\n<function=sub>\n</function>\n</tool_call>", "", [Y]),
     "qwen3 coder, cut": (QWEN[:-30], QWEN[:-30], []),
     "qwen3 coder, not offered": (QWEN.replace("add", "rm"), QWEN.replace("add", "rm"), []),
     "glm": (GLM, "", [CALLED]),
+    "glm, an end in an argument": (
+        "<tool_call>add<arg_key>y</arg_key><arg_value>a </arg_value> b</arg_value>\n</tool_call>", "",
+        [("add", '{"y": "a </arg_value> b"}')],
+    ),
     "glm, nothing": ("<tool_call>sub\n</tool_call> so", "so", [Y]),
     "glm, no lines": (GLM.replace("\n", ""), "", [("add", '{"x": 2, "y": "ab", "z": [1, "a"]}')]),
     "glm, broken": ("<tool_call>add\n<arg_key>x</tool_call>", "<tool_call>add\n<arg_key>x</tool_call>", []),
@@ -107,6 +126,18 @@ CALLS = {
     "the beginning of a mark": ("a <tool_", "a <tool_", []),
     "a mark alone": ("a <tool_call>", "a <tool_call>", []),
 }  # fmt: skip
+NO_END = [
+    f"<tool_call>{call}</tool_call>"
+    for call in (
+        "<function=add><parameter=x>1<parameter=y>2</parameter></function>",
+        "<function=add><parameter=y>a\n<parameter=x>\n1\n</parameter></function>",
+        "<function=add><parameter=y>a</parameter> <parameter=x>1<parameter=z>[2]</parameter></function>",
+        "<function=sub><parameter=x>1<parameter=y>2</parameter></function>",
+        "add<arg_key>x</arg_key><arg_value>1<arg_key>y</arg_key><arg_value>2</arg_value>",
+        "sub<arg_key>x</arg_key><arg_value>1<arg_key>y</arg_key><arg_value>2</arg_value>",
+    )
+]
+"""Calls in which an argument has no end: it is not known which arguments they have."""
 CUT = ['<tool_call>{"name": "add", "arguments": {"x": 1', '{"name": "add", "arguments": {"x": 1,}} ',
        '[TOOL_CALLS]add[ARGS]{"x": [1}', '<tool_call>{"name": "add", "arguments": {}</tool_call>']  # fmt: skip
 """Calls that turn out broken when some of their arguments have been read."""
@@ -149,6 +180,15 @@ def test_calls_are_read_alike_whole_and_in_pieces(case):
     assert facts(streamed(made(), list(text))) == (content, "", calls)
     for at in range(len(text)):
         assert facts(streamed(made(), [text[:at], text[at:]])) == (content, "", calls)
+
+
+@pytest.mark.parametrize("text", NO_END)
+def test_an_argument_without_an_end_is_no_other_call(text):
+    whole = f"{text} {HERMES}"
+    for parts in ([whole], list(whole), [text, f" {HERMES}"]):
+        reader = made()
+        assert facts(streamed(reader, parts)) == (text, "", [X])
+        assert reader.called == 1
 
 
 @pytest.mark.parametrize("text", CUT)

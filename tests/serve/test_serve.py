@@ -160,6 +160,25 @@ def test_answers_fit_their_schema(client, served, shape, temperature):
         validate(json.loads(choice.message.content), SHAPES[shape])
 
 
+@pytest.mark.parametrize("mark", ["<|user|>", "</s>"])
+@pytest.mark.parametrize("kind", ["schema", "required", "strict"])
+def test_json_may_hold_the_name_of_a_mark(client, kind, mark):
+    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
+    value = {f"a{mark}b": mark}
+    schema = {"type": "object", "properties": {name: {"const": value[name]} for name in value}, "required": [*value]}
+    schema["additionalProperties"] = False
+    if kind == "schema":
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        (choice,) = client.chat.completions.create(**ask, response_format=form).choices
+        assert (choice.finish_reason, json.loads(choice.message.content)) == ("stop", value)
+        return
+    function = {"name": "add", "parameters": schema, "strict": kind == "strict"}
+    tools = [{"type": "function", "function": function}]
+    (choice,) = client.chat.completions.create(**ask, tools=tools, tool_choice="required").choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, json.loads(call.function.arguments)) == ("tool_calls", value)
+
+
 @pytest.mark.parametrize("kind", ["schema", "object", "tool"])
 def test_json_closes_within_its_tokens(client, kind):
     """The answer says so; one that cannot be that short is refused with the number of tokens it takes."""
@@ -437,6 +456,22 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     assert "no draft" in json.loads(events[-3])["error"]["message"]
     assert (json.loads(events[-2])["choices"][0]["finish_reason"], events[-1]) == ("error", "[DONE]")
     assert not made.rows
+
+
+def test_an_answer_without_a_seed_can_be_had_again_by_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    with serving(engine(models.make_repetitive(tmp_path / "tiny"), max_batch=2), log) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+
+        def answer(**more):
+            made = client.completions.create(model="tiny", prompt="the cat and the", max_tokens=24, **more)
+            return made.choices[0].text
+
+        first = answer(temperature=1.3)
+        seed = json.loads(log.read_text())["seed"]
+        assert answer(temperature=1.3, seed=seed) == first
+        answer(temperature=0)
+        assert json.loads(log.read_text().splitlines()[-1])["seed"] is None
 
 
 @pytest.mark.parametrize("template", [True, False], ids=["chat", "no template"])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import numpy as np
 import pytest
 import torch
 from jsonschema import validate
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as Backend
+from tokenizers import models as backends
+from transformers import PreTrainedTokenizerFast
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
@@ -17,6 +22,9 @@ from paceline.serve.fields import Tool
 from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.transcript import open_tokenizer
+from tests import models
+from tests.draft.tongues import tongues
 from tests.pairs import paired
 
 MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
@@ -94,6 +102,109 @@ def test_a_row_whose_grammar_fails_ends_as_an_error_alone(folder, drafter):
     assert ill.finish_reason == "error"
     assert "grammar failed" in ill.error
     assert well.finish_reason in ("stop", "length")
+
+
+# Text that holds the name of a mark ----------------------------------------------------------------------------------
+
+ADDED = ("<tool_call>", "</think>", "<｜tool▁call▁begin｜>", "Müller", "[X]", "    ", "word")
+
+
+def added(demo):
+    """With tokens that are not special: marks, and words."""
+    inner = open_tokenizer(demo).inner
+    inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
+    inner.add_tokens([AddedToken("[Y]", special=True, normalized=False)])
+    return Tokenizer(inner)
+
+
+def unigram():
+    """Its vocabulary holds the marks, and would rather have them than letters."""
+    names = ["<unk>", "</s>", "<|user|>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    backend = Backend(backends.Unigram([(name, -9.0 * (len(name) == 1)) for name in names], 0, byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+    inner.add_tokens([AddedToken("<|user|>", special=True)])
+    return Tokenizer(inner)
+
+
+def merged():
+    """Merges make a mark of its letters, and others take it as a part."""
+    names = ["</s>", "<unk>", "<a>", "<a", "<a>b", *map(chr, range(32, 127))]
+    merges, vocab = [("<", "a"), ("<a", ">"), ("<a>", "b")], {name: id for id, name in enumerate(names)}
+    backend = Backend(backends.BPE(vocab, merges, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = {"eos_token": "</s>", "bos_token": "<a>", "unk_token": "<unk>"}
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **special))
+
+
+TOKENIZERS = {
+    "demo": lambda of: open_tokenizer(of("demo")), "added": lambda of: added(of("demo")),
+    "gpt2": lambda of: open_tokenizer(of("shared") / "models" / "gpt2-tokenizer"),
+    "stories260K": lambda of: open_tokenizer(of("shared") / "models" / "stories260K"),
+    "tiny": lambda _: Tokenizer(models.tokenizer()), "unigram": lambda _: unigram(), "merged": lambda _: merged(),
+    **{name: lambda _, name=name: tongues()[name] for name in ("bytes", "more bytes", "pieces")},
+}  # fmt: skip
+
+
+def written(grammar: Any, ends: Sequence[int], size: int, seed: int, begins: Sequence[int] = ()) -> list[int]:
+    """Tokens of an answer, of which each is any that is allowed."""
+    rng, answer = np.random.default_rng(seed), [*begins]
+    while len(answer) < 100:
+        token = int(rng.choice(np.flatnonzero(grammar.allowed(answer, size).numpy())))
+        if token in ends:
+            return answer
+        answer.append(token)
+    return answer
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_text_may_hold_the_name_of_any_token(name: str, request: pytest.FixtureRequest) -> None:
+    """It is spelled in tokens of text; a mark itself comes nowhere, nor in free text."""
+    tokenizer = TOKENIZERS[name](request.getfixturevalue)
+    ends, size = [tokenizer.inner.eos_token_id], len(tokenizer.inner) + 3
+    known, made = tokenizer.inner.added_tokens_decoder, Grammars(tokenizer, size, ends, "none")
+    marks = [id for id, token in known.items() if token.content not in ("[X]", "    ", "word")]
+    assert marks
+    for token in known.values():
+        text = f"a{token.content}b"
+        flag = {"type": "object", "properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
+        for asked, value in (({"const": text}, text), ({"enum": [text]}, text), (flag, {text: 1})):
+            grammar, answer = made.json_schema(asked), list[int]()
+            while forced := grammar.forced(answer):
+                answer += forced
+            for ids in (answer, written(grammar, ends, size, 0), made.closing(grammar, asked, 99).forced([])):
+                assert set(ids).isdisjoint(marks)
+                assert json.loads(tokenizer.decode(ids)) == value
+                assert grammar.is_whole(ids)
+            assert made.fits(asked, json.dumps(value, ensure_ascii=False))
+        free = made.json_schema({"type": "string"}).allowed(made._tokens.tokenize_str(f'"{token.content}'), size)
+        assert free.sum() > 90
+        assert not free[marks].any()
+
+
+def test_a_letter_that_no_token_spells_is_an_error_and_no_end() -> None:
+    tokenizer = merged()
+    made = Grammars(tokenizer, len(tokenizer.inner), [0])
+    for text in ("é", "aé"):
+        with pytest.raises(PacelineError, match=r"grammar failed: token \d of the answer breaks it"):
+            written(made.json_schema({"const": text}), [0], len(tokenizer.inner), 0)
+
+
+def test_an_answer_that_breaks_its_grammar_is_an_error_and_no_end(plain: Engine, tokenizer: Tokenizer) -> None:
+    made, size = grammars(plain).json_schema(FLAG), plain.target.vocab_size
+    ids, ends = tokenizer.encode_text('{"a": true}'), list(plain.target.eos_token_ids)
+    for at in range(len(ids)):
+        broken = [*ids[:at], *tokenizer.encode_text("x")]
+        for _ in range(2):
+            with pytest.raises(PacelineError, match=f"grammar failed: token {at} of the answer breaks it"):
+                made.allowed(broken, size)
+    for whole in (ids, [*ids, *ends[:1]], [*ids, *ids]):  # a draft may go on after the end
+        assert made.allowed(whole, size).nonzero().flatten().tolist() == ends
+    with pytest.raises(PacelineError, match="grammar failed"):
+        made.allowed([*ids[:2], tokenizer.inner.convert_tokens_to_ids("<|user|>")], size)
+
+
+# Where a grammar begins ----------------------------------------------------------------------------------------------
 
 
 def after(engine, begin, end="</think>"):

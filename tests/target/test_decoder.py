@@ -67,6 +67,7 @@ def test_longrope_ends_where_its_short_factors_do() -> None:
     assert Shape.of(models.config("phi3-long")).max_context == models.MAX_CONTEXT
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("family", models.NATIVE)
 @torch.no_grad()
 def test_logits_and_hidden_states_are_those_of_transformers(family: str) -> None:
@@ -104,10 +105,11 @@ def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[l
     answers = Engine(target, "prompt-lookup").generate(prompts, SamplingParams(max_tokens=new_tokens))
     options = {"do_sample": False, "max_new_tokens": new_tokens, "pad_token_id": models.EOS}
     theirs = [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts]
-    near = all((ours - logits).abs().max() <= 1e-4 for ours in pieces)
+    near = all(torch.allclose(ours, logits, atol=1e-4, rtol=1e-5) for ours in pieces)
     return near and [answer.tokens for answer in answers] == theirs
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("family", models.NATIVE)
 def test_a_folder_says_what_the_model_said_that_was_saved_in_it(family: str, tmp_path: Path) -> None:
     target = load(models.make(family, tmp_path), native=True)

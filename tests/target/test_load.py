@@ -14,6 +14,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests import models
 from tests.native import off
@@ -201,7 +202,7 @@ def test_a_hub_id_while_offline(hub: Path, name: str, call: Callable[[str], obje
     fails(
         lambda: call(name),
         f"'{name}' is neither a folder here nor reachable on the hub",
-        "a local folder works: paceline generate ./path/to/folder",
+        "a local folder works, named by its path, ./path/to/folder.",
     )
 
 
@@ -319,6 +320,11 @@ def quantise(folder: Path) -> None:
     quantise_folder(folder, folder.parent / "quantised", "int8")
 
 
+def by_layer(folder: Path) -> None:
+    made = transformers.Gemma4TextConfig(num_hidden_layers=6, hidden_size=64, num_attention_heads=4, head_dim=16)
+    made.save_pretrained(folder)
+
+
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
 CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([lacks("config.json")], ("has no config.json, so it is not a model folder",)),
@@ -367,6 +373,9 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
             ("longrope", "short_factor", "x"), ("longrope", "short_factor", [1.0] * 9),
         )
     ],
+    ([by_layer], ("config.json: layers of this gemma4_text differ in head_dim, and only",)),
+    ([config(model_type="mistral", per_layer_config={"1": {"num_key_value_heads": 1}})],
+     ("config.json: layers of this mistral differ in num_key_value_heads, and only",)),
     ([config(num_key_value_heads=3)], ("num_attention_heads, 4, is no multiple of num_key_value_heads, 3",)),
     *[([config(model_type="mistral", sliding_window=value)], ("sliding_window is",)) for value in (0, -1)],
     ([config(model_type="smollm3", no_rope_layers=[1] * 5)], ("no_rope_layers names 5 layers of 3",)),

@@ -194,6 +194,24 @@ def test_rows_that_begin_alike_share_one_state(world: Any) -> None:
     assert [done.reused for done in out][:3] == [0, 0, 40]
 
 
+def test_of_a_row_that_has_gone_on_the_state_at_the_shared_length_is_taken(world: Any) -> None:
+    """It has several by then: at the ends of prompts that others shared with it, and its present one."""
+    target, prompts, _ = world
+    start, wish = prompts[1], SamplingParams(max_tokens=NEW)
+    others = [[*start[:30], *text(12, 4)], [*start, *text(13, 6)]]
+    alone = [Engine(target, reuse=False).generate([one], wish)[0].tokens for one in others]
+    engine = Engine(target, max_batch=4)
+    engine.generate([[*start[:30], *text(14, 3)]], wish)  # so that the next row keeps a state after 30 tokens
+    lead = engine.add(start, SamplingParams(max_tokens=40))
+    while lead.num_new < 6:
+        engine.step()
+    assert len(target.cache.states(lead.slot)) > 2
+    rows = [engine.add(one, wish) for one in others]
+    engine.finish([lead, *rows])
+    assert [row.reused for row in rows] == [30, len(start) - 1]
+    assert [row.tokens[row.prompt_length :].tolist() for row in rows] == alone
+
+
 def test_prefixes_keep_few_states_and_count_them() -> None:
     target = decoder()
     states, prefixes = target.cache.recurrent, Prefixes(8)

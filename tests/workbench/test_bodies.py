@@ -6,7 +6,7 @@ import lzma
 
 import pytest
 
-from paceline.jsonl import rows_of
+from paceline.jsonl import opened, records
 from paceline.workbench.bodies import ConversationError, asked, said
 from paceline.workbench.conversations import read_trace
 
@@ -204,7 +204,9 @@ def test_tables_and_packed_files(tmp_path):
         (one,) = read_trace(file)
         assert shown(one) == ["user: Hello?", "assistant: Hi."], file.name
     (tmp_path / "chats.csv").write_text('messages,id\n"[{""role"": ""user"", ""content"": ""Hello?""}]",7\n')
-    assert list(rows_of(tmp_path / "chats.csv", ConversationError)) == [{"messages": ASKED, "id": "7"}]
+    with opened(tmp_path / "chats.csv", ConversationError) as file:
+        ((where, row),) = records(file, tmp_path / "chats.csv", ConversationError)
+    assert (where, row) == (f"{tmp_path / 'chats.csv'}, item 1", {"messages": ASKED, "id": "7"})
     (tmp_path / "log.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ConversationError, match="no Parquet file"):
         read_trace(tmp_path / "log.parquet")

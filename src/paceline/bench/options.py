@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from paceline.core.rules import ruled
 from paceline.draft.spec import option
 from paceline.workbench.options import Keys
 
@@ -17,8 +18,12 @@ class Options:
 
     GROUP: ClassVar = "Measurement"
 
-    max_tokens: int = option(128, "Largest number of new tokens.", names=("--max-tokens", "-n"))
-    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"))
+    max_tokens: int = option(
+        128, "Largest number of new tokens.", names=("--max-tokens", "-n"), callback=ruled("max_tokens")
+    )
+    temperature: float = option(
+        0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"), callback=ruled("temperature")
+    )
     batch: int = 1
     repeats: int = option(1, "How often every question is asked; figures are medians.", least=1)
     warm_up: int = option(3, "Number of answers that every method gives before anything is timed.", least=0)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.metrics import BASELINE, OVERALL
-from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers
+from paceline.bench.metrics import BASELINE, OVERALL, summarize
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.workbench.contestant import PEER
@@ -132,19 +132,27 @@ def read_run(folder: Path) -> BenchRun:
 
     Raises PacelineError if it is not a run's folder, or a file is broken. A last answer that is cut off is left out."""
     about = read_about(folder, KIND)
-    if not (folder / SUMMARY).is_file():
-        raise PacelineError(f"{folder} has no {SUMMARY} yet; run the command of the benchmark again, and it goes on")
-    try:
-        summary = loads((folder / SUMMARY).read_bytes(), parse_constant=lambda _: None)
-    except (OSError, ValueError) as error:
-        raise PacelineError(f"{folder / SUMMARY} cannot be read: {error}") from None
     about = {**about["identity"], **about}
     try:
+        summary = _summary(folder, about.get("methods", []))
         methods = _methods(about.get("methods", []), summary["results"])
         tasks = list(dict.fromkeys(row["category"] for row in summary["results"] if row["category"] != OVERALL))
     except (TypeError, KeyError, AttributeError):
         raise PacelineError(f"{folder / RUN} and {SUMMARY} do not list methods and their results") from None
     return BenchRun(folder, about, summary, methods, tasks, _first_answers(folder / ANSWERS))
+
+
+def _summary(folder: Path, methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What summary.json says; of a run that was killed before there was one, the figures of its answers."""
+    file = folder / SUMMARY
+    if not file.exists():
+        answers, facts = settled(read_answers(folder / ANSWERS)), {str(of["method"]): of for of in methods}
+        return {"complete": False, "disturbed": [], "results": summarize(answers, facts)}
+    try:
+        summary: dict[str, Any] = loads(file.read_bytes(), parse_constant=lambda _: None)
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{file} cannot be read: {error}") from None
+    return summary
 
 
 def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[Method]:

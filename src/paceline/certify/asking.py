@@ -8,9 +8,11 @@ verification itself gets wrong is then seen; a cache or a mask that spoils all o
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from paceline.workbench.endpoint import Endpoint, Remote
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
 BEST = 5  # tokens of a place whose log-probabilities are compared to measure rounding
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
 Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
 RETRY = Retry(tries=3, longest=5.0)
@@ -134,7 +137,7 @@ def _same(one: str, other: str, exact: bool) -> bool:
     or, unless `exact`, the space before it."""
     if one == other or (not exact and (one.strip() or one) == (other.strip() or other)):
         return True
-    unspelled = [not text or "\N{REPLACEMENT CHARACTER}" in text or text.startswith("bytes:") for text in (one, other)]
+    unspelled = [not text or BROKEN in text or text.startswith("bytes:") for text in (one, other)]
     named = [re.fullmatch(r"<\S+>|\[[A-Z]+\]", text) is not None for text in (one, other)]
     return all(unspelled) or (unspelled[0] and named[1]) or (unspelled[1] and named[0])
 
@@ -152,58 +155,119 @@ def ended(right: Completion, body: Fields) -> str | int | None:
     return [*right.tokens, ids[0]].index(ids[0]) if ids and right.tokens else None
 
 
-def compare(reply: Completion, right: Completion, body: Fields, noise: Noise) -> Fields | None:
+BANNED = -100.0  # a bias that no token outweighs
+
+
+def compare(
+    reply: Completion, right: Completion, body: Fields, noise: Noise,
+    biases: Mapping[str, float] = MappingProxyType({}),
+) -> Fields | None:  # fmt: skip
     """The fields of a Divergence where the reply is not what the request asks for of `right`, by max_tokens and what
-    ends it; None where it is. After a tie the texts are two, and nothing more is compared."""
+    ends it; None where it is. After a tie the texts are two, and nothing more is compared.
+
+    biases  of the request, by the control's spelling of their tokens."""
     mine, others = places(reply), places(right)
+    exact = _has_spaces(mine) and _has_spaces(others)
     same = list(_alike(mine, others))
     at = len(same)
     facts: Fields = {"at": at, "noise": float(noise), "before": "".join(a.token for a, _ in same[-CONTEXT:])}
+    if exact and (banned := _banned(mine, biases)) is not None and _banned(others, biases) is None:
+        word, before = mine[banned].token, "".join(place.token for place in mine[max(0, banned - CONTEXT) : banned])
+        why = f"it says {word!r}, which the request's logit_bias forbids"
+        return facts | {"at": banned, "before": before, "said": word, "why": why}
     wanted, is_cut = ended(right, body), bool(body.keys() & ENDING)
     agree = not is_cut and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
     if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
-        gap = _gap(others, at, said.token, body, _has_spaces(mine) and _has_spaces(others))
+        gap = _gap(others, at, said, body, exact, biases)
         unranked = f"the control has another token, and this one is not among its {len(best.top)} best"
         return facts | {"said": said.token, "best": best.token, "gap": gap, "why": unranked if gap is None else ""}
     for number, (a, b) in enumerate(same):
         if abs(a.logprob - b.logprob) > SHIFTED and b.logprob > -3:
             why = f"the log-probability of {a.token!r} is {a.logprob:.3f}, and the control's {b.logprob:.3f}"
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
+    if mine and not isinstance(wanted, str) and (why := _other_text(reply, right, mine, others, wanted)):
+        return facts | {"why": why}
     if isinstance(wanted, int):  # servers list the token that ends it, or do not
         right_end = at in (wanted, wanted + 1) or at == len(others)
         return None if right_end else facts | {"why": f"it has {at} tokens, and must end after {wanted}"}
     if is_cut:
         right_end = wanted is None or reply.text.strip() == wanted.strip()
         return None if right_end else facts | {"why": f"it ends in {reply.text[-40:]!r}, not in {str(wanted)[-40:]!r}"}
-    joined = "".join(b.token for b in others).strip()  # tokens that are spelled as the text is
-    if mine and len(mine) == len(others) and reply.text.strip() != right.text.strip() == joined:
-        return facts | {"why": f"the tokens are right, and the text ends in {reply.text[-40:]!r}"}
     if mine and others:
         long = min(len(others), body["max_tokens"])
         return None if at == long or agree else facts | {"why": f"it has {len(mine)} tokens, and the control {long}"}
     return None if right.text.startswith(reply.text) and (reply.text or not right.text) else facts | {"gap": 0.0}
 
 
-def _gap(right: Sequence[Place], at: int, said: str, body: Fields, exact: bool) -> float | None:
-    """How far apart the two tokens are by the control, after penalties; None where it does not rank the other one.
+def _banned(reply: Sequence[Place], biases: Mapping[str, float]) -> int | None:
+    """Where a reply first has a token that the request's biases forbid."""
+    return next((at for at, place in enumerate(reply) if biases.get(place.token, 0.0) <= BANNED), None)
 
-    Servers report log-probabilities before penalties, and count the tokens of the answer, or those of the prompt too:
-    the smaller gap of both. An unranked token is no better than the last ranked one."""
+
+def _other_text(
+    reply: Completion, right: Completion, mine: Sequence[Place], others: Sequence[Place], ends_after: int | None
+) -> str:
+    """Why a reply of the control's tokens has another text than these; "" if it has theirs, or if the two servers spell
+    or part them differently. ends_after: tokens before one that ends the reply, which its text may hold or not."""
+    parts = [parts_of(one)[1:] for one in (reply, right)]
+    if [*map(bool, parts[0])] != [*map(bool, parts[1])]:  # one of them does not part answers
+        return ""
+    if len(mine) == len(others) and parts[0] != parts[1]:
+        return f"the tokens are right, and not what was made of them: {str(parts[0])[-60:]}"
+    tokens = [place.token for place in others]
+    written = (n for n in (len(tokens), len(tokens) - 1) if "".join(tokens[:n]).strip() == right.text.strip())
+    if (most := next(written, None)) is None:  # the last may be an end token, which is no text
+        return ""
+    wanted = ["".join(tokens[: min(most, len(mine) - less)]).strip() for less in range(1 + (ends_after is not None))]
+    if reply.text.strip() in wanted or BROKEN in wanted[0]:  # half of a character is not written
+        return ""
+    return f"the tokens are right, and the text ends in {reply.text[-40:]!r}"
+
+
+def parts_of(reply: Completion) -> tuple[str, str, list[tuple[str, Any]]]:
+    """What a server makes of the tokens: the text, the thought, and calls of tools, however their arguments are
+    spaced."""
+    called = list[tuple[str, Any]]()
+    for call in reply.tool_calls:
+        arguments = call["arguments"]
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        called.append((call["name"], arguments))
+    return reply.text, reply.reasoning.strip(), called
+
+
+MOVED = frozenset({
+    "response_format", "structured_outputs", "regex", "guided_regex", "tool_choice", "frequency_penalty",
+    "presence_penalty", "logit_bias", "min_tokens",
+})  # fmt: skip
+"""Fields that move which token is the best, and not the log-probabilities that servers report."""
+
+
+def _gap(
+    right: Sequence[Place], at: int, said: Place, body: Fields, exact: bool, biases: Mapping[str, float]
+) -> float | None:
+    """How far apart the two tokens are by the control, after penalties and biases; None where that is unknown.
+
+    Servers report log-probabilities before these, and count the tokens of the answer, or those of the prompt too: the
+    smaller gap of both. Where a field moves the choice, the best tokens need not be among those that the control ranks.
+    A token that it does not rank then has the log-probability that its own server reports, and no better one than the
+    last that is ranked."""
     top, best = right[at].top, right[at]
-    ranked = max((logprob for token, logprob in top if _same(token, said, exact)), default=None)
+    other = max((logprob for token, logprob in top if _same(token, said.token, exact)), default=None)
+    if other is None and body.keys() & MOVED:
+        known = (logprob for logprob in (said.logprob, *(logprob for _, logprob in top)) if not isnan(logprob))
+        other = min(known, default=None)
+    if other is None:
+        return None
     often, once = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
-    if not often and not once:
-        return None if ranked is None else abs(best.logprob - ranked)
-    written = [place.token for place in right[:at]]
-    prompt = json.dumps(body["messages"])
-    other = min((logprob for _, logprob in top), default=-100.0) if ranked is None else ranked
+    written, prompt = [place.token for place in right[:at]], json.dumps(body["messages"])
 
-    def penalised(token: str, logprob: float, with_prompt: bool) -> float:
+    def moved(token: str, logprob: float, with_prompt: bool) -> float:
         count = written.count(token) + (prompt.count(token.strip()) if with_prompt else 0)
-        return logprob - often * count - once * (count > 0)
+        return logprob - often * count - once * (count > 0) + biases.get(token, 0.0)
 
-    return min(abs(penalised(best.token, best.logprob, way) - penalised(said, other, way)) for way in (False, True))
+    return min(abs(moved(best.token, best.logprob, way) - moved(said.token, other, way)) for way in (False, True))
 
 
 PLAIN = frozenset({

@@ -15,6 +15,7 @@ from paceline.certify.certificate import certify
 from paceline.certify.engines import Library, local
 from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.oracles import Exact, Reported
+from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
 from paceline.draft.recording import Recording
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
@@ -37,28 +38,37 @@ HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llam
 """Hosts of our plug-ins, and the peers that they are."""
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
+AFTER_LOADING = "; the budget begins when all is loaded"
 CONTEXT = 1024  # longest context of other libraries
+PACED = False
+"""Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
 
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     _check_name(subject)
-    watch.say(f"loading {subject.model}")
+    draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
+    foreseen = f"; the verdict can only be {CANNOT_SAY!r}: {NO_DRAFT}" if draft == "none" else ""
+    watch.say(f"loading {subject.model}{foreseen}")
     target = load(
         str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact,
         activations=subject.activations,
     )  # fmt: skip
     dtype = str(target.dtype).removeprefix("torch.")
+    watch.say(f"loading the reference{AFTER_LOADING}")
     exact, own, reference = _references(subject, target, dtype)
     facts = Recording(target.tokenizer, tuple(target.eos_token_ids), target.vocab_size)
     prompts, starts = _prompts(target, subject.prompts)
-    draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     with ExitStack() as opened:
+        if subject.engine != "paceline":
+            watch.say(f"loading {subject.engine}{AFTER_LOADING}")
         engine = opened.enter_context(closing(_open(subject, target, dtype)))
         control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
             lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
         )
         plays = target.tokenizer is not None and subject.scope.seconds > 0
+        if plays:
+            watch.say(f"loading the control{AFTER_LOADING}")
         oracle = Exact(
             exact, own, facts, prompts, starts, min(target.max_context, CONTEXT), draft, subject.engine != "paceline",
             control, _plain(subject, target) if plays else None, _chats(subject.prompts),
@@ -126,6 +136,8 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
         if subject.reference is not None:
             control = Control(others[0])
         else:
+            if subject.model is not None:
+                watch.say(f"loading {subject.model}, the control{AFTER_LOADING}")
             control = control_of(server) if subject.model is None else _plain(subject)
             opened.callback(control.source.close)
         certificate = certify(server, Reported(control, _chats(subject.prompts)), subject.scope, watch)
@@ -166,13 +178,13 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
 
     Raises PacelineError for one that is not installed."""
     if subject.engine == "paceline":
-        return local(target, target.tokenizer, "none" if plain else subject.draft, batch=subject.batch)
+        draft = "none" if plain else subject.draft
+        return local(target, target.tokenizer, draft, batch=subject.batch, budget=PACED)
     name, colon, checkpoint = subject.engine.partition(":")
     spec = subject.engine
     if name in HOSTS:
         draft = exchanged(subject.draft, ",", ";")
-        # Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay.
-        spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced=false"
+        spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced={str(PACED).lower()}"
     if plain:
         library = next(one for one in LIBRARIES if name.startswith(one))
         spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library
@@ -202,8 +214,10 @@ def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[
         return [encode(one, tokenizer, target.vocab_size, target.max_context).tolist() for one in given], starts
     questions = REQUESTS["questions"]
     if tokenizer.has_chat_template:
-        return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions], starts
-    return [*starts, *(tokenizer.encode(text) for text in questions)], starts
+        questions = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
+    else:
+        questions = [tokenizer.encode(text) for text in questions]
+    return [*questions, *starts], starts
 
 
 def _spell(certificate: dict[str, Any], target: Target) -> None:

@@ -30,6 +30,9 @@ RANKED = 20  # best tokens that are told apart from the rest
 MATCH = (3, 2)  # lengths of the n-grams whose last occurrence says which token is copied, the longest first
 FAR = 64  # tokens of context beyond which places are counted apart
 NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of context"
+Keys = tuple[tuple[str, str], ...]  # groups of places, each with a set of tokens
+EVERYWHERE: Keys = ((NEAR, BEST), (BEYOND, BEST))
+NORMAL = 50.0  # variance from which hits in all places are taken for normal, far out on either side
 AT_ONCE = 8  # places whose distributions are held at once: there is one of the whole vocabulary for every world
 Places = tuple[float, Floats, Floats]
 """How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
@@ -64,14 +67,18 @@ class Conditional:
         """What comes too often or too rarely, the surest first; `level` is that of all sets together.
 
         control: counts of the same engine without drafts; then only what differs from them, too, speaks against it."""
-        p_values = {key: outside(*self._of(key)) * len(self._places) for key in self._places}
-        found = {key: p for key, p in p_values.items() if p < level}
+        number = 2 * len(self._places)
+        p_values: dict[Keys, float] = {(key,): outside(*self._of(key)) * number for key in self._places}
+        # Half of the level is for the best token over all samplings, by which a small shift in each of them shows.
+        p_values[EVERYWHERE] = 2 * _often(*self._of(*EVERYWHERE)) if self._places else 1.0
+        found = {keys: p for keys, p in p_values.items() if p < level}
         if control is not None:
-            both = {key: (self._of(key), control._of(key)) for key in found}
-            found = {key: max(p, _difference(*both[key]) * len(found)) for key, p in found.items()}
+            both = {keys: (self._of(*keys), control._of(*keys)) for keys in found}
+            found = {keys: max(p, _difference(*both[keys]) * len(found)) for keys, p in found.items()}
         findings = []
-        for (group, name), p in found.items():
-            hits, low, high = self._of((group, name))
+        for keys, p in found.items():
+            (group, name), (hits, low, high) = keys[0], self._of(*keys)
+            group = "however sampled" if keys == EVERYWHERE else group
             right = f"{low.sum():,.0f} to {high.sum():,.0f}"
             what = f"{name} came {hits:,.0f} times in {len(low):,} places, where {right} are right ({group})"
             findings += [Finding("sampled", what, p)] if p < level else []
@@ -80,13 +87,27 @@ class Conditional:
     def facts(self, level: float) -> dict[str, Any]:
         """For the certificate. detectable: the smallest shift to or from the best token, as a share of all tokens, that
         is found with stats.POWER; hidden: what rounding hides of it."""
-        _, low, high = self._of((NEAR, BEST), (BEYOND, BEST))
-        middle, number = (low + high) / 2, max(len(low), 1)
+        _, low, high = self._of(*EVERYWHERE)
+        number, variance = max(len(low), 1), _variance(low, high)
         hidden = float((high - low).sum()) / 2 / number
         # Chernoff's bound of a normal deviate z is exp(-z^2 / 2).
-        deviate = np.sqrt(-2 * np.log(level / max(2 * len(self._places), 1))) + norm.isf(1 - stats.POWER)
-        shift = hidden + deviate * float(np.sqrt((middle * (1 - middle)).sum())) / number if self.tokens else 1.0
+        bound = norm.isf(level / 4) if variance >= NORMAL else np.sqrt(-2 * np.log(level / 4))
+        shift = hidden + float((bound + norm.isf(1 - stats.POWER)) * np.sqrt(variance)) / number if self.tokens else 1.0
         return {"tokens": self.tokens, "detectable": round(float(min(1.0, shift)), 4), "hidden": round(hidden, 5)}
+
+
+def _variance(low: Floats, high: Floats) -> float:
+    """The greatest variance of hits in trials with probabilities of low..high [n]."""
+    middle = np.clip(0.5, low, high)
+    return float((middle * (1 - middle)).sum())
+
+
+def _often(hits: float, low: Floats, high: Floats) -> float:
+    """`outside`, by the normal distribution where the trials are many: hits are a sum of martingale differences."""
+    if (variance := _variance(low, high)) < NORMAL:
+        return outside(hits, low, high)
+    beyond = max(hits - float(high.sum()), float(low.sum()) - hits, 0.0)
+    return float(min(1.0, 2 * norm.sf(beyond / variance**0.5)))
 
 
 def _difference(mine: Places, control: Places) -> float:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 
 from paceline.certify.engines import request, takes
+from paceline.certify.stats import Floats
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, warp
@@ -113,8 +115,8 @@ class Reader:
                 self.found.divergences.append(of)
                 if not of.is_tie:
                     return
-            way = params.shifts_logits, params.temperature, params.seed
-            if rounded and (context := hash((*way, *text[: start + at]))) not in self._read:
+            context = hash((params.shifts_logits, *text[: start + at]))
+            if rounded and params.is_greedy and context not in self._read:
                 self._read.add(context)
                 self.found.places += 1
                 self.found.tied += of is not None
@@ -188,43 +190,73 @@ def stop_strings(text: str) -> list[str]:
 # right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model;
 # for a host that verifies chains, its trees cut to their best chain.
 
-COLLAPSED = 0.8
-"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's."""
+COLLAPSED, LEAST_ANSWERS, NOTHING = 0.8, 12, 0.05
+"""Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's, by all
+of the 99 % interval over LEAST_ANSWERS answers or more. Of fewer answers nothing is said, nor where the reference
+accepts NOTHING."""
+Rounds = tuple[int, int]
+"""New tokens of an answer and its rounds, without the first, which runs the prompt and has no draft."""
 
 
-def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
-    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed."""
-    known = tokens is not None and reference is not None
-    collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
+def acceptance(engine: Sequence[Rounds], reference: Sequence[Rounds]) -> dict[str, Any]:
+    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed.
+
+    Both are of the same answers, in one order; none where they are not known. "share": of the reference's accepted
+    tokens a round; "interval": of the share, None if there are too few answers for one."""
+    both = zip(engine, reference, strict=True) if engine and reference else ()
+    pairs = [(*one, *other) for one, other in both if one[1] and other[1]]
+    counts = np.array(pairs, np.float64).reshape(-1, 4)
+    share, interval = _share(counts.sum(0)), None
+    if len(counts) >= LEAST_ANSWERS and share is not None:
+        without = [_share(counts.sum(0) - one) for one in counts]  # the jackknife, over answers
+        spread = np.std([share if one is None else one for one in without]) * (len(counts) - 1) ** 0.5
+        reach = float(student.isf(0.005, len(counts) - 1) * spread)
+        interval = [round(max(0.0, share - reach), 3), round(share + reach, 3)]
     return {
-        "tokens_a_round": None if tokens is None else round(tokens, 3),
-        "reference": None if reference is None else round(reference, 3),
-        "collapsed": collapsed,
+        "tokens_a_round": _a_round(engine),
+        "reference": _a_round(reference),
+        "share": None if share is None else round(share, 3),
+        "interval": interval,
+        "collapsed": interval is not None and interval[1] < COLLAPSED,
     }
 
 
-def measured(answers: Sequence[Completion]) -> float | None:
-    """Tokens a round, without each answer's first, which runs the prompt and has no draft; None if it is not known."""
-    counts = [(len(one.tokens) - 1, rounds - 1) for one in answers if (rounds := one.rounds)]
+def _a_round(counts: Sequence[Rounds]) -> float | None:
     tokens, rounds = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return tokens / rounds if rounds else None
+    return round(tokens / rounds, 3) if rounds else None
+
+
+def _share(of: Floats) -> float | None:
+    """The engine's accepted tokens a round as a share of the reference's; None if nothing can be accepted. of: tokens
+    and rounds of the engine, then of the reference."""
+    tokens, rounds, others, their_rounds = map(float, of)
+    accepted = others / their_rounds - 1 if their_rounds else 0.0
+    return (tokens / rounds - 1) / accepted if accepted > NOTHING else None
+
+
+def measured(answers: Sequence[Completion]) -> list[Rounds]:
+    """What an engine says of its answers; none where it does not say."""
+    if not all(one.rounds for one in answers):
+        return []
+    return [(len(one.tokens) - 1, (one.rounds or 1) - 1) for one in answers]
 
 
 def replayed(
     draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
     chains: bool,
-) -> float | None:  # fmt: skip
-    """Tokens a round of the drafter alone, replayed over `answers`; None if it asks the target for more than tokens.
+) -> list[Rounds]:  # fmt: skip
+    """The drafter alone, replayed over `answers`; none if it asks the target for more than tokens.
 
     The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
     try:
         drafter: Drafter = replayable(draft, recording)
     except PacelineError:
-        return None
-    drafter = Chains(drafter) if chains else drafter
-    tally = Tally()
+        return []
+    drafter, found = Chains(drafter) if chains else drafter, list[Rounds]()
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        tally = Tally()
         if len(answer) > 1:
             turn = RecordedAnswer(np.array([*prompt, answer[0]], np.int64), np.array(answer[1:], np.int64))
             replay(drafter, turn, i, tally)
-    return tally.mean_accepted_tokens or None
+        found.append((tally.new_tokens, tally.rounds))
+    return found

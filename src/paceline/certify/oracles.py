@@ -24,7 +24,7 @@ from paceline.certify import stats
 from paceline.certify.asking import Control, Fields, Messages, places
 from paceline.certify.conditional import Conditional, Words, is_raw, read, read_places
 from paceline.certify.engines import request, takes
-from paceline.certify.greedy import Reader, acceptance, measured, replayed
+from paceline.certify.greedy import Reader, Rounds, acceptance, measured, replayed
 from paceline.certify.options import REQUESTS, SHIFT
 from paceline.certify.sampled import KnownCase, TextCase, best_view, distribution_of, level_of, needed
 from paceline.certify.scenarios import MIXED
@@ -140,7 +140,7 @@ class Exact:
 
     def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
         """Greedy answers as the model reads them, what was not tested, and how often drafts were accepted."""
-        engine, replies, reference = asked.endpoint, asked.replies, None
+        engine, replies, reference = asked.endpoint, asked.replies, list[Rounds]()
         asked.watch.say("how often drafts are accepted")
         if self.draft is not None and replies:
             texts = [one.tokens for one in replies]
@@ -285,7 +285,7 @@ class Reported:
             "draft": None,
             "ran_on": {"endpoint": asked.endpoint.url},
             "not_tested": ["what the log-probabilities share with the answers: give a control"] * is_self,
-            "acceptance": acceptance(None, None),
+            "acceptance": acceptance((), ()),
         }
 
 

@@ -16,13 +16,24 @@ from math import ceil
 from time import perf_counter
 from typing import Any
 
-from paceline.certify.asking import ENDING, HELLO, Control, Fields, Messages, Noise, compare, own_best, places
+from paceline.certify.asking import (
+    BROKEN,
+    ENDING,
+    HELLO,
+    Control,
+    Fields,
+    Messages,
+    Noise,
+    compare,
+    own_best,
+    parts_of,
+    places,
+)  # fmt: skip
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Endpoint, OutOfTime
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
 Sign = Callable[[Completion], bool]
 Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]
 """Why an answer is wrong by itself, "" if it is right: of the answer, its request, and the answers to those before it
@@ -214,7 +225,6 @@ class Play:
             self._look(wanted)
             probing = self.until
             for number, scenario in enumerate(SCENARIOS if scenarios is None else scenarios):
-                self.watch.say(scenario.name)
                 self.rows.append(self._scenario(scenario))
                 self.watch.step(number + 1, len(SCENARIOS))
         finally:
@@ -284,6 +294,7 @@ class Play:
             whose = "the control" if self.lacking >= set(missing) else "the endpoint"
             why = f"{whose} shows no {', no '.join(missing)}"
         else:
+            self.watch.say(scenario.name)
             why = self._groups(scenario, found)
         bugs = [one for one in found if not one.divergence.is_tie]
         self.bugs += bugs
@@ -345,10 +356,20 @@ class Play:
         if case.form is not None and (why := case.form(reply, case.body, before)):
             yield {"at": len(reply.logprobs), "why": why, "before": reply.text[-80:]}
         elif right is not None:
-            every = (compare(one, right, case.body, self.noise) for one in (reply, *reply.others))
+            biases = self._biases(case.body)
+            every = (compare(one, right, case.body, self.noise, biases) for one in (reply, *reply.others))
             yield from [one for one in every if one is not None][:1]
         if self.control.is_self:
             yield from own_best(reply, case.body, self.noise)
+
+    def _biases(self, body: Fields) -> dict[str, float]:
+        """The biases of a request by the texts of their tokens, which the control says where all else is outweighed."""
+        of: Mapping[str, float] = body.get("logit_bias") or {}
+        bodies = [self.asked(HELLO | {"temperature": 0.0, "logit_bias": {token: 100}}) for token in of]
+        said = [one[0].token if (one := places(answer)) else "" for answer in self.control.expected(bodies)]
+        # What is said under two biases is said whatever is asked.
+        spelt = (text.strip() and BROKEN not in text and said.count(text) == 1 for text in said)
+        return {text: float(bias) for text, bias, known in zip(said, of.values(), spelt, strict=True) if known}
 
     def _control_too(
         self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion], scenario: str
@@ -363,7 +384,8 @@ class Play:
         if not self.control.is_self:
             (own,) = self.control.source.ask([self.asked(case.body)], 1)
             form = case.form or (lambda *_: "")
-            theirs = form(own, case.body, before) if form(reply, case.body, before) else own.text == reply.text
+            is_broken = form(reply, case.body, before)
+            theirs = form(own, case.body, before) if is_broken else parts_of(own) == parts_of(reply)
             if not theirs:
                 return False
             why = "with drafts and without"

@@ -16,6 +16,7 @@ WEAK, LENIENT = 0.1, 1.2
 """A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
 it may be larger all the same, for rounding and whole numbers of requests."""
 LOSSLESS, NOT_LOSSLESS, CANNOT_SAY, TWO_MODELS = "lossless", "not lossless", "cannot say", "two models"
+NO_DRAFT = "nothing is drafted, for --draft names no drafter"
 EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3, TWO_MODELS: 3}
 """Of `paceline certify`, by the certificate's verdict; 2 is for what could not be run."""
 
@@ -67,7 +68,7 @@ class Greedy:
     seeded   those of them that were sampled, with a seed whose noise is known.
 
     why      why they cannot be judged; "" if they can.
-    places   different places that were read; tied: those with a tie.
+    places   different places of greedy answers that were read; tied: those with a tie.
     rounded  places where the reference itself has another best token when it is rounded."""
 
     answers: int = 0
@@ -219,7 +220,7 @@ def certificate(
     about: engine, draft, acceptance, not_tested (in words), scenarios, ran_on (versions) and seconds.
     broken: what an endpoint was asked when it broke off, and how; "" if it did not."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
-    verdict, why = _verdict(parts, power, scope, str(about["draft"] or "none"), about["broken"], also)
+    verdict, why = _verdict(parts, power, scope, about["draft"], about["broken"], also)
     if two_models:
         verdict, why = TWO_MODELS, two_models
     return {
@@ -234,13 +235,17 @@ def certificate(
 
 
 def _verdict(
-    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str, broken: str, also: Sequence[str] = ()
-) -> tuple[str, str]:
-    """One of the three verdicts, and why there is no better one; "" for lossless."""
+    parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str | None, broken: str,
+    also: Sequence[str] = (),
+) -> tuple[str, str]:  # fmt: skip
+    """One of the three verdicts, and why there is no better one; "" for lossless. draft: None where the engine chooses
+    its own."""
     if wrong := [*(name for name, part in parts.items() if not part["lossless"]), *also]:
         return NOT_LOSSLESS, "; ".join(wrong)
     if why := broken or parts["greedy"]["why"]:
         return CANNOT_SAY, why
+    if draft == "none":
+        return CANNOT_SAY, NO_DRAFT
     sampled = parts["sampled"]
     if scope.requests != 0 and (tested := power if sampled["requests"] else sampled.get("long")):
         if tested["detectable"] > LENIENT * max(WEAK, scope.shift or SHIFT):
@@ -251,6 +256,6 @@ def _verdict(
                 f"shifts of sampled distributions below {100 * tested['detectable']:.3g} % would be missed{hidden}; "
                 "a longer --budget finds smaller ones, and --shift says which are to be found"
             )
-        if draft != "none" and sampled.get("draft_tokens") == 0:
+        if draft is not None and sampled.get("draft_tokens") == 0:
             return CANNOT_SAY, "nothing was drafted in sampled answers"
     return LOSSLESS, ""

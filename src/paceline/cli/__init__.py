@@ -77,11 +77,12 @@ _add(app, quality, "Say what a quantised model has lost.")
 _add(app, tune, "Measure our engine or a server, and say what to draft.", _needs("tune", "With --server: "))
 _add(app, watch, "See what the drafts of a running server bring.", _needs("watch"))
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
-app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
+app.add_typer(train, name="train", short_help="Train drafters for a model.")
 app.add_typer(export, name="export", short_help="Write models and drafters as other engines read them.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+NoCommand: type[Exception] = next(one for one in UsageError.__subclasses__() if one.__name__ == "NoArgsIsHelpError")
 OWN_EXTRAS = ("serve", "bench", "tune", "watch", "certify", "eval", "train", "vision")  # commands' names
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets"), "train"),
@@ -177,6 +178,9 @@ def _run(argv: Sequence[str]) -> int:
     try:
         with command.make_context("paceline", _with_addresses(words), **how) as context:
             return int(command.invoke(context) or 0)
+    except NoCommand as asked:  # a group's name alone asks for its help
+        print(asked.format_message())  # type: ignore[attr-defined]
+        return 0
     except typer.Exit as done:
         return int(done.exit_code)
 

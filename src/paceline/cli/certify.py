@@ -14,7 +14,7 @@ from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import ISSUE, JUNIT, check_folder, write_whole, writes
+from paceline.jsonl import ISSUE, JUNIT, check_folder, readable, write_whole, writes
 from paceline.workbench.options import with_options
 
 
@@ -29,7 +29,8 @@ class CertifyOptions(Subject):
     ] = None
     draft: options.Draft = "none"
     prompts: str | None = option(
-        None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.'
+        None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.',
+        callback=readable,
     )
     dtype: options.Dtype = "auto"
     device: options.Device = "auto"

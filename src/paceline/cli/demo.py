@@ -22,6 +22,7 @@ from paceline.cli.options import SMOLLM2, open_engine
 from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
+from paceline.jsonl import readable
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def demo(
         str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]")
     ] = None,
     prompts: str | None = option(
-        None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p")
+        None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p"),
+        callback=readable,
     ),
     draft: options.Draft = "suffix",
     also: list[str] | None = option(

@@ -17,6 +17,8 @@ from paceline.workbench.options import with_options
 if TYPE_CHECKING:
     from paceline.target.base import Target
 
+BUSY = 0.5  # load of a processor from which other processes are likely to want its cores
+
 
 @with_options
 def doctor(
@@ -49,6 +51,7 @@ def doctor(
         f"paceline   {__version__}",
         f"processor  {facts['processor']}, level {facts['level']}{forced}",
         f"threads    {facts['threads']} of {facts['processors']} processors{own}",
+        f"load       {_load(facts)}",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
     for name, value in facts.get("model", {}).items():
@@ -56,19 +59,30 @@ def doctor(
     return 0
 
 
+def _load(facts: dict[str, Any]) -> str:
+    if (load := facts["load"]) is None:
+        return "unknown here"
+    said = f"{load:.1f} of {facts['processors']} processors in the last minute"
+    if load < BUSY * facts["processors"]:
+        return said
+    return f"{said}: others want them, and threads that wait for each other lose most; --threads 1 waits for nobody"
+
+
 def _machine() -> dict[str, Any]:
     import torch
 
     from paceline.target import kernels
     from paceline.target.load import device_named
+    from paceline.workbench.environment import cpu, load
 
     return {
         "paceline": __version__,
-        "processor": processor.name(),
+        "processor": cpu(),
         "level": processor.level(),
         "levels": processor.levels(),
         "forced": os.environ.get(processor.VARIABLE),
         "processors": os.cpu_count(),
+        "load": load(),
         "threads": torch.get_num_threads(),
         "kernels_on_torchs_threads": kernels.parallel() is not None,
         "torch": torch.__version__,

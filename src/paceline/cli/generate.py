@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import Appender, Writer, check_log, standard_output, text_of, write_whole
+from paceline.jsonl import ANSWERS, Appender, Writer, appends, readable, standard_output, text_of
 from paceline.workbench.options import with_options
 from paceline.workbench.runs import rows
 
@@ -37,11 +36,12 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="Prompt to answer; - reads it from standard input.")] = None,
     prompts: str | None = option(
         None, 'Prompts in JSON Lines: {"prompt": ...} or {"messages": [...]}, with options of their own.',
-        names=("--prompts", "-p")
+        names=("--prompts", "-p"), callback=readable,
     ),
     file: options.Document = None,
     prediction: Path | None = option(
-        None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked."
+        None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",
+        callback=readable,
     ),
     draft: options.Draft = "suffix",
     tune: options.Tune = None,
@@ -65,7 +65,7 @@ def generate(
     as_json: bool = option(False, "Print one JSON object for each prompt and nothing else.", names=("--json",)),
     out: Path | None = option(
         None, "Write the JSON objects to this file as answers finish; the same command goes on where it stopped.",
-        names=("--output", "-o"), callback=check_log,
+        names=("--output", "-o"), callback=appends(ANSWERS),
     ),
     running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
@@ -83,31 +83,35 @@ def generate(
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
     paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
     """
+    model, prompt = told_apart(model, prompt, prompts)
+    _check_sources(prompt, prompts, file)
+    predicted = _expected(prediction)
+
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
     from paceline.draft.base import unmet
 
-    model, prompt = told_apart(model, prompt, prompts)
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
     draft = options.tuned(draft, tune)
     screen = Screen(color)
-    jobs, broken = _jobs(prompt, prompts, params, _expected(prediction), file)
+    jobs, broken = _jobs(prompt, prompts, params, predicted, file)
     has_predictions = any(job.expected for job in jobs)
     if has_predictions and draft != "none":
         draft = _from_predictions(draft)
     for error in broken:
         screen.note(f"error: {one_line(error)}")
-    if out is not None:
-        from paceline.cli.prompts import keyed
-
-        asked = [model, draft, running.dtype, running.exact, running.activations, chat, schedule, compare]
-        total, jobs = len(jobs), _not_in(out, keyed(jobs, asked))
-        if len(jobs) < total:
-            screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
-        if not jobs:
-            return 1 if broken else 0
     with ExitStack() as stack:
-        lines = _lines(out, as_json, stack)
+        lines: Writer | None = standard_output() if as_json and out is None else None
+        if out is not None:
+            from paceline.cli.prompts import keyed
+
+            asked = [model, draft, running.dtype, running.exact, running.activations, chat, schedule, compare]
+            lines = answers = _appended(out, stack)
+            total, jobs = len(jobs), _not_in(answers, out, keyed(jobs, asked))
+            if len(jobs) < total:
+                screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
+            if not jobs:
+                return 1 if broken else 0
         engine = running.open(
             model,
             draft,
@@ -151,20 +155,24 @@ def _names_a_model(word: str) -> bool:
     return word == options.SMOLLM2 or word.endswith(".gguf") or is_path or os.path.exists(word)
 
 
+def _check_sources(prompt: str | None, prompts: str | None, file: Path | None) -> None:
+    """PromptError unless there is one source of prompts."""
+    if file is not None and prompts is not None:
+        raise PromptError("--file stands in front of one prompt, and --prompts are many; leave one of them out")
+    if file is None and (prompt is None) == (prompts is None):
+        few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
+        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE or --file FILE")
+
+
 def _jobs(
     prompt: str | None, prompts: str | None, params: SamplingParams, expected: str, file: Path | None
 ) -> tuple[list[Job], list[PromptError]]:
     from paceline.cli.prompts import from_file, from_words
 
     if file is not None:
-        if prompts is not None:
-            raise PromptError("--file stands in front of one prompt, and --prompts are many; leave one of them out")
         document = options.document_in(file)
         asked = [] if prompt is None else [str(from_words(prompt, params).prompt)]
         return [from_words("\n\n".join([document, *asked]), params, expected)], []
-    if (prompt is None) == (prompts is None):
-        few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
-        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE or --file FILE")
     return (
         ([from_words(prompt, params, expected)], [])
         if prompt is not None
@@ -191,17 +199,15 @@ def _from_predictions(draft: str) -> str:
     return draft if Prediction.name in names else f"{Prediction.name}+{draft}"
 
 
-def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
-    """The writer of JSON objects, if wanted. A file is made before a model is loaded."""
-    if out is None:
-        return standard_output() if as_json else None
-    lines = stack.enter_context(Appender.open(out, then="; what was answered before is in it"))
+def _appended(out: Path, stack: ExitStack) -> Appender:
+    """The file of answers, which is made before a model is loaded. No other process can write into it."""
+    lines = stack.enter_context(Appender.open(out, ANSWERS, then="; what was answered before is in it"))
     # A run that failed leaves no empty file.
     stack.callback(lambda: out.unlink() if out.is_file() and out.stat().st_size == 0 else None)
     return lines
 
 
-def _not_in(out: Path, jobs: list[Job]) -> list[Job]:
+def _not_in(lines: Appender, out: Path, jobs: list[Job]) -> list[Job]:
     """The jobs that have no answer in `out` yet; answers that Ctrl-C cut off, or that failed, are taken out of it.
     PacelineError if it holds anything that is no answer to one of the jobs."""
     if not out.is_file():
@@ -211,5 +217,5 @@ def _not_in(out: Path, jobs: list[Job]) -> list[Job]:
         raise PacelineError(f"{out} exists already and holds answers of another command; give another name")
     whole = [record for record in records if record.get("finish_reason") != "abort" and "error" not in record]
     if len(whole) < len(records):
-        write_whole(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in whole))
+        lines.replace(whole)
     return [job for job in jobs if job.key not in {record["key"] for record in whole}]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from paceline.core.rules import ruled
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError, printable
-from paceline.jsonl import text_of
+from paceline.jsonl import readable, text_of
 
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
@@ -38,7 +39,9 @@ Draft = Annotated[
 Tune = Annotated[
     str | None, typer.Option(help="Table of `paceline tune` for --draft auto. [default: learned while it runs]")
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Largest number of new tokens.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", "-n", help="Largest number of new tokens.", callback=ruled("max_tokens"))
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -55,7 +58,8 @@ Threads = Annotated[
 Document = Annotated[
     Path | None,
     typer.Option(
-        "--file", help="Text file, plain or gzip-compressed, that is put in front of the prompt.", dir_okay=False
+        "--file", help="Text file, plain or gzip-compressed, that is put in front of the prompt.", dir_okay=False,
+        callback=readable,
     ),
 ]
 PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
@@ -137,14 +141,20 @@ class SamplingOptions:
 
     GROUP: ClassVar = "Sampling"
 
-    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"))
-    top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.")
-    top_p: float = option(1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.")
+    temperature: float = option(
+        0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"), callback=ruled("temperature")
+    )
+    top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.", callback=ruled("top_k"))
+    top_p: float = option(
+        1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.", callback=ruled("top_p")
+    )
     min_p: float = option(
-        0.0, "Drop tokens that are less probable than this share of the most probable one; 0 drops none."
+        0.0, "Drop tokens that are less probable than this share of the most probable one; 0 drops none.",
+        callback=ruled("min_p"),
     )
     repetition_penalty: float = option(
-        1.0, "Above 1, tokens that occurred before become less probable; 1 turns this off."
+        1.0, "Above 1, tokens that occurred before become less probable; 1 turns this off.",
+        callback=ruled("repetition_penalty"),
     )
     stop: list[str] | None = option(None, "Stop text: the answer ends before it; may be repeated.")
     seed: int | None = option(None, "Seed that makes sampling reproducible, whatever drafts.", least=0)

@@ -5,17 +5,19 @@ A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"
 command line's. Bodies of requests to OpenAI's API, lines of its batches and questions of one turn are lines too, and
 recorded answers, of which the prompt alone is asked. Knows nothing of models or tokenizers."""
 
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, PromptError, meant, shortened
-from paceline.jsonl import as_object, numbered
+from paceline.jsonl import as_object, opened, records
 from paceline.workbench.bodies import METADATA
 from paceline.workbench.conversations import RESPONSES, conversation
 
@@ -75,24 +77,21 @@ def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[li
 
     Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0. expected: the default."""
     name = "standard input" if path == "-" else path
-    try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise PromptError(f"the prompts file {path} cannot be read: {error.strerror}") from None
     jobs: list[Job] = []
     broken: list[PromptError] = []
-    for number, line in numbered(content.split(b"\n")):
-        where = f"{name}, line {number}"
-        try:
-            jobs.append(_job(len(jobs) + len(broken), line, params, where, expected))
-        except PacelineError as error:
-            broken.append(PromptError(f"{where}: {error}"))
+    source = io.BytesIO(sys.stdin.buffer.read()) if path == "-" else Path(path)
+    with opened(source, PromptError, name) as file:
+        for where, line in records(file, name, PromptError):
+            try:
+                jobs.append(_job(len(jobs) + len(broken), line, params, where, expected))
+            except PacelineError as error:
+                broken.append(PromptError(f"{where}: {error}"))
     if not jobs and not broken:
         raise PromptError(f'{name} holds no prompts; write one JSON object a line: {{"prompt": "text"}}')
     return jobs, broken
 
 
-def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: str) -> Job:
+def _job(index: int, line: Any, params: SamplingParams, where: str, expected: str) -> Job:
     fields = _asked(as_object(line, 'such as {"prompt": "text"}'))
     known = ("prompt", "messages", "id", PREDICTION, *SamplingParams.option_names())
     for key in fields:
@@ -138,6 +137,6 @@ def _text(value: Any, key: str) -> str:
 
 def _logit_bias(value: Any) -> Any:
     """JSON's keys are text; token ids are numbers."""
-    if isinstance(value, dict) and all(key.isdecimal() for key in value):
-        return {int(key): bias for key, bias in value.items()}
+    with suppress(AttributeError, ValueError):
+        return {token_id(key): bias for key, bias in value.items()}
     raise PromptError('"logit_bias" must be an object of token ids and numbers, such as {"42": -1.5}')

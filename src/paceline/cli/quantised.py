@@ -10,7 +10,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, check_new_folder, text_of, write_json
+from paceline.jsonl import check_folder, check_new_folder, readable, text_of, write_json
 from paceline.workbench.options import with_options
 
 
@@ -39,7 +39,7 @@ def quantize(
 @with_options
 def quality(
     model: options.Model,
-    text: Path = option(help="File of held-out text, plain or gzip-compressed."),
+    text: Path = option(help="File of held-out text, plain or packed.", callback=readable),
     against: str | None = option(None, "Model from which the quantised one was made. [default: MODEL]"),
     dtype: options.Dtype = "auto",
     activations: options.Activations = None,
@@ -61,16 +61,17 @@ def quality(
     paceline quality model-int4 --against path/to/model --text held-out.txt --save
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
-    from paceline.evals.quality import WINDOW, compare
-    from paceline.target.load import MEASURED, load, load_tokenizer
-    from paceline.target.quantised.blocks import split_dtype
-
     folder, original = Path(model), against or model
     if against is None and dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
     if save and not folder.is_dir():
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
     check_folder(folder if save else None)
+
+    from paceline.evals.quality import WINDOW, compare
+    from paceline.target.load import MEASURED, load, load_tokenizer
+    from paceline.target.quantised.blocks import split_dtype
+
     words = text_of(text, PacelineError)
     options.use_threads(threads)
     precision, rest = split_dtype(dtype)

@@ -18,7 +18,7 @@ from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, seekable, write_json
+from paceline.jsonl import check_folder, readable, seekable, write_json
 from paceline.workbench.options import listed, with_options
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ReplayOptions:
         list[Path],
         typer.Argument(
             help="Files of recorded answers (- is standard input), and of their prompts if these are in other "
-            "files.", metavar="TRACE..."
+            "files.", metavar="TRACE...", callback=readable,
         ),
     ]
     tokenizer: str = option(help="Tokenizer: a Hugging Face folder, a tokenizer.json or a SentencePiece file.")

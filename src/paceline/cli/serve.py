@@ -21,7 +21,7 @@ from paceline.cli import options
 from paceline.cli.warned import WARNED
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_log
+from paceline.jsonl import REQUESTS, appends
 from paceline.serve.settings import Settings
 from paceline.workbench.options import with_options
 
@@ -71,7 +71,7 @@ def serve(
         None,
         "Append every prompt and answer to this JSON Lines file as token ids, for `paceline replay`. The file then "
         "has everything that users said. Off by default.",
-        callback=check_log,
+        callback=appends(REQUESTS),
     ),
     quiet: bool = option(False, "Do not print a line for each finished request.", names=("--quiet", "-q")),
 ) -> int:

@@ -66,7 +66,7 @@ def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
         return torch.topk(logits, k)
     best = torch.empty(len(logits), k, dtype=torch.int64)
     rows, size = logits.shape
-    _top_at(logits.data_ptr(), best.data_ptr(), rows, size, k, is_wide)
+    _top_at(logits.data_ptr(), best.data_ptr(), rows, size, int(k), is_wide)
     return logits.gather(1, best), best
 
 
@@ -110,7 +110,7 @@ def _best(numbers, shift):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit("int64(int64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
     if is_wide:
         return _best(carray(address(where), (size,), np.int32), 0)
@@ -151,7 +151,7 @@ def _top_of_row(numbers, shift, blocks, best, keys):  # type: ignore[no-untyped-
             count = min(count + 1, k)
 
 
-@njit("void(int64, int64, int64, int64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
     best = carray(address(out), (rows, k), np.int64)
     if is_wide:
@@ -176,7 +176,7 @@ def softmax(
     if row is not None:
         count, where = 1, where + row * stride
     probs = torch.empty(size) if row is not None else torch.empty(count, size)
-    if not _softmax_at(where, stride, count, size, temperature, probs.data_ptr(), is_wide) and checked:
+    if not _softmax_at(where, stride, count, size, float(temperature), probs.data_ptr(), is_wide) and checked:
         raise NumericError(BROKEN)
     return probs
 
@@ -269,7 +269,7 @@ def _log_total(logits, best):  # type: ignore[no-untyped-def]
     return top + logarithm(total)
 
 
-@njit("void(int64, int64, int64, int64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _log_total_at(where, stride, count, size, out, is_wide):  # type: ignore[no-untyped-def]
     logs = carray(address(out), (count,), np.float64)
     for r in range(count):
@@ -283,7 +283,7 @@ def _log_total_at(where, stride, count, size, out, is_wide):  # type: ignore[no-
             logs[r] = _log_total(halves(at, size), best)
 
 
-@njit("int64(int64, int64, int64, int64, float64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type: ignore[no-untyped-def]
     good = 1
     for r in range(count):
@@ -314,7 +314,7 @@ def _certainty(logits, best):  # type: ignore[no-untyped-def]
     return logarithm(total) - spread / total, 1 / total
 
 
-@njit("UniTuple(float64, 2)(int64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _certainty_at(where, size, is_wide):  # type: ignore[no-untyped-def]
     best = _best_at(where, size, is_wide)
     if best < 0:
@@ -331,7 +331,7 @@ def keep_best(probs: torch.Tensor, top_k: int, top_p: float, min_p: float) -> No
     """Filter `probs` [V], a float32 distribution on the CPU, in place: top-k, then top-p, then min-p.
 
     As in `SamplingParams`; 0, 1 and 0 filter nothing."""
-    _keep_best(probs.data_ptr(), len(probs), top_k, top_p, min_p)
+    _keep_best(probs.data_ptr(), len(probs), int(top_k), float(top_p), float(min_p))
 
 
 @njit
@@ -387,7 +387,7 @@ def _scale(probs, cut, factor):  # type: ignore[no-untyped-def]
         probs[i] = probs[i] * factor if probs[i] >= cut else np.float32(0)
 
 
-@njit("void(int64, int64, int64, float64, float64)", cache=True)
+@njit(cache=True)
 def _keep_best(where, size, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
     probs = carray(address(where), (size,), np.float32)
     highest = probs[_best(carray(address(where), (size,), np.int32), 0)]

@@ -50,6 +50,7 @@ class Noise:
     def __init__(self, seed: int | None):
         self.seed = randbits(63) if seed is None else seed
         self.key = folded(self.seed)
+        self._key = np.uint64(self.key)  # one type for the compiled functions, however large it is
 
     def choose(self, probs: torch.Tensor, position: int) -> int:
         """The target's token at output position `position` (0 is the first new token) from `probs` [V], float32 or
@@ -75,17 +76,17 @@ class Noise:
         best, times = np.empty(count, np.int64), np.empty(count)
         where, ids = probs.data_ptr(), 0 if tokens is None else tokens.ctypes.data
         out, is_single = (best.ctypes.data, times.ctypes.data, count), probs.dtype == torch.float32
-        found = _best_at(where, ids, len(probs), self.key, position, *out, is_single)
+        found = _best_at(where, ids, len(probs), self._key, position, *out, is_single)
         return best[:found], times[:found]
 
     def times(self, position: int, tokens: Sequence[int]) -> Floats:
         """E of tokens at an output position, float64 [n]: less is likelier to be taken."""
-        return np.array([_exponential(np.uint64(self.key), position, token) for token in tokens])
+        return np.array([_exponential(self._key, position, token) for token in tokens])
 
     def happens(self, probability: float, position: int) -> bool:
         """Whether an event of this probability happens at an output position, independently of the tokens' noise; at
         most one is decided there."""
-        return bool(_uniform(self.key, position) < probability)
+        return bool(_uniform(self._key, position) < probability)
 
 
 def folded(seed: int) -> int:
@@ -259,7 +260,7 @@ def _race_of(probs, tokens, start, key, position, best, times):  # type: ignore[
     return found
 
 
-@njit("int64(int64, int64, int64, uint64, int64, int64, int64, int64, boolean)", cache=True)
+@njit(cache=True)
 def _best_at(where, ids, size, key, position, out, out_times, count, is_single):  # type: ignore[no-untyped-def]
     best, times = carray(address(out), (count,), np.int64), carray(address(out_times), (count,), np.float64)
     blocks = (size + BLOCK - 1) // BLOCK
@@ -284,7 +285,7 @@ def _best_at(where, ids, size, key, position, out, out_times, count, is_single):
     return _race_of(doubles, carray(address(ids), (size,), np.int64), start, key, position, best, times)
 
 
-@njit("float64(uint64, int64)", cache=True)
+@njit(cache=True)
 def _uniform(key, position):  # type: ignore[no-untyped-def]
     words = _philox(key, np.uint64(0), np.uint64(position), np.uint64(0), np.uint64(1))
     return np.float64(words[0] << np.uint64(21) | words[1] >> np.uint64(11)) * 2.0**-53

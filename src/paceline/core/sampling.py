@@ -6,51 +6,18 @@ the same token from the same noise where they agree."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import index
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from paceline.core.logits import best_or_none, keep_best, log_total, softmax, top_tokens
+from paceline.core.rules import RULES, check
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, shortened
-
-COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
-MOST = 2**31 - 1  # largest count that the compiled functions take
-
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
-    "top_k": (lambda k: 0 <= index(k) <= MOST, f"a whole number, 0 (all tokens) to {MOST:,}"),
-    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
-    "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
-    "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
-    "presence_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
-    "frequency_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
-    "min_tokens": (lambda n: 0 <= index(n) <= MOST, f"a whole number, 0 to {MOST:,}"),
-    "logit_bias": (
-        lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
-        "a mapping from token ids to numbers (-inf bans a token)",
-    ),
-    "bad_words": (
-        lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
-        "sequences of at least one token id",
-    ),
-    "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
-    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
-    "stop": (
-        lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
-        "a list of non-empty strings",
-    ),
-    "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
-    "prompt_logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
-    "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
-    "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
-    "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
-}
-"""For each field of SamplingParams: a test of its value, and the rule in words."""
 
 WARPING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -66,6 +33,13 @@ class Grammar(Protocol):
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """The mask, bool [size], of the tokens that may come after the answer's; all False if it cannot go on."""
+
+
+def token_id(text: Any) -> int:
+    """The token id that a key of JSON says in digits. ValueError for anything else, such as "1_0"."""
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}", text):
+        raise ValueError(f"{shortened(repr(text))} is no token id")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -93,8 +67,8 @@ class SamplingParams:
     logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
                         None reports nothing.
     prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
-    cache_salt          prompts share keys and values only with those of the same salt, so that nobody can find out
-                        another's prompt by what is reused.
+    cache_salt          requests share keys and values, and what drafters learn, only with those of the same salt, so
+                        that nobody can find out another's prompt by what is reused or drafted.
     beginning, ends     the arguments of `of_row`."""
 
     temperature: float = 0.0
@@ -122,14 +96,8 @@ class SamplingParams:
     ends: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
-        for name, (fits, rule) in RULES.items():
-            value = getattr(self, name)
-            try:
-                good = fits(value) and (name == "ignore_eos" or not isinstance(value, bool))
-            except (TypeError, AttributeError, OverflowError):  # of another type, or too large
-                good = False
-            if not good:
-                raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
+        for name in RULES:
+            check(name, getattr(self, name))
 
     @property
     def is_greedy(self) -> bool:

@@ -37,6 +37,7 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import UNLIMITED, Drafter, rebind, rooted
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
+from paceline.engine.crowded import Crowded
 from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
@@ -127,6 +128,7 @@ class Engine:
         self.clock = Clock(config.exact_profile)
         self.threads = self.target.threads if config.threads is None else Threads(config.threads)
         self._num_threads = torch.get_num_threads()
+        self._crowded = Crowded(self.threads)
         self.rounds = 0
         self.prompt_profile = Profile(0, {})
         """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
@@ -255,6 +257,9 @@ class Engine:
                 self.memory.keep_states(round)
                 decoding = round.only([i for i in range(len(round)) if not round.is_prompt(i)])
                 alone = seconds if len(decoding) == len(plan) else None
+                if alone is not None and self.target.device.type == "cpu":
+                    nodes, context = sum(tree.num_drafted for tree in decoding.trees), sum(map(len, decoding.rows))
+                    self._crowded.note(len(decoding), nodes, context, alone)
                 if len(decoding):
                     self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
                 self.drafter.observe(round)

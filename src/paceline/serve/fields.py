@@ -4,9 +4,10 @@ A field that is not here is refused by name. `sampling` turns a request into the
 
 from typing import Annotated, Any, Literal, Self
 
+import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError
 from paceline.serve.settings import Refused
 
@@ -49,6 +50,15 @@ def _a_prompt(given: Any) -> Any:
     if isinstance(given, list) and all(all_are(int, one) for one in given):
         return given
     raise ValueError("give a text, a list of texts, token ids, or a list of lists of token ids")
+
+
+def seed_of(given: Any) -> Any:
+    """-1 means no seed, as in vLLM and llama.cpp."""
+    return None if given == -1 and type(given) is int else given
+
+
+Seed = Annotated[Annotated[int, Field(ge=-(2**63), lt=2**64)] | None, pydantic.BeforeValidator(seed_of)]
+TokenId = Annotated[int, pydantic.BeforeValidator(token_id)]
 
 
 class StreamOptions(Strict):
@@ -122,7 +132,7 @@ class Common(Strict):
     top_k: int | None = None
     min_p: float | None = None
     n: int = Field(1, ge=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: Seed = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
@@ -130,7 +140,7 @@ class Common(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import re
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ ELSEWHERE = {
     "/v1/embeddings": "this server writes text and makes no embeddings; ask a server with a model for them",
 }
 """What is said of routes that clients look for in vain."""
-MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read
+MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read; a client may hold a quarter of them
 HEAD = 64 << 10  # most bytes of a request's first line and headers
 ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
 """Headers that mean one thing: where there are two, a proxy may have read the other one."""
@@ -219,7 +220,7 @@ class Bodies:
     def __init__(self, settings: Settings):
         self.settings = settings
         self._threads = ThreadPoolExecutor(2, "requests")
-        self._waiting = self._held = 0
+        self._waiting, self._held = 0, Counter[str]()
 
     def of(self, kind: type[Fields]) -> Callable[[Request], Awaitable[Fields]]:
         """A dependency: the fields of a request's body."""
@@ -229,10 +230,11 @@ class Bodies:
             if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
                 raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
             packed = http.headers.get("content-encoding", "").strip().lower() == "gzip"
-            length = http.headers.get("content-length")  # the guard has looked at it
-            with self._holding(self.settings.max_body if packed or length is None else int(length)):
-                raw = await _received(http, self.settings)
-                raw = await self.worked(len(raw), lambda: unpacked(raw, self.settings.max_body)) if packed else raw
+            with self._holding(http.state.client or (http.client.host if http.client else "")) as hold:
+                raw = await _received(http, self.settings, hold)
+                if packed:
+                    hold(self.settings.max_body)  # it is not known yet how many bytes are in it
+                    raw = await self.worked(len(raw), lambda: unpacked(raw, self.settings.max_body))
                 http.state.size = len(raw)
                 return await self.worked(len(raw), lambda: parsed(kind, raw, self.settings.limits))
 
@@ -253,23 +255,34 @@ class Bodies:
         return work() if size <= LIGHT else await self.off_loop(work)
 
     @contextmanager
-    def _holding(self, size: int) -> Iterator[None]:
-        """Count a body; Busy if there is no room for it."""
-        if self._held + size > MOST_HELD:
-            raise Busy(f"requests of {self._held} bytes are being read, and no more may; try again later")
-        self._held += size
+    def _holding(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Yield a function that counts bytes of a client's body when they are there: what is only announced takes no
+        room from others. It raises Busy where there is no room for them."""
+        own, most = 0, max(MOST_HELD // 4, 2 * self.settings.max_body)
+
+        def hold(size: int) -> None:
+            nonlocal own
+            for held, room, whose in ((self._held[client], most, "your "), (self._held.total(), MOST_HELD, "")):
+                if held + size > room:
+                    raise Busy(f"{whose}requests of {held} bytes are being read, and no more may; try again later")
+            own += size
+            self._held[client] += size
+
         try:
-            yield
+            yield hold
         finally:
-            self._held -= size
+            self._held[client] -= own
+            self._held += Counter()  # forgets those who hold nothing
 
 
-async def _received(http: Request, settings: Settings) -> bytes:
-    """All bytes of the body. Refused if it is too large or too slow, Gone if the client leaves."""
+async def _received(http: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
+    """All bytes of the body, of which each part is held. Refused if it is too large or too slow, Gone if the client
+    leaves."""
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(settings.body_seconds):
             async for part in http.stream():
+                hold(len(part))
                 parts.append(part)
                 size += len(part)
                 if size > settings.max_body:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from paceline.core.request import Completion
 from paceline.errors import PacelineError, shortened
-from paceline.serve.fields import ChatRequest, JsonSchema, Strict
+from paceline.serve.fields import ChatRequest, JsonSchema, Seed, Strict
 from paceline.serve.guard import public, validated
 from paceline.serve.reading import Piece
 from paceline.serve.responses import usage
@@ -70,7 +70,7 @@ class ItemsRequest(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: Seed = None
     tools: list[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatName | FlatAllowed | None = None
     parallel_tool_calls: bool | None = None

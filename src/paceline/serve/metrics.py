@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.core.request import Delta
-from paceline.jsonl import Appender
+from paceline.jsonl import REQUESTS, Appender
 from paceline.workbench.worker import Job, Worker
 
 serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
@@ -150,7 +150,7 @@ class RequestLog:
     does, a new one is begun."""
 
     def __init__(self, file: Path):
-        self._file, self._lines = file, Appender.open(file, private=True)
+        self._file, self._lines = file, Appender.open(file, REQUESTS, private=True)
         self._lock = Lock()
 
     def write(self, job: Job) -> None:
@@ -171,7 +171,7 @@ class RequestLog:
         }
         with self._lock:
             if not self._lines.is_at(self._file):
-                before, self._lines = self._lines, Appender.open(self._file, private=True)
+                before, self._lines = self._lines, Appender.open(self._file, REQUESTS, private=True)
                 before.close()
             self._lines.append([record])
 

@@ -58,14 +58,18 @@ class Format:
     after: str = ""
 
 
-def _elements(element: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any] | None]:
-    """Reads arguments that stand one after the other, each with its name and its value."""
-    one = re.compile(rf"\s*{element}\s*", re.DOTALL)
+def _elements(name: str, begin: str, end: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any] | None]:
+    """Reads arguments that stand one after the other, each with its name and its value, which `begin` and `end` stand
+    around. `end` within a value is text; the name of another argument there says that an `end` is missing."""
+    one = re.compile(rf"\s*{name}\s*{begin}(.*?){end}\s*(?={name}|\Z)", re.DOTALL)
+    names = re.compile(name, re.DOTALL)
 
     def read(text: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
         made, at, known = {}, len(text) - len(text.lstrip()), schema.get("properties") or {}
         while at < len(text):
             if (found := one.match(text, at)) is None:
+                return None
+            if any(not known or other in known for other in names.findall(found[2])):
                 return None
             made[found[1]] = _typed(found[2], known.get(found[1]))
             at = found.end()
@@ -135,11 +139,11 @@ def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
 
 QWEN_XML = Writing(
     re.compile(r"<function=([^>\s]+)>"), re.compile(r"<(?:f[a-z]*(?:=[^>\s]*)?)?"), "</function>",
-    _elements(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>"),
+    _elements("<parameter=([^>]+)>", r"\n?", r"\n?</parameter>"),
 )  # fmt: skip
 GLM_XML = Writing(
     re.compile(r"([\w.-]+)\s*(?=<arg_key>|</tool_call>)"), re.compile(r"[\w.-]+\s*(?:<[a-z_/]*)?"), "</tool_call>",
-    _elements(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"), stays=True,
+    _elements("<arg_key>(.*?)</arg_key>", "<arg_value>", "</arg_value>"), stays=True,
 )  # fmt: skip
 PYTHONIC = Writing(re.compile(r"([\w.-]+)\("), re.compile(r"[\w.-]+"), ")", _pythonic)
 DEEPSEEK = Writing(

@@ -33,6 +33,7 @@ class Spelling:
         self._tokenizer, self._prompt = tokenizer, prompt
         self._detokenizer = tokenizer.detokenizer(prompt)
         self._at, self._begun = 0, False
+        self._held = b""  # of tokens whose text is held back
 
     def of(self, token: int) -> tuple[str, bytes | None]:
         """(text, bytes) of a token that may come next. A part of a character is spelled as OpenAI does, bytes:\\xc3.
@@ -56,8 +57,13 @@ class Spelling:
         new, at = self._detokenizer.push(token), self._at
         self._at += len(new)
         self._begun = self._begun or raw is not None
-        # What was held back comes before this token's own text.
-        return text, raw, self._at - len(text) if raw is not None and new.endswith(text) else at
+        place = at + len(self._held.decode(errors="ignore"))
+        if new and raw is None:
+            place = self._at
+        elif raw is not None and new.endswith(text):  # what was held back comes before this token's own text
+            place = self._at - len(text)
+        self._held = b"" if new else self._held + (raw or b"")
+        return text, raw, place
 
 
 @dataclass

@@ -13,6 +13,7 @@ from copy import copy
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -65,10 +66,13 @@ class Matched:
         self._begin()
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer, bool [size]. PacelineError if the grammar fails there."""
+        """Which of `size` tokens may come after the answer, bool [size]. PacelineError if the grammar fails there, or
+        if the answer does not fit it."""
         for _ in range(2):  # a draft may have brought the matcher into an error, which it never leaves
             bits = self._matcher.compute_bitmask() if self.goes_on(answer) else None
             if not self._matcher.is_error():
+                if bits is None and not self._matcher.is_stopped():
+                    raise PacelineError(f"the answer's grammar failed: token {len(self._read)} of the answer breaks it")
                 return _only(self._ends, size) if bits is None else _mask(bits, size)
             error = _reason(self._matcher)
             self._begin()
@@ -355,6 +359,31 @@ def _refused(most: int, least: int) -> Refused:
     return Refused(f"{what}; raise max_tokens", "max_tokens")
 
 
+def _without_marks(inner: Any) -> str:
+    """A fast tokenizer in JSON, whose marks have names that no text has.
+
+    Text that a grammar forces is then spelled in ordinary tokens. The library takes a mark for no text, so a text in
+    which the tokenizer finds one would never fit. Every token keeps its id, and marks are masked in free text."""
+    backend = copy(inner.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    made = json.loads(backend.to_str())
+    model, named = made["model"], dict[str, str]()
+    for one in made["added_tokens"]:
+        name = one["content"]
+        if one["special"] or re.fullmatch("<.*>", name, re.DOTALL) or not name.isascii():  # which it reads wrongly
+            one["content"] = named[name] = f"<{uuid4().hex}>"
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {named.get(token, token): id for token, id in model["vocab"].items()}
+    else:
+        model["vocab"] = [[named.get(token, token), score] for token, score in model["vocab"]]
+    model["unk_token"] = named.get(model.get("unk_token"), model.get("unk_token"))
+    if "merges" in model:
+        pairs = [one.split(" ") if isinstance(one, str) else one for one in model["merges"]]
+        model["merges"] = [pair for pair in pairs if named.keys().isdisjoint((*pair, "".join(pair)))]
+    return json.dumps(made)
+
+
 @lru_cache(4)
 def _spelled(tokens: Any) -> tuple[IntArray, dict[int, int]]:
     """Signs of JSON in each token, and the tokens of one byte."""
@@ -376,13 +405,15 @@ class Grammars:
     """Makes grammars for one tokenizer. PacelineError, with the library's reason, for a schema it cannot keep to."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int], white_space: str = "limited"):
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
         if white_space not in WHITE_SPACE:
             raise PacelineError(f"--json-whitespace is {white_space!r}; it can be {', '.join(WHITE_SPACE)}")
         self._ends, self._white_space, self._tokenizer = tuple(ends), WHITE_SPACE[white_space], tokenizer
         self._compiled = lru_cache(CACHED)(self._compile)
-        self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
+        self._tokens = LLTokenizer(
+            _without_marks(tokenizer.inner), n_vocab=vocab_size, eos_token=list(ends) or tokenizer.eos_token_id
+        )
 
     def json_object(self) -> Matched:
         return self.json_schema({"type": "object"})
@@ -415,7 +446,7 @@ class Grammars:
 
     def fits(self, schema: Any, text: str) -> bool:
         """Whether a text is JSON that fits a schema, whatever its white space."""
-        return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))
+        return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokens.tokenize_str(text))
 
     def closing(self, grammar: Matched, schema: Any, most: int) -> Closing:
         """A grammar that closes within `most` tokens. Refused, with the number it needs, if it cannot."""

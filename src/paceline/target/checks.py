@@ -61,7 +61,7 @@ def short(value: Any) -> str:
     return shortened(repr(value))
 
 
-def check_limits(value_of: Callable[[str, None], Any], file: Path, is_native: bool) -> None:
+def check_limits(value_of: Callable[[str, None], Any], file: Path | str, is_native: bool) -> None:
     """ModelError if an entry is outside its limit. is_native: also check the limits of native families."""
     for key, (most, is_whole, for_native) in LIMITS.items():
         value = value_of(key, None) if is_native or not for_native else None
@@ -71,11 +71,17 @@ def check_limits(value_of: Callable[[str, None], Any], file: Path, is_native: bo
         raise ModelError(f"{file}: {key} is {short(value)}; it must be {wanted}")
 
 
-def check_config(config: PretrainedConfig, file: Path) -> None:
+def check_config(config: PretrainedConfig, file: Path | str) -> None:
     """ModelError if an entry is outside its limit, or if entries contradict each other."""
     inner = config.get_text_config()
     if isinstance(inner, Mapping):
         raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
+    if getattr(inner, "is_heterogeneous", False):
+        own = sorted(getattr(getattr(inner, "_heterogeneity_spec", None), "per_layer_attributes", ()))
+        raise ModelError(
+            f"{file}: layers of this {inner.model_type} differ in {' and '.join(own) or 'their entries'}, and only "
+            "models whose layers are alike in this can be targets"
+        )
     is_native = inner.model_type in shape.FAMILIES
     check_limits(partial(getattr, inner), file, is_native)
     rope = getattr(inner, "rope_parameters", None) or {}

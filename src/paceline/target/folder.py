@@ -90,7 +90,7 @@ def _from_hub(name: str, files: list[str]) -> Path:
         here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())), PATHS)
         raise ModelError(
             f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
-            f"a local folder works: paceline generate ./path/to/folder.{here}"
+            f"a local folder works, named by its path, ./path/to/folder.{here}"
         ) from None
 
 

@@ -35,7 +35,7 @@ class Linear:
             elsewhere the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it.
     wide    results are in float32, whatever the dtype of x, as for logits, whose sums are not rounded. On a CPU where
-            our kernel does not run, the weight is then kept in float32."""
+            our kernel does not run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
 
     few: Panels | None = None
     _takes: torch.dtype | None = None  # the dtype to which a wide product converts x
@@ -98,7 +98,7 @@ class Linear:
             sums = torch.mm(x, self.weight.T, out_dtype=torch.float32)
             return sums if self.bias is None else sums + self.bias
         out = F.linear(x, self.weight, self.bias)
-        return out.float() if self.wide else out
+        return out.float() if self.wide and out.dtype != torch.float64 else out
 
     def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
         """Call `_by_library` with BLOCK rows at a time, the last padded with zeros."""
@@ -230,8 +230,8 @@ class LayerPart:
 
 
 def _multiplied_by_us(weight: torch.Tensor) -> bool:
-    """Whether our kernel can multiply a weight, or it is in float32, which needs no kernel of ours."""
-    if weight.dtype == torch.float32:
+    """Whether our kernel can multiply a weight, or it has at least the 32 bits that need no kernel of ours."""
+    if weight.dtype in (torch.float32, torch.float64):
         return True
     from paceline.target.kernels.products import fits
 

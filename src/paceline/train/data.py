@@ -1,6 +1,6 @@
 """Training data: sources of text, answers of a target, and both as rows of tokens and batches of rows.
 
-A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
+A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, packed or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
 have the forms that `workbench.conversations` reads."""
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, install
-from paceline.jsonl import text_of
+from paceline.jsonl import MAYBE_PACKED, PACKED, text_of
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
@@ -61,7 +61,7 @@ def parse_source(spec: str) -> Source:
     """`NAME=PATH` or `PATH` -> Source."""
     name, equals, path = spec.partition("=")
     if not equals:
-        name, path = re.sub(r"\.(txt|jsonl)(\.gz)?$", "", Path(spec).name), spec
+        name, path = re.sub(rf"\.(txt|jsonl){MAYBE_PACKED}", "", Path(spec).name), spec
     if not name or not path:
         raise PacelineError(f"{spec!r} is not a source: write NAME=PATH, for example books=alice.txt.gz")
     if path.startswith(HUB):
@@ -71,8 +71,9 @@ def parse_source(spec: str) -> Source:
     file = Path(path).expanduser()
     if not file.is_file():
         raise PacelineError(f"source {name!r}: no such file: {file}")
-    if not re.search(r"\.(txt|jsonl)(\.gz)?$", file.name):
-        raise PacelineError(f"source {name!r}: {file.name} is not .txt, .txt.gz, .jsonl or .jsonl.gz")
+    if not re.search(rf"\.(txt|jsonl){MAYBE_PACKED}", file.name):
+        packed = ", ".join(PACKED)
+        raise PacelineError(f"source {name!r}: {file.name} is not .txt or .jsonl, plain or packed ({packed})")
     return Source(name, file)
 
 
@@ -86,7 +87,7 @@ def read(source: Source) -> Iterator[Document]:
     if isinstance(source.path, str):
         for number, row in enumerate(_hub_rows(source), start=1):
             yield _document(source, conversations.conversation(row, where=f"{source.path}, row {number}"))
-    elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
+    elif re.search(rf"\.jsonl{MAYBE_PACKED}", source.path.name):
         for one in conversations.read(source.path):
             yield _document(source, one)
     else:
@@ -223,7 +224,7 @@ def _answers(
 
 
 def _stem(file: Path) -> str:
-    return re.sub(r"\.jsonl?(\.gz)?$", "", file.name)
+    return re.sub(rf"\.jsonl?{MAYBE_PACKED}", "", file.name)
 
 
 def encoded(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list[int]:

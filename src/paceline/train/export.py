@@ -70,7 +70,7 @@ def command(
 ) -> None:
     """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` have it already.)
 
-    paceline export vllm build/medusa smollm2 --out build/medusa-vllm
+    paceline export vllm build/medusa path/to/model --out build/medusa-vllm
     """
     export_medusa(heads, target, out)
     typer.echo(f"wrote {out}", err=True)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import Appender, loads, objects, replacing, write_whole
+from paceline.jsonl import STEPS, Appender, loads, objects, replacing
 from paceline.train.options import CHECKPOINT
 from paceline.train.saving import save_tensors
 
@@ -159,10 +159,12 @@ Look = Callable[[int], tuple[dict[str, float], str]]
 
 
 class Reporter:
-    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm, speed. quiet: neither."""
+    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm, speed. quiet: neither. From
+    `start` on no other training can write into the log."""
 
     def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
         self._config, self._log, self._quiet = config, log, quiet
+        self._lines: Appender | None = None
         self._console = Console(stderr=True, quiet=quiet)
         # Shows nothing if standard error is not a terminal; every tenth log point prints a line then.
         self._status = self._console.status("compiling ...", spinner="line")
@@ -175,6 +177,8 @@ class Reporter:
 
     def __exit__(self, *error: Any) -> None:
         self._status.__exit__(*error)
+        if self._lines is not None:
+            self._lines.close()
 
     def start(self, progress: Progress) -> None:
         """Drop log rows that a killed run wrote after its last checkpoint, so that no step is logged twice."""
@@ -182,8 +186,8 @@ class Reporter:
         if self._quiet:
             return
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in read_log(self._log) if row["step"] <= progress.step]
-        write_whole(self._log, "".join(json.dumps(row) + "\n" for row in rows))
+        self._lines = Appender.open(self._log, STEPS)
+        self._lines.replace(row for row in read_log(self._log) if row["step"] <= progress.step)
 
     def say(self, text: str) -> None:
         self._console.print(text)
@@ -234,9 +238,8 @@ class Reporter:
             self._console.print(f"  {line}", highlight=False, soft_wrap=True)
 
     def _write(self, progress: Progress, row: dict[str, Any]) -> None:
-        if not self._quiet:
-            with Appender.open(self._log) as lines:
-                lines.append([{"step": progress.step, "tokens": progress.tokens, **row}])
+        if self._lines is not None:
+            self._lines.append([{"step": progress.step, "tokens": progress.tokens, **row}])
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -297,7 +300,6 @@ def train(
         reporter.say(f"resumed at step {progress.step}, {progress.tokens:,} tokens")
     base, began = progress.seconds, time.monotonic()
     saved = validated = base
-    reporter.start(progress)
     module.train()
 
     def save() -> None:
@@ -315,6 +317,7 @@ def train(
             accelerator.wait_for_everyone()
 
     with Interrupt(signal.SIGINT, signal.SIGTERM) as stop, reporter:
+        reporter.start(progress)
         while (done := share_done(config, progress)) < 1:
             rate = learning_rate(config, progress.step, done)
             for optimiser in optimisers:

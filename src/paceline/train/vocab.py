@@ -187,7 +187,7 @@ def _table(rows: Sequence[Covered]) -> list[str]:
 def command(
     setup: AnswerOptions,
     target: TargetName,
-    more: Annotated[list[Path] | None, typer.Argument(help="More text files.", metavar="[FILE]...")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="More files of answers.", metavar="[FILE]...")] = None,
     text: list[Path] | None = option(
         None, "JSON Lines file of the target's answers; more files may follow.", metavar="FILE"
     ),
@@ -198,7 +198,7 @@ def command(
         None, "Where to write the vocabulary: a .safetensors file, or the folder of a drafter.", callback=_check_out
     ),
     keep: int | None = option(
-        None, "Number of tokens that vocab=FILE keeps. [default: a quarter, at most 32,768]", least=1
+        None, "Number of tokens that vocab=FILE keeps. [default: a quarter; 32,768 of 100,000 or more]", least=1
     ),
     check_file: Path | None = option(
         None, "Vocabulary to check: report how well it covers the answers, and write nothing.", names=("--check",)

@@ -3,9 +3,9 @@
     for conversation in read("log.jsonl.gz"): ...
     answered = read_trace("log.jsonl", categories=["qa"])
 
-A file is JSON Lines, one JSON list or vLLM's log, gzipped or not. FORMATS says what a record can be; a new format is
-one entry of it. Records of data sets and our own may have a "category". The logs of servers, proxies and tracers hold
-requests and responses, whose bodies are those of Chat Completions or Completions.
+A file is JSON Lines, JSON over several lines, a table or vLLM's log, packed or not. FORMATS says what a record can be;
+a new format is one entry of it. Records of data sets and our own may have a "category". The logs of servers, proxies
+and tracers hold requests and responses, whose bodies are those of Chat Completions or Completions.
 
 Spec-Bench: Xia et al. 2024, arXiv 2401.07851."""
 
@@ -16,13 +16,15 @@ import re
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.jsonl import TABLES, NotJSON, Piece, as_object, loads, numbered, opened, rows_of
+from paceline.jsonl import NotJSON, Piece, as_object, listed, loads, opened, records
 from paceline.workbench import bodies
 from paceline.workbench.bodies import ConversationError, Ignore, Message, Record
 from paceline.workbench.tool_calls import as_text
@@ -214,34 +216,42 @@ def read_pieces(
 
 
 def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversation]:
-    for where, record in _records(piece):
-        reading.lines += 1
-        try:
-            one = conversation(record, ignore, where)
-        except ConversationError as error:
-            reading.skip(error)
-            continue
-        if one.messages or one.text or one.tokens is not None:
-            yield one
-
-
-def _records(piece: Piece) -> Iterator[tuple[str, Any]]:
-    """("file, line n", line) of every line that is not blank; of one JSON list, or a table, ("file, item n", item)."""
-    if piece.path.suffix in TABLES:
-        for number, row in enumerate(rows_of(piece.path, ConversationError), 1):
-            yield f"{piece.path}, item {number}", row
-        return
     with opened(piece.path, ConversationError) as file:
-        for number, line in numbered(piece.within(file), piece.line):
-            if number > 1 or not line.lstrip().startswith(b"["):
-                yield f"{piece.path}, line {number}", line
-                continue
+        for where, record in read_records(file, piece.path, piece):
+            reading.lines += 1
             try:
-                items = loads(line + file.read())
-            except NotJSON as error:
-                raise ConversationError(f"{piece.path}: {error}") from None
-            yield from ((f"{piece.path}, item {n}", item) for n, item in enumerate(items, 1))
-            return
+                one = conversation(record, ignore, where)
+            except ConversationError as error:
+                reading.skip(error)
+                continue
+            if one.messages or one.text or one.tokens is not None:
+                yield one
+
+
+def read_records(file: BufferedReader, name: str | Path, piece: Piece | None = None) -> Iterator[tuple[str, Any]]:
+    """(where, record) of an opened file, or of a piece of it, as `jsonl.records` has them; but a list of messages is
+    one record, and a page of records is many."""
+    for where, record in records(file, name, ConversationError, piece, _parts):
+        if isinstance(record, bytes) and b'"data"' in record and b'"meta"' in record:
+            with suppress(NotJSON):
+                if _is_page(value := loads(record)):
+                    yield from ((f"{where}, item {n}", item) for n, item in enumerate(value["data"], 1))
+                    continue
+        yield where, record
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """The records in a file's only value."""
+    of_messages = _has("role", either=("content", "tool_calls"))
+    if isinstance(value, list) and value and all(isinstance(one, dict) and of_messages(one) for one in value):
+        return [{"messages": value}]
+    items: Sequence[Any] = value["data"] if _is_page(value) else listed(value)
+    return items
+
+
+def _is_page(value: Any) -> bool:
+    """Whether a value is a page of records, as the API of Langfuse gives it."""
+    return isinstance(value, dict) and value.keys() == {"data", "meta"} and isinstance(value["data"], list)
 
 
 def _answered(one: Conversation) -> Conversation:

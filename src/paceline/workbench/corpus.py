@@ -1,8 +1,8 @@
 """The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
 
 A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
-it is a document; of token ids, as `paceline serve --log` writes them, the answer is one. Either may be compressed
-(.gz). Documents keep the order of the files wherever they are tokenised."""
+it is a document; of token ids, as `paceline serve --log` writes them, the answer is one. Either may be packed.
+Documents keep the order of the files wherever they are tokenised."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ from paceline.draft.text import corpus
 from paceline.draft.text.corpus import Documents, Plan, Report, document
 from paceline.draft.text.store import Progress, Store, silent
 from paceline.errors import PATHS, StoreError, meant
-from paceline.jsonl import Piece, numbered, opened, pieces_of, text_of
+from paceline.jsonl import PACKED, Piece, opened, pieces_of, text_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.cluster import AUTO, spread
-from paceline.workbench.conversations import conversation
+from paceline.workbench.conversations import conversation, read_records
 
 Files = Sequence[Path]
 Read = Callable[[Files, Tokenizer, int, Progress], Documents]
@@ -93,8 +93,8 @@ def texts(source: Path | Piece, tokenizer: Tokenizer, report: Progress = silent)
         yield from filter(str.strip, [text_of(file, StoreError)])
         return
     with opened(file, StoreError) as lines:
-        for number, line in numbered(piece.within(lines), piece.line):
-            record = conversation(line, where=f"{file}, line {number}")
+        for where, line in read_records(lines, file, piece):
+            record = conversation(line, where=where)
             if record.messages and not record.answers and "prompt" in record.record:
                 raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
             of_ids = record.tokens and [_decoded(record.tokens[1], tokenizer, record.where)]
@@ -114,7 +114,7 @@ def _check(file: Path) -> None:
         siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         raise StoreError(f"there is no file {file}.{meant(file.name, siblings, PATHS)}")
     if _suffix(file) not in (".txt", ".jsonl"):
-        raise StoreError(f"{file}: a corpus is made of .txt and .jsonl files, each of them plain or compressed (.gz)")
+        raise StoreError(f"{file}: a corpus is made of .txt and .jsonl files, plain or packed ({', '.join(PACKED)})")
 
 
 def _is_text(file: Path) -> bool:
@@ -124,4 +124,4 @@ def _is_text(file: Path) -> bool:
 
 def _suffix(file: Path) -> str:
     """.txt or .jsonl, whether compressed or not."""
-    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    return Path(file.stem).suffix if file.suffix in PACKED else file.suffix

@@ -14,6 +14,7 @@ import torch
 
 from paceline import __version__, processor
 
+CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = ("transformers", "tokenizers", "safetensors", "numpy", "numba")
 
 
@@ -27,7 +28,7 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         **{name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "level": processor.level(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
@@ -69,9 +70,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor's name, as its maker calls the model."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPUINFO.read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

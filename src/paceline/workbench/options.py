@@ -96,7 +96,8 @@ def _shown(parameter: inspect.Parameter) -> str:
     for info in _infos(parameter):
         if isinstance(info, ArgumentInfo):
             return str(info.metavar or parameter.name.upper())
-        if long := [name for name in info.param_decls or () if name.startswith("--")]:
+        # Typer keeps the first name of an annotated option as its default.
+        if long := [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("--")]:
             return str(long[0])
     return f"--{parameter.name.replace('_', '-')}"
 

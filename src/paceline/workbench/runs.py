@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, Closing, NotJSON, as_object, check_folder, loads, write_whole
+from paceline.jsonl import RECORDS, Appender, Closing, NotJSON, as_object, check_folder, loads, lock, write_whole
 
 RUN = "run.json"
 ENOUGH = 6
@@ -25,12 +25,13 @@ class Lines(Closing):
     """The rows of a JSON Lines file, by the value of one of their fields; a later row replaces an earlier one with the
     same key. Only keys and places are kept in memory.
 
-    key  the field; a row without it can be read in order, but not found."""
+    key     the field; a row without it can be read in order, but not found.
+    begins  how rows begin: by default with that field."""
 
-    def __init__(self, path: Path, key: str = "key"):
+    def __init__(self, path: Path, key: str = "key", begins: bytes = b""):
         self.path, self._key = path, key
         self._at: dict[str, int] = {}
-        self._file = Appender.open(path, then=GO_ON)
+        self._file = Appender.open(path, begins or f'{{"{key}"'.encode(), then=GO_ON)
         self._end = 0
         with path.open("rb") as file:
             for line in file:
@@ -88,12 +89,12 @@ class Run(Closing):
         check(path, kind, identity)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("ab", buffering=0)
+            held = (path / ".lock").open("ab", buffering=0)
         except OSError as error:
             raise PacelineError(f"{path} cannot be written: {error.strerror}") from None
-        run = cls(path, lock)
+        run = cls(path, held)
         try:
-            _lock(lock, path)
+            lock(held, f"another run is writing into {path}; wait for it, or name another folder")
             if not (path / RUN).exists():
                 run.write(RUN, {"kind": kind, "identity": identity, **about})
         except BaseException:
@@ -103,7 +104,7 @@ class Run(Closing):
 
     def lines(self, name: str, key: str = "key") -> Lines:
         """The rows of a file of the run; closed with it."""
-        self._lines.append(Lines(self.path / name, key))
+        self._lines.append(Lines(self.path / name, key, RECORDS))
         return self._lines[-1]
 
     def update(self, **about: Any) -> None:
@@ -210,14 +211,3 @@ def _difference(before: Any, now: Any) -> tuple[str, str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 160 else text[:157] + "..."
-
-
-def _lock(file: FileIO, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not on this system; two runs in one folder are then the user's to avoid
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise PacelineError(f"another run is writing into {path}; wait for it, or name another folder") from None

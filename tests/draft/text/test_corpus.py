@@ -120,7 +120,7 @@ def test_the_estimate_is_about_right(tmp_path):
     [
         ("a.jsonl", '{"text": "x"}\n{"text": "x"\n', "a.jsonl, line 2: not JSON"),
         ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl, line 1 has no text: neither an answer"),
-        ("a.jsonl", "[1]\n", "line 1: a JSON object is wanted"),
+        ("a.jsonl", '{"text": "x"}\n[1]\n', "line 2: a JSON object is wanted"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}\n', 'line 1: "messages" must be a list'),
         ("a.jsonl", '{"choices": []}\n', "line 1: an answer without a response"),
         ("a.jsonl", '{"response": 3}\n', 'line 1: "response" must be a text'),
@@ -140,7 +140,7 @@ def test_files_that_cannot_be_read(tmp_path):
     written(tmp_path, "answers.jsonl", "")
     with pytest.raises(StoreError, match=r"there is no file .*answer.jsonl. Did you mean 'answers.jsonl'"):
         build(tmp_path / "out", [tmp_path / "answer.jsonl"], LETTERS, ONLY)
-    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(StoreError, match="not UTF-8"):
         build(tmp_path / "out", [tmp_path / "a.txt"], LETTERS, ONLY)
     for cut in (b"no gzip", gzip.compress(b"x" * 100)[:-9]):

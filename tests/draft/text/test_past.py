@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.draft.text.copying import TwoHalves
+from paceline.draft.text.copying import SALTS, BySalt, TwoHalves
 from paceline.errors import MethodError
 
 
@@ -60,3 +60,15 @@ def test_what_follows_a_request_is_remembered_and_a_request_given_up_is_not() ->
     nothing = TwoHalves(1, Texts)
     nothing.learn(row(0, 3))
     assert nothing.halves == []
+
+
+def test_what_is_kept_for_clients_is_bounded_and_the_one_that_was_used_longest_ago_is_forgotten() -> None:
+    memories = BySalt(lambda: TwoHalves(20, Texts))
+    for client in range(SALTS):
+        memories.of(str(client)).learn(row(client, client + 1))
+    memories.of("0")
+    for client in range(SALTS, 2 * SALTS - 1):
+        memories.of(str(client))
+    assert len(memories._kept) == SALTS
+    assert known(memories.of("0")) == [0]
+    assert known(memories.of("1")) == []

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
+from paceline.draft.likeliest import POWER
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import open_head
@@ -235,7 +236,9 @@ class DFlashModel(StatesModel, BlockModel):
         before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
         others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
         states = draft.features[0][: len(tokens), None]
-        bias = self.network.bias(before, columns, states).float() / (draft.row.params.temperature or 1.0)
+        params = draft.row.params  # at a temperature both q and the time of a candidate change by the bias
+        weight = 1.0 if params.is_greedy else 2 * POWER / params.temperature
+        bias = weight * self.network.bias(before, columns, states).float()
         shares = (logs[:, None] + bias).exp()
         return shares / (shares.sum(-1, keepdim=True) + others)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
-from paceline.draft.text.copying import TwoHalves
+from paceline.draft.text.copying import BySalt, TwoHalves
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams, warm_up
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -57,7 +57,7 @@ class Hierarchy(Drafter):
         self.config = config
         self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
         self._contexts: dict[int, RecentNgrams] = {}
-        self._past = TwoHalves(config.past, lambda tokens: PastNgrams(config.n, config.k))
+        self._past = BySalt(lambda: TwoHalves(config.past, lambda tokens: PastNgrams(config.n, config.k)))
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
 
@@ -80,7 +80,7 @@ class Hierarchy(Drafter):
 
     def drop(self, row: Request) -> None:
         if self._contexts.pop(row.id, None) is not None:
-            self._past.learn(row)
+            self._past.of(row.params.cache_salt).learn(row)
 
     def collect(self, row: Request) -> list[Gram]:
         """Collect the sequences that the stores propose after the row, in their order: at most k of n - 1 tokens.
@@ -105,7 +105,7 @@ class Hierarchy(Drafter):
 
     def _model(self, row: Request) -> Iterator[Gram]:
         """Ask S: finished requests, then recorded answers, cut to n tokens."""
-        for past in self._past.halves:
+        for past in self._past.of(row.params.cache_salt).halves:
             yield from past.after(row.last_token)
         if self._frequent is not None:
             yield from (gram[: self.config.n - 1] for gram in self._frequent.after(row.last_token))

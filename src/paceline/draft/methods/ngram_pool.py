@@ -31,7 +31,7 @@ from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
 from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round
 from paceline.draft.options import Options, option
-from paceline.draft.text.copying import TwoHalves, up_to_end
+from paceline.draft.text.copying import BySalt, TwoHalves, up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams, warm_up
 
 
@@ -102,7 +102,7 @@ class NgramPool(Drafter):
 
     def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
         self.config = config
-        self._past = TwoHalves(config.past, lambda tokens: RecentNgrams(config.level, config.guesses))
+        self._past = BySalt(lambda: TwoHalves(config.past, lambda tokens: RecentNgrams(config.level, config.guesses)))
         self._pools: dict[int, RecentNgrams] = {}
         self._windows: dict[int, Window] = {}
 
@@ -130,12 +130,12 @@ class NgramPool(Drafter):
     def drop(self, row: Request) -> None:
         self._windows.pop(row.id, None)
         if self._pools.pop(row.id, None) is not None:
-            self._past.learn(row)
+            self._past.of(row.params.cache_salt).learn(row)
 
     def draft(self, row: Request) -> DraftTree:
         pool = self._pools[row.id]
         pool.update(row.tokens)
-        stores = (pool, *self._past.halves)
+        stores = (pool, *self._past.of(row.params.cache_salt).halves)
         known = islice(chain.from_iterable(one.after(row.last_token) for one in stores), self.config.guesses)
         ends = self.end_tokens(row)
         guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]

@@ -5,7 +5,7 @@ arXiv 2509.23232). A few forwards verify a whole answer. After the first differe
 `past-answer+sam` the next drafter is asked. In large batches, tokens after that point cost much; see `first`.
 
 The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
-last finished answer to the same prompt that this drafter has seen."""
+last finished answer to the same prompt that this drafter has seen in a request of the same `cache_salt`."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.draft.base import Drafter, DraftTree, IntArray, Request
 from paceline.draft.options import Options, option
+from paceline.draft.text.copying import BySalt
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,25 @@ class PastAnswerConfig(Options):
         None, "tokens of the first piece; each accepted piece doubles the next; none: `draft`", least=1
     )
     past: int = option(1 << 16, "tokens of answers to remember, the oldest forgotten first", least=0)
+
+
+class Answers:
+    """The last answer to each prompt, together at most `most` tokens of answers; the oldest is forgotten first."""
+
+    def __init__(self, most: int):
+        self._most, self._held, self._answers = most, 0, dict[bytes, IntArray]()
+
+    def to(self, prompt: IntArray) -> IntArray | None:
+        """The answer to a prompt; None if there is none."""
+        return self._answers.get(prompt.tobytes())
+
+    def remember(self, prompt: IntArray, answer: IntArray) -> None:
+        """Remember an answer in place of the last one to its prompt."""
+        key = prompt.tobytes()
+        self._held += len(answer) - len(self._answers.pop(key, ()))
+        self._answers[key] = answer
+        while self._held > self._most:
+            self._held -= len(self._answers.pop(next(iter(self._answers))))
 
 
 class PastAnswer(Drafter):
@@ -35,13 +55,12 @@ class PastAnswer(Drafter):
 
     def __init__(self, config: PastAnswerConfig = PastAnswerConfig()):
         self.config = config
-        self._answers: dict[bytes, IntArray] = {}
-        self._remembered = 0
+        self.answers = BySalt(lambda: Answers(config.past))
         self._old: dict[int, tuple[IntArray, int]] = {}  # by row: its old answer, and tokens of it that were compared
 
     def start(self, row: Request) -> None:
         past = getattr(row, "past", None)
-        old = self._answers.get(row.tokens[: row.prompt_length].tobytes()) if past is None else past
+        old = self._known(row).to(row.tokens[: row.prompt_length]) if past is None else past
         if old is not None:
             self._old[row.id] = old, 0
 
@@ -61,12 +80,7 @@ class PastAnswer(Drafter):
     def drop(self, row: Request) -> None:
         self._old.pop(row.id, None)
         if row.is_complete and row.num_new and getattr(row, "past", None) is None:
-            self.remember(row.tokens[: row.prompt_length], row.tokens[row.prompt_length :].copy())
+            self._known(row).remember(row.tokens[: row.prompt_length], row.tokens[row.prompt_length :].copy())
 
-    def remember(self, prompt: IntArray, answer: IntArray) -> None:
-        """Remember an answer in place of the last one to its prompt; forget the oldest above `past` tokens."""
-        key = prompt.tobytes()
-        self._remembered += len(answer) - len(self._answers.pop(key, ()))
-        self._answers[key] = answer
-        while self._remembered > self.config.past:
-            self._remembered -= len(self._answers.pop(next(iter(self._answers))))
+    def _known(self, row: Request) -> Answers:
+        return self.answers.of(row.params.cache_salt)

@@ -4,7 +4,7 @@ Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-deco
 rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one scan for the first place with the
 longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from numba import njit
 
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.options import Options, option
-from paceline.draft.text.copying import up_to_end
+from paceline.draft.text.copying import BySalt, up_to_end
 from paceline.errors import MethodError
 
 VARIANTS = {"published": (1, 3, True), "transformers": (1, 2, False), "vllm": (0, 0, False)}
@@ -47,6 +47,13 @@ class PromptLookupConfig(Options):
         return least or shortest or most or 5, most or longest or least or 5
 
 
+@dataclass
+class Finished:
+    """Finished requests, the newest first. text: their tokens, int64 [n], with _SEPARATOR after each."""
+
+    text: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
 class PromptLookup(Drafter):
     """Copies the tokens that followed the same few tokens earlier in the text."""
 
@@ -57,30 +64,31 @@ class PromptLookup(Drafter):
 
     def __init__(self, config: PromptLookupConfig = PromptLookupConfig()):
         self.config = config
-        self._past: IntArray = np.empty(0, np.int64)
+        self._past = BySalt(Finished)
 
     def bind(self, target: Facts) -> None:
         super().bind(target)
         self.lookup(np.array([0, 0]))
 
-    def lookup(self, text: IntArray) -> IntArray:
+    def lookup(self, text: IntArray, past: Finished = Finished()) -> IntArray:
         """The tokens that the rule proposes after `text` int64 [n], before cuts at end tokens and `max_draft`."""
         shortest, longest = self.config.ngrams
         full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
         start, length = _find(text, text, shortest, longest, follow, full)
-        if length < longest and len(self._past):
-            place, _ = _find(self._past, text, length + 1, longest, follow, False)
+        if length < longest and len(past.text):
+            place, _ = _find(past.text, text, length + 1, longest, follow, False)
             if place >= 0:
-                return up_to_end(self._past[place : place + self.config.draft], _SEPARATOR, keep=False)
+                return up_to_end(past.text[place : place + self.config.draft], _SEPARATOR, keep=False)
         return text[start : start + self.config.draft] if start >= 0 else text[:0]
 
     def drop(self, row: Request) -> None:
         if self.config.past and row.is_complete:
-            self._past = np.concatenate([row.tokens, [*_SEPARATOR], self._past])[: self.config.past]
+            past = self._past.of(row.params.cache_salt)
+            past.text = np.concatenate([row.tokens, [*_SEPARATOR], past.text])[: self.config.past]
 
     def draft(self, row: Request) -> DraftTree:
-        drafted = self.lookup(row.tokens)[: row.max_draft]
+        drafted = self.lookup(row.tokens, self._past.of(row.params.cache_salt))[: row.max_draft]
         if self.config.variant == "transformers":
             drafted = up_to_end(drafted, self.end_tokens(row), keep=False)
         return self.chain_after(row, drafted)

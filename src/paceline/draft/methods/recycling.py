@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
 from paceline.draft.options import Options, option
 from paceline.draft.shapes import compile_template, template_of
+from paceline.draft.text.copying import BySalt
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
@@ -39,7 +40,9 @@ drafter. 32, 16, 8: the paths of the 80 that were accepted most often (`benchmar
 class RecyclingConfig(Options):
     tree: Literal[80, 60, 32, 16, 8] | str = option(80, "drafted nodes, or a file of paths, as 0 1 00 01; paper: 80")
     k: int = option(8, "successors kept for each token; trees lose their nodes of higher rank; paper: 8", least=1)
-    scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
+    scope: Literal["shared", "row"] = option(
+        "shared", "one matrix for all requests of a client, or one for each; paper: shared"
+    )
 
 
 class Recycling(Drafter):
@@ -57,22 +60,30 @@ class Recycling(Drafter):
             self.template = compile_template([path for path in paths if max(path) < config.k], config.k)
         else:
             self.template = template_of(str(config.tree), config.k, "recycling", ", ".join(map(str, TREES)))
-        self.matrix: NDArray[np.int32] = np.empty((0, config.k), np.int32)
+        self.shared: BySalt[NDArray[np.int32]] | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
     def bind(self, target: Facts) -> None:
-        """Compile; make the matrix."""
+        """Compile; make the matrix, or keep what it has learnt."""
         super().bind(target)
         matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
         _grow(matrix, 0, one, one, 1, one)
         _update(matrix, one, one, one, np.zeros((1, 1), np.int64))
         self.needs = Needs(top_k=min(self.config.k, target.vocab_size))
-        if not len(self.matrix):
-            self.matrix = np.full((target.vocab_size, self.config.k), -1, np.int32)
+        self._size = target.vocab_size, self.config.k
+        self.shared = self.shared or BySalt(self._empty)
+
+    def _empty(self) -> NDArray[np.int32]:
+        return np.full(self._size, -1, np.int32)
 
     def start(self, row: Request) -> None:
         if self.config.scope == "row":
-            self._matrices[row.id] = self.matrix.copy()
+            self._matrices[row.id] = self._empty()
+
+    def matrix(self, row: Request) -> NDArray[np.int32]:
+        """What is drafted from, and learnt into, for a row."""
+        assert self.shared is not None
+        return self._matrices[row.id] if row.id in self._matrices else self.shared.of(row.params.cache_salt)
 
     def observe(self, round: Round) -> None:
         """Learn from every verified node, whichever drafter made it."""
@@ -82,7 +93,7 @@ class Recycling(Drafter):
                 path = [0] if round.is_prompt(i) else round.accepted[i].path
                 # Copies, so that their type is the same always and one version is compiled.
                 nodes = np.array(tree.tokens), np.array(tree.depth), np.array(path)
-                _update(self._matrices.get(row.id, self.matrix), *nodes, successors)
+                _update(self.matrix(row), *nodes, successors)
 
     def drop(self, row: Request) -> None:
         self._matrices.pop(row.id, None)
@@ -90,9 +101,8 @@ class Recycling(Drafter):
     def draft(self, row: Request) -> DraftTree:
         template = self.template
         size = template.within(row.max_draft)
-        matrix = self._matrices.get(row.id, self.matrix)
         ends = np.array([*self.end_tokens(row)], np.int64)
-        tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, ends)
+        tokens, above = _grow(self.matrix(row), row.last_token, template.parent, template.rank, size, ends)
         return DraftTree(tokens, above, source=self.name)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
 from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import TwoHalves, continuation, up_to_end
+from paceline.draft.text.copying import BySalt, TwoHalves, continuation, up_to_end
 from paceline.draft.text.store import open_for
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Sam(Drafter):
     def __init__(self, config: SamConfig = SamConfig()):
         self.config = config
         self._automata: dict[int, SuffixAutomaton] = {}
-        self._past = TwoHalves(config.past, _Texts)
+        self._past = BySalt(lambda: TwoHalves(config.past, _Texts))
         self._corpus: SuffixArray | None = None
 
     def bind(self, target: Facts) -> None:
@@ -70,7 +70,7 @@ class Sam(Drafter):
 
     def drop(self, row: Request) -> None:
         if self._automata.pop(row.id, None) is not None:
-            self._past.learn(row, *self.eos_token_ids[:1])
+            self._past.of(row.params.cache_salt).learn(row, *self.eos_token_ids[:1])
 
     def draft(self, row: Request) -> DraftTree:
         """Copy after the longest match; of equal matches the row's own is first, then the corpus's, then the newest
@@ -83,7 +83,7 @@ class Sam(Drafter):
             skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
             if skip > length:
                 length, found = skip, (lo, hi, skip)
-        for past in self._past.halves:
+        for past in self._past.of(row.params.cache_salt).halves:
             matched, place = past.automaton.after(row.tokens[-TAIL:])
             if matched > length:
                 length, copied, found = matched, past.text[place : place + most].astype(np.int64), None

@@ -18,7 +18,7 @@ from typing import Literal
 
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
 from paceline.draft.options import Options, option
-from paceline.draft.text.copying import TwoHalves
+from paceline.draft.text.copying import BySalt, TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
@@ -58,7 +58,7 @@ class Suffix(Drafter):
     def __init__(self, config: SuffixConfig = SuffixConfig()):
         self.config = config
         self._trees: dict[int, SuffixTree] = {}
-        self._past = TwoHalves(config.past, lambda tokens: SuffixTree(config.depth))
+        self._past = BySalt(lambda: TwoHalves(config.past, lambda tokens: SuffixTree(config.depth)))
         self._corpus: list[Speculator] = []
 
     def bind(self, target: Facts) -> None:
@@ -75,7 +75,7 @@ class Suffix(Drafter):
 
     def drop(self, row: Request) -> None:
         if self._trees.pop(row.id, None) is not None:
-            self._past.learn(row)
+            self._past.of(row.params.cache_salt).learn(row)
 
     def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
@@ -84,6 +84,6 @@ class Suffix(Drafter):
         most = min(config.draft, row.max_draft)
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = tree.speculate(context, *sizes)
-        for text in (*self._past.halves, *self._corpus):
+        for text in (*self._past.of(row.params.cache_salt).halves, *self._corpus):
             best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)
         return self.tree_after(row, best.tokens, best.parent)

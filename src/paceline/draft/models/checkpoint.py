@@ -22,9 +22,10 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.options import quoted
-from paceline.errors import PATHS, MethodError, meant
+from paceline.errors import PATHS, MethodError, ModelError, meant
 from paceline.jsonl import loads
 from paceline.target.base import Facts
+from paceline.target.folder import INDEX, open_weights
 from paceline.target.quantised.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -98,6 +99,8 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
             f"{folder} has {pickled[0].name} and no {WEIGHTS}: a pickled file is read only where it is named, "
             f"{kind}:{quoted(str(pickled[0]))}"
         )
+    if file == folder and (folder / INDEX).is_file():
+        return config, _in_shards(folder)
     return config, _tensors(folder / WEIGHTS if file == folder else file)
 
 
@@ -118,6 +121,13 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
     return config
+
+
+def _in_shards(folder: Path) -> dict[str, Tensor]:
+    try:
+        return {name: file.get_tensor(name) for name, file in open_weights(folder).items()}
+    except ModelError as error:
+        raise MethodError(str(error)) from None
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -103,12 +103,14 @@ class DFlashSpec:
             neural.check_numbers(path, {name: value}, *bounds)
         if rank and given.get("markov_head_type", "vanilla") != "vanilla":
             raise MethodError(f"{path} asks for a {given['markov_head_type']} Markov head, which nothing here applies")
+        if not ids:
+            raise MethodError(f"{path} does not say target_layer_ids: the layers of its target whose states it reads")
         if (
-            not taps or len(taps) < len(ids) or not all(0 <= tap < target.num_layers for tap in taps)
+            len(taps) < len(ids) or not all(0 <= tap < target.num_layers for tap in taps)
             or (layers or target.num_layers) != target.num_layers
         ):  # fmt: skip
             raise MethodError(
-                f"{path} reads states of layers {', '.join(map(str, ids)) or 'none'} of {layers or 'some'}, and "
+                f"{path} reads states of layers {', '.join(map(str, ids))} of {layers or 'some'}, and "
                 f"{target.name} has {target.num_layers}, whose last output is not read: it is for another target"
             )
         if not isinstance(from_anchor, bool):

@@ -15,9 +15,9 @@ from transformers import AutoConfig, PretrainedConfig
 
 from paceline.draft.models.layers import Entries, Tensors, check_numbers
 from paceline.draft.options import quoted
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError, printable
 from paceline.target.base import Facts
-from paceline.target.checks import unsupported
+from paceline.target.checks import check_config, unsupported
 from paceline.target.shape import ATTENTION
 
 T = TypeVar("T")
@@ -190,10 +190,17 @@ def layer_config(
     endings = {name.split(".", 2)[-1] for name in tensors if name.startswith("layers.")}
     biased, whole = ("self_attn.q_proj.bias" in endings), "self_attn.o_proj.bias" in endings
     family = "qwen3" if "self_attn.q_norm.weight" in endings else "qwen2" if biased and not whole else "llama"
-    made = AutoConfig.for_model(
-        family, **given, rope_parameters=_rope(where, config), max_position_embeddings=target.max_context,
-        tie_word_embeddings=False, attention_bias=biased, mlp_bias="mlp.up_proj.bias" in endings,
-    )  # fmt: skip
+    rope = _rope(where, config)
+    try:
+        made = AutoConfig.for_model(
+            family, **given, rope_parameters=rope, max_position_embeddings=target.max_context,
+            tie_word_embeddings=False, attention_bias=biased, mlp_bias="mlp.up_proj.bias" in endings,
+        )  # fmt: skip
+        check_config(made, where)
+    except ModelError as error:
+        raise MethodError(str(error)) from None
+    except Exception as error:  # transformers may raise anything
+        raise MethodError(f"{where}: its layers cannot be described: {printable(error)}") from None
     made.layer_types, made.sliding_window = _windows(where, config, given["num_hidden_layers"])
     if reason := unsupported(made):
         raise MethodError(f"{where}: its layers cannot be run here, {reason}")

@@ -1,4 +1,7 @@
-"""What drafters that copy share: continuations, cuts at end tokens, and the memory of finished requests."""
+"""What drafters that copy share: continuations, cuts at end tokens, and the memory of finished requests.
+
+    self._past = BySalt(lambda: TwoHalves(config.past, make))
+    self._past.of(row.params.cache_salt).learn(row)"""
 
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -59,3 +62,27 @@ class TwoHalves(Generic[M]):
         if len(newer) and len(newer) + len(text) > self._half:
             self.halves = [self._make(self._half), newer]
         self.halves[0].learn(text)
+
+
+SALTS = 16
+"""Salts whose requests are remembered, so that memory is bounded, whatever clients send."""
+
+L = TypeVar("L")
+
+
+class BySalt(Generic[L]):
+    """What a drafter learns, apart for each `cache_salt`: otherwise the number of drafted tokens would tell a client
+    what another one was answered. Of more than SALTS salts, the one that was used longest ago is forgotten.
+
+    make  function that returns what has learnt nothing."""
+
+    def __init__(self, make: Callable[[], L]):
+        self._make, self._kept = make, {"": make()}
+
+    def of(self, salt: str) -> L:
+        """What the requests with this salt have taught."""
+        learnt = self._kept.pop(salt) if salt in self._kept else self._make()
+        self._kept[salt] = learnt
+        if len(self._kept) > SALTS:
+            del self._kept[next(iter(self._kept))]
+        return learnt

@@ -105,9 +105,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
         return rows
-    if path.suffix == ".jsonl":
-        return [row for _, row in objects(path, PacelineError, "a prompt with its rules")]
-    return list(loads(path.read_bytes()))
+    return [row for _, row in objects(path, PacelineError, "a prompt with its rules")]
 
 
 def _hub(name: str) -> list[Loaded]:

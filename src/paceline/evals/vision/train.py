@@ -33,7 +33,7 @@ from paceline.evals.vision.evaluate import BATCH, DualEncoder, score
 from paceline.evals.vision.options import Negatives, Scope, TrainOptions, TuneOptions
 from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
-from paceline.jsonl import Appender, replacing, write_json
+from paceline.jsonl import STEPS, Appender, Writer, replacing, write_json
 
 LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
 CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
@@ -276,7 +276,8 @@ def train(model: str, options: TuneOptions, files: TrainOptions) -> None:
         towers = Towers.load(model, files.device)
     before = weights(towers)
     files.run.mkdir(parents=True, exist_ok=True)
-    tune(towers, plain, learnt, options, files.run / "checkpoint.pt", _logger(files.run / "log.jsonl", options.steps))
+    with Appender.open(files.run / "log.jsonl", STEPS) as log:
+        tune(towers, plain, learnt, options, files.run / "checkpoint.pt", _logger(log, options.steps))
     facts: dict[str, Any] = {"model": model, "data": str(files.data), "generic": str(files.generic), **asdict(options)}
     if checked is not None:
         facts["share"] = _mix_best(towers, before, *checked, files.tolerance, files.out)
@@ -284,14 +285,13 @@ def train(model: str, options: TuneOptions, files: TrainOptions) -> None:
     write_json(files.out / "training.json", facts)
 
 
-def _logger(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
-    """A function that writes a step's losses to `file` and to the terminal, every EVERY steps."""
+def _logger(log: Writer, steps: int) -> Callable[[int, dict[str, float]], None]:
+    """A function that writes a step's losses to `log` and to the terminal, every EVERY steps."""
     began = time.perf_counter()
 
     def report(step: int, losses: dict[str, float]) -> None:
         if step % EVERY == 0 or step == steps:
-            with Appender.open(file) as rows:
-                rows.append([{"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}])
+            log.append([{"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}])
             terms = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
             print(f"step {step}/{steps}  {terms}", file=sys.stderr, flush=True)
 

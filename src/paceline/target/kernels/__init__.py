@@ -31,7 +31,7 @@ def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether `products.py` is faster here than torch's libraries for the few rows of decoding. It is on CPUs without
     AMX tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2; on EPYC and Ryzen, MKL takes two to four times as
     long (docs/exact.md). On Arm nobody has measured it."""
-    return supported(dtype) and not processor.has("amx-bf16") and not processor.ARM
+    return supported(dtype) and not processor.prefers_library()
 
 
 @cache

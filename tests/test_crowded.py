@@ -1,0 +1,69 @@
+"""The warning about other processes that hold up rounds: when it comes, how often, and when it does not."""
+
+from __future__ import annotations
+
+from time import sleep
+from typing import Any
+
+import pytest
+
+from paceline import Engine, SamplingParams
+from paceline.engine.crowded import ROUNDS, TIMES, Crowded
+from paceline.target.decoder import Decoder
+from paceline.target.threads import Threads
+from tests import models, native
+
+LEARNT, USUAL = 40, 0.01
+
+
+class Machine:
+    """Two clocks: of the time, and of the work of a process on two threads."""
+
+    def __init__(self) -> None:
+        self.time = self.work = 100.0
+        self.crowded = Crowded(Threads(fixed=2, now=self.now), now=self.now, worked=lambda: self.work)
+
+    def now(self) -> float:
+        return self.time
+
+    def run(self, rounds: int, times: float, cores: float) -> None:
+        """Run rounds that take so many times as long as usual, on so many cores."""
+        for _ in range(rounds):
+            self.time += times * USUAL
+            self.work += times * USUAL * cores
+            self.crowded.note(1, 0, 20, times * USUAL)
+
+
+@pytest.mark.parametrize(("rounds", "times", "cores", "warned"), [
+    (ROUNDS, 1.2 * TIMES, 1.0, True), (3 * ROUNDS, 5 * TIMES, 1.5, True),
+    (ROUNDS - 1, 1.2 * TIMES, 1.0, False),  # a moment
+    (3 * ROUNDS, 0.8 * TIMES, 1.0, False),
+    (3 * ROUNDS, 1.2 * TIMES, 2.0, False),  # all of the cores were ours: a longer text, say
+])  # fmt: skip
+def test_it_comes_once_where_rounds_are_held_up(
+    rounds: int, times: float, cores: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    for _ in range(3):
+        machine.run(LEARNT, 1.0, 2.0)
+        machine.run(rounds, times, cores)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warned
+    if warned:
+        assert said[0].startswith(f"rounds take {times:.0f} times as long as on the quiet machine")
+        assert f"gets {cores:.1f} of the 2 cores" in said[0]
+
+
+def test_an_engine_says_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    verify, rounds = Decoder.verify, 0
+
+    def held_up(*args: Any, **options: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        sleep(0.002 if rounds < LEARNT else 0.1)
+        return verify(*args, **options)
+
+    monkeypatch.setattr(Decoder, "verify", held_up)
+    engine = Engine(native.of(models.model("llama2", **native.TINY), eos=()))
+    engine.generate([[5, 6, 7]], SamplingParams(max_tokens=LEARNT + 2 * ROUNDS))
+    assert len([one for one in caplog.records if "other processes want them" in one.getMessage()]) == 1
