@@ -82,10 +82,10 @@ def listening(places: Places, size: int) -> Iterator[None]:
     """Within it drafters' distributions are noted: of chains as they ask for the next token, of heads as they rank."""
     following, ranked = likeliest.Likeliest.next, likeliest.ranked
 
-    def next_token(self: Any, rows: Any, where: Any, logits: torch.Tensor) -> Any:
-        for row, (position, _), of_row in zip(rows, where, logits, strict=True):
-            places.note_q(row, position, of_row, self._tokens, size)
-        return following(self, rows, where, logits)
+    def next_token(self: Any, after: Any, logits: torch.Tensor) -> Any:
+        for place, of_row in zip(after, logits, strict=True):
+            places.note_q(place.row, place.position, of_row, self._tokens, size)
+        return following(self, after, logits)
 
     def by_rank(row: Any, positions: Any, logits: torch.Tensor, count: int, tokens: Any = None) -> Any:
         places.note_q(row, positions[0], logits[0], tokens, size)

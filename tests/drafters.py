@@ -29,6 +29,7 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter, stamp
+from paceline.errors import PacelineError
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 
@@ -138,22 +139,28 @@ class Coupled(Drafter):
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         return [self._draft(row) for row in rows]
 
-    def _q(self, token: int, row: Row) -> torch.Tensor:
-        """What may follow `token`; drafts need not know the row's whole context to be lossless."""
-        p = row.params
+    def _q(self, drafted: Sequence[int], row: Row) -> torch.Tensor:
+        """What may follow the row and what was drafted after it; empty where a grammar allows nothing."""
+        token, p = [row.last_token, *drafted][-1], row.params
         key = (token, p.temperature, p.top_k, p.top_p, p.min_p)
         if p.shifts_logits or key not in self._known:
-            self._known[key] = probabilities(self.table[token].unsqueeze(0), p, [row.tokens])[0]
+            context = np.append(row.tokens, np.array(drafted, np.int64))
+            try:
+                self._known[key] = probabilities(self.table[token].unsqueeze(0), p, [context])[0]
+            except PacelineError:
+                return torch.zeros(self.table.shape[1])
         return self._known[key]
 
     def _draft(self, row: Row) -> DraftTree:
         tokens, parent = [row.last_token], [-1]
+        ways: list[list[int]] = [[]]
         level = [0]
         for depth, width in enumerate(self.widths[: max(row.max_draft, 0)]):
             above, level = level, []
             for node in above:
-                for token in row.noise.guess(self._q(tokens[node], row), row.num_new + depth, width)[0].tolist():
+                for token in row.noise.guess(self._q(ways[node], row), row.num_new + depth, width)[0].tolist():
                     level.append(len(tokens))
+                    ways.append([*ways[node], token])
                     tokens.append(token)
                     parent.append(node)
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)

@@ -177,7 +177,7 @@ def test_every_planted_bug_is_found(bug, precision):
     assert sum(found) >= (LEAST.get(bug, 3) if precision else 3)
 
 
-CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "jacobi", "ngram-pool", "drawing"]
+CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "jacobi", "ngram-pool", "coupled"]
 
 
 @pytest.mark.slow
@@ -188,8 +188,8 @@ CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "ja
 def test_no_clean_configuration_is_accused(name, batch, precision):
     """Forty configurations; prints the smallest p-value of each."""
     w = world(batch, precision)
-    engine = local(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
-    # Without drawing, drafts change no token of a seed: every configuration has seeds of its own.
+    engine = local(w.target, w.tokenizer, w.coupled if name == "coupled" else name, batch=batch)
+    # Drafts change no token of a seed: every configuration has seeds of its own.
     seed = 100 * CLEAN.index(name) + 10 * batch + (precision is None)
     found = certify(engine, w.exact(), Scope(shift=0.05, seed=seed))
     print(f"{name}, batch {batch}: {found['sampled']['requests']} requests, p {found['sampled']['p']:.3f}")

@@ -155,7 +155,7 @@ def test_a_fault_raises_the_alarm(world, fault, share):
     """Within 1,000 answers; share: of the calls that are broken."""
     share = max(share, 0.3) if "mask" in fault else share  # the next call takes it back
     plant, more, options = planted(world, fault, share)
-    made = Engine(world.target, world.drawing(), max_batch=AT_ONCE, **more)
+    made = Engine(world.target, world.coupled(), max_batch=AT_ONCE, budget=False, **more)
     with plant:
         audit, number = audited(made, 1000 if share < 1 else 200, **options)
     assert number is not None
@@ -168,7 +168,7 @@ def test_a_fault_raises_the_alarm(world, fault, share):
 ])
 def test_healthy_answers_raise_nothing(precision, count):
     world = World(precision=precision)
-    for draft in (world.best(), world.drawing(), "prompt-lookup"):
+    for draft in (world.best(), world.coupled(), "prompt-lookup"):
         audit, number = audited(Engine(world.target, draft, max_batch=AT_ONCE), count // 3, seed=1)
         assert number is None, audit.alarms
         assert audit.tokens["same"] > 20 * (count // 3 - AT_ONCE)

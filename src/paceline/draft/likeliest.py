@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,17 @@ from paceline.errors import PacelineError
 POWER = 0.4  # of q / time, in the chances of candidates; see `likeliest_columns`
 
 
+class Place(Protocol):
+    """A place after a draft: its request, its output position, and all tokens before it, int64 [n]."""
+
+    @property
+    def row(self) -> Request: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def context(self) -> IntArray: ...
+
+
 class Likeliest:
     """The likeliest tokens by logits over some columns.
 
@@ -29,29 +41,26 @@ class Likeliest:
     def __init__(self, vocab_size: int, columns: torch.Tensor | None):
         self.vocab_size, self.columns = vocab_size, columns
 
-    def next(
-        self, rows: Sequence[Request], places: Sequence[tuple[int, IntArray]], logits: torch.Tensor
-    ) -> list[int | None]:
-        """The token of each row by its logits [R, K], warped by its parameters; None where they are no distribution.
-
-        places  the output position of each token, and all tokens before it."""
-        best = best_of_rows(logits) if any(map(_is_plain, rows)) else []
+    def next(self, places: Sequence[Place], logits: torch.Tensor) -> list[int | None]:
+        """The token of each place by its logits [R, K], warped by its request's parameters; None where they are no
+        distribution."""
+        best = best_of_rows(logits) if any(_is_plain(place.row) for place in places) else []
         return [
-            self._token(best[r]) if _is_plain(row) else self._warped(row, *places[r], logits[r : r + 1])
-            for r, row in enumerate(rows)
+            self._token(best[r]) if _is_plain(place.row) else self._warped(place, logits[r : r + 1])
+            for r, place in enumerate(places)
         ]
 
-    def _warped(self, row: Request, position: int, context: IntArray, logits: torch.Tensor) -> int | None:
-        shifts = row.params.shifts_logits
+    def _warped(self, place: Place, logits: torch.Tensor) -> int | None:
+        row, shifts = place.row, place.row.params.shifts_logits
         try:
             if shifts:  # penalties are the tokens' own, whatever column they have
                 logits = self._spread(logits)
-            scores = probabilities(logits, row.params, [context] if shifts else [])[0]
+            scores = probabilities(logits, row.params, [place.context] if shifts else [])[0]
         except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
             return None
         if row.params.is_greedy:
             return int(scores.argmax())
-        tokens, _ = row.noise.guess(scores, position, 1, None if shifts else self._tokens)
+        tokens, _ = row.noise.guess(scores, place.position, 1, None if shifts else self._tokens)
         return (int(tokens[0]) if shifts else self._token(int(tokens[0]))) if len(tokens) else None
 
     def best(self, row: Request, position: int, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

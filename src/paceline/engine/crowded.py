@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from time import perf_counter, process_time
 
-from paceline.draft.cost import Prices
+from paceline.draft.cost import INSTANT, Prices
 from paceline.target.threads import MISSING, Threads
 
 log = logging.getLogger("paceline.engine")
@@ -32,7 +32,7 @@ class Crowded:
         """Record a round as `Prices.note` does, and log a warning if it is one too many that was held up."""
         if self._said:
             return
-        price = self._prices.seconds(rows, nodes, context)
+        price = max(self._prices.seconds(rows, nodes, context), INSTANT)
         if not self._prices.known or seconds <= Prices.SPIKE * price:
             self._prices.note(rows, nodes, context, seconds)
         self._slow = self._slow + 1 if self._prices.known and seconds >= TIMES * price else 0

@@ -74,8 +74,7 @@ class Chain(Stepwise):
 
     def add(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
         """As `grow`; the stop rule decides by `signals`."""
-        places = [(draft.position, draft.context) for draft in drafts]
-        tokens = self.likeliest.next([draft.row for draft in drafts], places, logits)
+        tokens = self.likeliest.next(drafts, logits)
         for draft, token in zip(drafts, tokens, strict=True):
             if token is not None:
                 draft.add(token)

@@ -79,7 +79,7 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if FREQUENCIES in opened.places:  # Llama 3's factors, the same for texts of any length
         factors = _dense(opened.tensor(FREQUENCIES)).flatten().tolist()
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
-        rope |= {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": 2**31}
+        rope |= {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": 2**24}
     config |= {
         "rope_parameters": rope,
         "partial_rotary_factor": turned / size if turned and size else None,
