@@ -85,6 +85,14 @@ def test_the_race_is_the_plain_one(
     ]  # fmt: skip
 
 
+def test_rows_on_an_accelerator_are_decided_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    probs = torch.stack([law(300, 300, 2.0, torch.float32, seed) for seed in range(7)])
+    alone = [Noise(seed).choose(row, seed) for seed, row in enumerate(probs)]
+    for piece in (1, 700, 1 << 24):
+        monkeypatch.setattr(module, "PIECE", piece)
+        assert tokens_of_rows(probs, range(7), range(7)) == alone
+
+
 @pytest.mark.parametrize("probs", [[0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [1.0, np.nan] * 300], ids=len)
 def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
     for dtype in (torch.float32, torch.float64):

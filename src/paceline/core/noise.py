@@ -294,13 +294,25 @@ def _uniform(key, position):  # type: ignore[no-untyped-def]
 # On an accelerator ----------------------------------------------------------------------------------------------------
 
 
+PIECE = 1 << 24  # probabilities whose times are computed together: 128 MiB for each of a dozen temporary tensors
+
+
 def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence[int]) -> list[int]:
     """`Noise.choose` for each row of `probs` [R, V], of the noise with that row's key and position, in one wait."""
-    device, size = probs.device, probs.shape[-1]
     signed = [key - 2**64 if key >= 2**63 else key for key in keys]
-    key, at = (torch.tensor(numbers, device=device).unsqueeze(-1) for numbers in (signed, list(positions)))
-    ids = torch.arange(size, device=device).unsqueeze(0)
-    rates = probs.double()
+    key, at = (torch.tensor(numbers, device=probs.device).unsqueeze(-1) for numbers in (signed, list(positions)))
+    size = max(PIECE // probs.shape[-1], 1)
+    pieces = zip(*(of.split(size) for of in (probs, key, at)), strict=True)
+    tokens: list[int] = torch.cat([_tokens_of(*piece) for piece in pieces]).tolist()
+    if min(tokens) < 0:
+        raise NumericError(NOTHING)
+    return tokens
+
+
+def _tokens_of(probs: torch.Tensor, key: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The token of each row, int64 [R]; -1 where `probs` [R, V] are no numbers, or all 0. key, at: int64 [R, 1]."""
+    size, rates = probs.shape[-1], probs.double()
+    ids = torch.arange(size, device=probs.device).unsqueeze(0)
     bad = ~torch.isfinite(rates).all(-1) | (rates.amax(-1) <= 0)
     rates = torch.where(rates > 0, rates, 0.0)
     # The first words are lower bounds of the times. The second ones tell apart the least.
@@ -311,10 +323,7 @@ def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence
     y = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
     exact = torch.log1p(-y.clamp_max(1 - 2.0**-53)).neg() / rates.gather(-1, near)
     chosen = near.gather(-1, exact.nan_to_num(torch.inf, torch.inf).argmin(-1, keepdim=True))[:, 0]
-    tokens: list[int] = chosen.masked_fill(bad, -1).tolist()
-    if min(tokens) < 0:
-        raise NumericError(NOTHING)
-    return tokens
+    return chosen.masked_fill(bad, -1)
 
 
 def _words(key: torch.Tensor, ids: torch.Tensor, position: torch.Tensor, word: int) -> torch.Tensor:
