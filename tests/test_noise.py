@@ -143,8 +143,11 @@ def p_of_frequencies(probs: torch.Tensor, draws: int, seed: int, power: float = 
     counts = np.bincount([noise.choose(drawn, i) for i in range(draws)], minlength=len(probs))
     expected = probs.double().numpy() / float(probs.double().sum()) * draws
     order = np.argsort(-expected)
-    groups = np.minimum(np.cumsum(expected[order]) // 10, 2000).astype(int)
+    alone = int((expected >= 10).sum())
+    rare = np.cumsum(expected[order][alone:]) // 10
+    groups = np.append(np.arange(alone), alone + np.minimum(rare, max(rare[-1] - 1, 0) if len(rare) else 0)).astype(int)
     seen, hoped = (np.bincount(groups, of[order]) for of in (counts, expected))
+    assert np.count_nonzero(hoped) > 3
     return float(stats.chisquare(seen[hoped > 0], hoped[hoped > 0]).pvalue)
 
 
