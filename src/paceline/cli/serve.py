@@ -88,10 +88,10 @@ def serve(
     import uvicorn
 
     from paceline.draft.registry import by_request
-    from paceline.serve.app import create_app
     from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
+    from paceline.serve.routes import create_app
     from paceline.workbench.worker import Worker, in_passing
 
     environment = os.environ.get("PACELINE_API_KEY")

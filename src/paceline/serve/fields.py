@@ -2,14 +2,37 @@
 
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SkipValidation,
+    ValidationError,
+    model_validator,
+)  # fmt: skip
 
 from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError
 from paceline.serve.settings import Refused
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def validated(kind: type[Fields], body: dict[str, Any]) -> Fields:
+    """The fields of a JSON object; Refused, with the first thing that is wrong."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the body"
+    if first["type"] == "extra_forbidden":
+        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
+    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
 
 
 class Strict(BaseModel):

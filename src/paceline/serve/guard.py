@@ -10,7 +10,7 @@ import hmac
 import re
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -19,13 +19,15 @@ from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError, shortened
 from paceline.jsonl import NotJSON, loads
+from paceline.serve.fields import validated
+from paceline.serve.said import problem, readable
 from paceline.serve.settings import Limits, Refused, Settings
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
@@ -50,6 +52,19 @@ class Gone(Exception):
     """The client has left."""
 
 
+async def while_there(http: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. If the client leaves first, it is cancelled, and Gone is raised."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=0.5)
+            if not task.done() and await http.is_disconnected():
+                raise Gone
+        return task.result()
+    finally:
+        task.cancel()
+
+
 KINDS: dict[type[Exception], tuple[int, str]] = {
     Busy: (429, "rate_limit_error"),
     Unavailable: (503, "server_error"),
@@ -63,12 +78,6 @@ HEADERS = {
     503: {"Retry-After": "5", **_CLOSE},
 }
 """Headers of refusals, by status."""
-
-
-def problem(error: Exception, kind: str) -> dict[str, Any]:
-    """An error object in OpenAI's shape."""
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
 
 
 def refused(error: Exception) -> JSONResponse:
@@ -102,29 +111,6 @@ def add_errors(app: FastAPI) -> None:
     async def bug(http: Request, error: Exception) -> JSONResponse:
         """The log has the traceback."""
         return refused(EngineFailed("the server failed at this request; its log says why"))
-
-
-_PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
-"""The folders of an absolute path with at least two parts; not those of a URL."""
-
-
-def public(message: str) -> str:
-    """An error's message as strangers may read it: without folders of the server's disk."""
-    return _PATH.sub("", readable(message))
-
-
-def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
-    """Specs by the names under which strangers see them: without the folders of checkpoints and files."""
-    names: dict[str, str] = {}
-    for spec in specs:
-        name = re.sub(r"[^\s:|+,;=\"]*/(?=[^/])", "", spec)
-        names[name if name not in names else f"{name}#{len(names)}"] = spec
-    return names
-
-
-def readable(message: str) -> str:
-    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
-    return message.encode("utf-8", "replace").decode()
 
 
 class Guard:
@@ -321,18 +307,6 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
     fields = validated(kind, body)
     limits.check_numbers(fields)
     return fields
-
-
-def validated(kind: type[Fields], body: dict[str, Any]) -> Fields:
-    """The fields of a JSON object; Refused, with the first thing that is wrong."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the body"
-    if first["type"] == "extra_forbidden":
-        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
-    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
 
 
 def _constant(name: str) -> NoReturn:

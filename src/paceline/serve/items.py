@@ -3,26 +3,22 @@
 Nothing is kept between requests: what would need that, such as `previous_response_id`, is refused by name."""
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from time import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
-from paceline.core.request import Completion
+from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
-from paceline.serve.fields import ChatRequest, JsonSchema, Seed, Strict
-from paceline.serve.guard import public, validated
-from paceline.serve.reading import Piece
+from paceline.serve.chats import Chats, Form
+from paceline.serve.fields import ChatRequest, JsonSchema, Seed, Strict, validated
+from paceline.serve.reading import Piece, Reader
 from paceline.serve.responses import usage
+from paceline.serve.said import public
 from paceline.serve.settings import Refused
-from paceline.workbench.worker import EngineFailed, Job, Unavailable
-
-if TYPE_CHECKING:
-    from paceline.serve.app import Server
+from paceline.workbench.worker import Job
 
 
 class TextFormat(JsonSchema):
@@ -252,17 +248,17 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return made | ({"annotations": [], "logprobs": []} if kind == "content" else {})
 
 
-class Answer:
-    """The response object of one request, as it stands."""
+class Answer(Form):
+    """The response object of one request, as it stands, and its events."""
 
-    def __init__(self, server: "Server", asked: ItemsRequest):
-        self._server, self._out = server, Items()
+    def __init__(self, chats: Chats, asked: ItemsRequest):
+        self._tokenizer, self._out, self._number = chats.tokenizer, Items(), 0
         given = asked.model_dump(by_alias=True)
         own = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
         tools = [{"description": None, "parameters": None, "strict": False, **tool} for tool in given["tools"] or []]
         self.facts: dict[str, Any] = {
             "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()),
-            "model": server.settings.model,
+            "model": chats.settings.model,
             **{name: given[name] for name in own}, "metadata": asked.metadata or {},
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
@@ -274,9 +270,13 @@ class Answer:
             "previous_response_id": None, "incomplete_details": None, "error": None,
         }  # fmt: skip
 
-    def push(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """The events of more pieces."""
-        return self._out.push(pieces)
+    def whole(self, done: Completion, reader: Reader) -> dict[str, Any]:
+        """The object of a whole answer, without calls that are broken."""
+        pieces = [*reader.push(done.text), *reader.end()]
+        calls = {piece.number for piece in pieces if piece.kind == "called"}
+        self._out.push(piece for piece in pieces if piece.kind in PARTS or piece.number in calls)
+        self._out.close("incomplete")
+        return self.now(done)
 
     def now(self, done: Completion | None = None) -> dict[str, Any]:
         """The object; done: the answer, once it is over."""
@@ -291,67 +291,37 @@ class Answer:
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": len(self._server.tokenizer.encode_text(thought))},
+            "output_tokens_details": {"reasoning_tokens": len(self._tokenizer.encode_text(thought))},
             "total_tokens": counts["total_tokens"],
         }
         ended = {"status": status.get(reason, "cancelled"), "output": self._out.items, "usage": used}
         return {**self.facts, **ended, "incomplete_details": why}
 
-    def end(self) -> list[dict[str, Any]]:
-        """The events that end what is open."""
-        return self._out.close("incomplete")
+    def begin(self) -> str:
+        kinds = ("created", "in_progress")
+        return self._events({"type": f"response.{kind}", "response": self.now()} for kind in kinds)
 
+    async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
+        return self._events(self._out.push(pieces))
 
-def add_responses(app: FastAPI, server: "Server") -> None:
-    """Add the route /v1/responses."""
+    def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
+        events = [*self._out.push(pieces), *self._out.close("incomplete")]
+        made = self.now(done)
+        kind = "completed" if made["status"] == "completed" else "incomplete"
+        return self._events([*events, {"type": f"response.{kind}", "response": made}])
 
-    @app.post("/v1/responses")
-    async def responses(http: Request, asked: ItemsRequest = Depends(server.bodies.of(ItemsRequest))) -> Response:
-        """OpenAI's responses: text, streams, functions and structured output, without anything that is kept."""
-        request = await server.bodies.worked(http.state.size, asked.chat)
-        prompt, jobs = await server.ask(http, request, None)
-        reader, answer = server.reader(request, prompt), Answer(server, asked)
-        if asked.stream:
-            events = _numbered(_events(server, jobs, reader, answer))
-            return StreamingResponse(events, media_type="text/event-stream")
-        (done,) = await server.finished(http, jobs)
-        pieces = [*reader.push(done.text), *reader.end()]
-        whole = {piece.number for piece in pieces if piece.kind == "called"}
-        answer.push(piece for piece in pieces if piece.kind in PARTS or piece.number in whole)
-        answer.end()
-        return JSONResponse(answer.now(done))
+    def over(self) -> str:
+        return ""
 
-
-async def _numbered(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    number = 0
-    async for event in events:
-        data = json.dumps({**event, "sequence_number": number}, ensure_ascii=False)
-        yield f"event: {event['type']}\ndata: {data}\n\n"
-        number += 1
-
-
-async def _events(server: "Server", jobs: list[Job], reader: Any, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-    (job,) = jobs
-    try:
-        for kind in ("created", "in_progress"):
-            yield {"type": f"response.{kind}", "response": answer.now()}
-        async for delta in job:
-            for event in answer.push(reader.push(delta.text)):
-                yield event
-        done = job.completion
-        if done.finish_reason == "error":
-            raise EngineFailed(done.error)
-        for event in (*answer.push(reader.end()), *answer.end()):
-            yield event
-        made = answer.now(done)
-        yield {"type": f"response.{'completed' if made['status'] == 'completed' else 'incomplete'}", "response": made}
-        server.note(jobs)
-    except PacelineError as error:
-        for event in answer.end():
-            yield event
+    def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
+        events = self._out.close("incomplete")
         failed = {"status": "failed", "error": {"code": "server_error", "message": public(str(error))}}
-        yield {"type": "response.failed", "response": answer.now() | failed}
-        if isinstance(error, Unavailable):
-            server.note(jobs)
-    finally:
-        server.abort(jobs)
+        return self._events([*events, {"type": "response.failed", "response": self.now() | failed}])
+
+    def _events(self, events: Iterable[dict[str, Any]]) -> str:
+        made = ""
+        for event in events:
+            data = json.dumps({**event, "sequence_number": self._number}, ensure_ascii=False)
+            made += f"event: {event['type']}\ndata: {data}\n\n"
+            self._number += 1
+        return made
