@@ -15,8 +15,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from paceline.serve.chats import Chats
 
+from paceline.serve.chats import Chats
 from tests.serve.live import spelled
 from tests.serve.test_tools import address, folder
 

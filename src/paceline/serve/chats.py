@@ -9,7 +9,7 @@ The routes and `Local` ask so. A stream is one row of events, which each API wri
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -22,13 +22,15 @@ from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
 from paceline.serve.reading import Piece, Reader
-from paceline.serve.said import shown_drafts
+from paceline.serve.said import serving, shown_drafts
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.tool_calls import prepared
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline.request_log")
+PING_SECONDS = 10.0
+"""The longest silence of a stream: clients and proxies give up at some, of 30 seconds or of 300."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ class Chats:
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
-        if model not in (None, self.settings.model):
-            what = f"model is {shortened(repr(model))}; this server has {self.settings.model!r}"
+        names = (self.settings.model, *self.settings.also)
+        if model is not None and model not in names and "*" not in names:
+            what = f"model is {shortened(repr(model))}; this server has {', '.join(map(repr, names))}"
             raise Refused(what, "model", 404, "model_not_found")
 
     def check(self, request: Common) -> None:
@@ -115,9 +118,12 @@ class Chats:
     def prompt_of(self, request: Conversation, tools: Sequence[Tool], whole: bool = True) -> list[int]:
         """Token ids of a conversation and its tools. whole: it has to fit the context."""
         options = dict(request.chat_template_kwargs or {})
-        tool.check_variables(self.tokenizer, options, tools=bool(tools))
-        options |= tool.thinking(request, self.tokenizer.chat_template)
-        given = [one.model_dump(exclude_none=True) for one in tools]
+        for name in tool.unread_variables(self.tokenizer, options, tools=bool(tools), refuse=not self.settings.lenient):
+            del options[name]
+        options |= tool.thinking(
+            request, self.tokenizer.chat_template, self.marks is not None, refuse=not self.settings.lenient
+        )
+        given = [one.model_dump(exclude_none=True, exclude={"cache_control"}) for one in tools]
         messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
         if whole:
             self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
@@ -300,14 +306,21 @@ class Chats:
     async def stream(
         self, jobs: Sequence[Job], readers: Sequence[Reader | None], form: "Form"
     ) -> AsyncIterator[str]:
-        """The events of some answers, as `form` writes them. readers: of each answer."""
-        left = dict(enumerate(jobs))
+        """The events of some answers, as `form` writes them, and pings where nothing else is said. readers: of each
+        answer."""
+        left, silence = dict(enumerate(jobs)), Silence()
         try:
             if text := form.begin():
                 yield text
-            async for i, delta in _merged(jobs):
+            async for i, delta in _merged(jobs, silence):
                 reader = readers[i]
-                if text := await form.more(i, delta, reader.push(delta.text) if reader else []):
+                if delta is None:
+                    text = form.ping
+                    _show_progress(jobs)
+                else:
+                    text = await form.more(i, delta, reader.push(delta.text) if reader else [])
+                if text:
+                    silence.end()
                     yield text
             for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
                 done = job.completion
@@ -327,7 +340,11 @@ class Chats:
 
 
 class Form(ABC):
-    """How an API writes answers as server-sent events. Each method returns the events of that moment, or ""."""
+    """How an API writes answers as server-sent events. Each method returns the events of that moment, or "".
+
+    ping  a sign of life that clients pass over."""
+
+    ping = ": ping\n\n"
 
     @abstractmethod
     def begin(self) -> str:
@@ -350,12 +367,69 @@ class Form(ABC):
         """Of an error, which ended the answers that are left."""
 
 
-async def _merged(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Delta]]:
-    """Deltas of all jobs as they come."""
-    if len(jobs) == 1:
-        async for delta in jobs[0]:
-            yield 0, delta
-        return
+Event = dict[str, Any]
+
+
+class Parts(ABC):
+    """Puts the pieces of one answer together as parts that follow each other: "content", "reasoning" and "call".
+
+    kind  of the part that is open; "" for none. said: its text so far."""
+
+    def __init__(self) -> None:
+        self.kind = self.said = ""
+
+    def push(self, pieces: Iterable[Piece]) -> list[Event]:
+        """The events of more pieces."""
+        events = []
+        for kind, text, _ in pieces:
+            if kind == "call" or (kind in ("content", "reasoning") and kind != self.kind):
+                events += [*self.close(whole=False), *self.opened(kind, text if kind == "call" else "")]
+                self.kind = kind
+            if kind == "called":
+                events += self.close(whole=True)
+            elif kind != "call":
+                self.said += text
+                events += self.added(text)
+        return events
+
+    def close(self, *, whole: bool) -> list[Event]:
+        """The events that end the open part, if there is one. whole: of a call, whether it is."""
+        kind, text, self.kind, self.said = self.kind, self.said, "", ""
+        return self.closed(kind, text, whole or kind != "call") if kind else []
+
+    def take(self, done: Completion, reader: Reader) -> None:
+        """A whole answer, without calls that are broken."""
+        pieces = [*reader.push(done.text), *reader.end()]
+        calls = {piece.number for piece in pieces if piece.kind == "called"}
+        self.push(piece for piece in pieces if piece.kind in ("content", "reasoning") or piece.number in calls)
+        self.close(whole=False)
+
+    @abstractmethod
+    def opened(self, kind: str, name: str) -> list[Event]:
+        """The events that begin a part. name: of the function of a call."""
+
+    @abstractmethod
+    def added(self, text: str) -> list[Event]:
+        """The events of more text of the open part."""
+
+    @abstractmethod
+    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
+        """The events that end a part with all its text."""
+
+
+class Silence:
+    """How long a stream has sent nothing. until: time of the loop at which it must say something."""
+
+    def __init__(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Something is sent now."""
+        self.until = asyncio.get_running_loop().time() + PING_SECONDS
+
+
+async def _merged(jobs: Sequence[Job], silence: Silence) -> AsyncIterator[tuple[int, Delta | None]]:
+    """Deltas of all jobs as they come; None where silence has lasted too long."""
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
     async def forward(i: int, job: Job) -> None:
@@ -366,11 +440,20 @@ async def _merged(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Delta]]:
         except Exception as error:
             queue.put_nowait((i, error))
 
-    tasks = [asyncio.create_task(forward(i, job)) for i, job in enumerate(jobs)]
+    async def only() -> tuple[int, Delta | Exception | None]:
+        return 0, await jobs[0].get()
+
+    tasks = [asyncio.create_task(forward(i, job)) for i, job in enumerate(jobs)] if len(jobs) > 1 else []
+    take = queue.get if tasks else only
     try:
         left = len(jobs)
         while left:
-            i, item = await queue.get()
+            try:
+                async with asyncio.timeout_at(silence.until):
+                    i, item = await take()
+            except TimeoutError:
+                yield 0, None
+                continue
             if isinstance(item, Exception):
                 raise item
             if item is None:
@@ -380,6 +463,15 @@ async def _merged(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Delta]]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _show_progress(jobs: Sequence[Job]) -> None:
+    """A line for whoever watches the server, of prompts that are not read yet."""
+    for job in jobs:
+        if job.row is None or job.row.slot < 0:
+            serving.info("a prompt of %d tokens waits", len(job.prompt))
+        elif not job.row.is_decoding:
+            serving.info("%d of %d tokens of a prompt read", job.row.cached, job.row.prompt_length)
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's chats, texts and responses, models, tokens, health, metrics, and a page to watch.
+"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, tokens, health, metrics, a page to watch.
 
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone."""
 
@@ -23,6 +23,7 @@ from paceline.serve.fields import ChatRequest, Common, TextRequest
 from paceline.serve.guard import Bodies, Guard, add_errors, describe_bodies, while_there
 from paceline.serve.items import Answer, ItemsRequest
 from paceline.serve.listener import CutOff
+from paceline.serve.messages import Message, MessagesRequest
 from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.responses import Chunks, styles_of, whole
 from paceline.serve.settings import Settings
@@ -55,7 +56,8 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     _models(app, chats)
     _watching(app, chats, metrics, audited(worker, settings, metrics) if settings.audit else None)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
-    texts["/v1/responses"] = ItemsRequest
+    texts |= {"/v1/responses": ItemsRequest, "/v1/messages": MessagesRequest}
+    texts["/v1/messages/count_tokens"] = MessagesRequest
     describe_bodies(app, {**texts, "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest})
     return app
 
@@ -86,9 +88,22 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         """OpenAI's responses: text, streams, functions and structured output, without anything that is kept."""
         chat = await bodies.worked(http.state.size, request.chat)
         (one,), (jobs,) = await asked(http, chat)
+        return await formed(http, chat, one, jobs, Answer(chats, request))
+
+    @app.post("/v1/messages")
+    async def messages(http: Request, request: MessagesRequest = Depends(bodies.of(MessagesRequest))) -> Response:
+        """Anthropic's messages: text, streams, thinking, tools and structured output."""
+        chat = await bodies.worked(http.state.size, request.chat)
+        (one,), (jobs,) = await asked(http, chat)
+        return await formed(http, chat, one, jobs, Message(chats, chat, one.prompt))
+
+    async def formed(
+        http: Request, chat: ChatRequest, one: Prompted, jobs: list[Job], form: Answer | Message
+    ) -> Response:
+        """The answer to a chat in another API's form."""
         assert one.reader is not None
-        reader, form = one.reader(), Answer(chats, request)
-        if request.stream:
+        reader = one.reader()
+        if chat.stream:
             return _stream(chats.stream(jobs, [reader], form))
         (done,) = await while_there(http, chats.finished(jobs))
         return JSONResponse(form.whole(done, reader))
@@ -106,17 +121,18 @@ def _stream(events: AsyncIterator[str]) -> Response:
 
 
 def _models(app: FastAPI, chats: Chats) -> None:
-    facts = {"id": chats.settings.model, "object": "model", "created": int(time()), "owned_by": "paceline"}
-    facts["max_model_len"] = chats.engine.target.max_context
+    names = [name for name in (chats.settings.model, *chats.settings.also) if name != "*"]
+    fixed = {"object": "model", "created": int(time()), "owned_by": "paceline"}
+    facts = [{"id": name, **fixed, "max_model_len": chats.engine.target.max_context} for name in names]
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [facts]}
+        return {"object": "list", "data": facts}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         chats.check_model(name)
-        return facts
+        return next((one for one in facts if one["id"] == name), facts[0])
 
 
 def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
@@ -141,6 +157,17 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
             return JSONResponse(facts)
 
         return await bodies.worked(http.state.size, body)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count(http: Request, request: MessagesRequest = Depends(bodies.of(MessagesRequest))) -> dict[str, int]:
+        """How many tokens Anthropic's messages are as a prompt of this model."""
+
+        def counted() -> int:
+            chat = request.chat()
+            chats.check_model(chat.model)
+            return len(chats.prompt_of(chat, chats.tools_of(chat)))
+
+        return {"input_tokens": await bodies.worked(http.state.size, counted)}
 
     @app.post("/detokenize")
     async def detokenize(
@@ -183,6 +210,11 @@ def _watching(app: FastAPI, chats: Chats, metrics: Metrics, audit: "Audit | None
         async def found() -> dict[str, Any]:
             """What was found in the answers that were scored again."""
             return audit.now()
+
+    @app.head("/", include_in_schema=False)
+    async def here() -> Response:
+        """Claude Code asks whether anybody is there."""
+        return Response()
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:

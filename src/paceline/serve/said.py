@@ -1,14 +1,36 @@
-"""What strangers may read of errors and names: one line that UTF-8 can carry, without folders of this server's disk."""
+"""What strangers may read of errors and names: one line that UTF-8 can carry, without folders of this server's disk.
+And what whoever watches the server reads."""
 
+import logging
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+
+serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
+
+
+@lru_cache(1024)
+def once(line: str) -> None:
+    """Say something of how requests are read, the first time."""
+    serving.info("%s", readable(line))
 
 
 def problem(error: Exception, kind: str) -> dict[str, Any]:
     """An error object in OpenAI's shape."""
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
+
+
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def problem_of_messages(message: str, status: int) -> dict[str, Any]:
+    """An error object in Anthropic's shape, which is an event of a stream too."""
+    return {"type": "error", "error": {"type": _KINDS.get(status, "invalid_request_error"), "message": public(message)}}
 
 
 _PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
