@@ -1,4 +1,4 @@
-"""`paceline serve`: an OpenAI-compatible server."""
+"""`paceline serve`: a server of OpenAI's and Anthropic's APIs."""
 
 import gc
 import logging
@@ -77,7 +77,7 @@ def serve(
     ),
     quiet: bool = option(False, "Do not print a line for each finished request.", names=("--quiet", "-q")),
 ) -> int:
-    """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
+    """Serve a model with OpenAI's and Anthropic's APIs: chats, texts, streams, tools, JSON schemas, Predicted Outputs.
 
     \b
     paceline serve

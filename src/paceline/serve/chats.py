@@ -310,8 +310,7 @@ class Chats:
         answer."""
         left, silence = dict(enumerate(jobs)), Silence()
         try:
-            if text := form.begin():
-                yield text
+            yield form.begin() or form.ping
             async for i, delta in _merged(jobs, silence):
                 reader = readers[i]
                 if delta is None:
