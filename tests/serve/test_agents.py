@@ -100,6 +100,13 @@ def test_a_recorded_request_is_answered(http, shared, writes, name):  # noqa: F8
     assert streamed_text(route, events) == text
 
 
+def test_a_mark_of_a_cache_does_not_reach_the_template(http):
+    tool = {"type": "function", "function": {"name": "a", "parameters": TAKES}}
+    marked = {**tool, "cache_control": {"type": "ephemeral"}}
+    plain, same = (http.post("/tokenize", json={**ASK, "tools": [one]}).json() for one in (tool, marked))
+    assert plain["tokens"] == same["tokens"]
+
+
 def chat_of(shared, name):
     route, body = recorded(shared, name)
     return KINDS[route].model_validate(body).chat()
@@ -372,9 +379,11 @@ def test_a_lenient_server_and_its_names(folder, notices):  # noqa: F811
         for model in ("tiny", "b", "b"):
             reply = asked.post("/v1/chat/completions", json={**ASK, **wrong, "model": model, "max_tokens": 1})
             assert reply.status_code == 200, reply.text
-        flat = {"tools": [{**FLAT, "odd": 1}, {**CUSTOM, "odd": 1}], "max_output_tokens": 1}
+        space = {**SPACE, "tools": [{**FLAT, "odd": 1, "defer_loading": True}]}
+        flat = {"tools": [{**FLAT, "odd": 1}, {**CUSTOM, "odd": 1}, space], "max_output_tokens": 1}
         assert asked.post("/v1/responses", json={"input": "x", **flat}).status_code == 200
-        assert asked.post("/v1/messages", json={**ASK, "odd": {"a": 1}, "max_tokens": 1}).status_code == 200
+        odd = {"odd": {"a": 1}, "tools": [{**ADD, "odd": 1}], "max_tokens": 1}
+        assert asked.post("/v1/messages", json={**ASK, **odd}).status_code == 200
         assert asked.post("/v1/chat/completions", json={**ASK, "n": "2"}).status_code == 400
         refused = asked.post("/v1/chat/completions", json={**ASK, "model": "c"})
         assert "this server has 'tiny', 'b'" in refused.json()["error"]["message"]

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Completion, Delta
 from paceline.core.sampling import SamplingParams
@@ -27,6 +27,9 @@ from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.tool_calls import prepared
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
+
+if TYPE_CHECKING:
+    from paceline.serve.metrics import RequestLog
 
 log = logging.getLogger("paceline.request_log")
 PING_SECONDS = 10.0
@@ -66,7 +69,7 @@ class Prompted:
 class Chats:
     """Works requests out and has the worker answer them. log: keeps answered requests, as token ids."""
 
-    def __init__(self, worker: Worker, settings: Settings, log: Any = None):
+    def __init__(self, worker: Worker, settings: Settings, log: "RequestLog | None" = None):
         self.worker, self.settings, self.log = worker, settings, log
         self.engine = worker.engine
         assert self.engine.tokenizer is not None
@@ -308,10 +311,10 @@ class Chats:
     ) -> AsyncIterator[str]:
         """The events of some answers, as `form` writes them, and pings where nothing else is said. readers: of each
         answer."""
-        left, silence = dict(enumerate(jobs)), Silence()
+        left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
             yield form.begin() or form.ping
-            async for i, delta in _merged(jobs, silence):
+            async for i, delta in merged:
                 reader = readers[i]
                 if delta is None:
                     text = form.ping
@@ -319,7 +322,7 @@ class Chats:
                 else:
                     text = await form.more(i, delta, reader.push(delta.text) if reader else [])
                 if text:
-                    silence.end()
+                    merged.silence.end()
                     yield text
             for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
                 done = job.completion
@@ -335,6 +338,7 @@ class Chats:
                 self.note(jobs)
             yield form.broken(error, left)
         finally:
+            merged.silence.close()
             self.abort(jobs)
 
 
@@ -416,52 +420,80 @@ class Parts(ABC):
         """The events that end a part with all its text."""
 
 
-class Silence:
-    """How long a stream has sent nothing. until: time of the loop at which it must say something."""
+class Quiet(Exception):
+    """A stream has sent nothing for so long that it must show that it lives."""
 
-    def __init__(self) -> None:
+
+class Silence:
+    """Tells when a stream has sent nothing for `PING_SECONDS`. One timer a stream: a token moves none.
+
+    tell  called then, and again after as long a silence."""
+
+    def __init__(self, tell: Callable[[], None]):
+        self._loop, self._tell = asyncio.get_running_loop(), tell
         self.end()
+        self._look()
 
     def end(self) -> None:
         """Something is sent now."""
-        self.until = asyncio.get_running_loop().time() + PING_SECONDS
+        self._since = self._loop.time()
+
+    def _look(self) -> None:
+        if self._loop.time() >= self._since + PING_SECONDS:
+            self._tell()
+            self.end()
+        self._timer = self._loop.call_at(self._since + PING_SECONDS, self._look)
+
+    def close(self) -> None:
+        """Tell no more."""
+        self._timer.cancel()
 
 
-async def _merged(jobs: Sequence[Job], silence: Silence) -> AsyncIterator[tuple[int, Delta | None]]:
-    """Deltas of all jobs as they come; None where silence has lasted too long."""
-    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+class Merged:
+    """Deltas of several jobs as they come: iterating gives (job, delta), and (0, None) where silence has lasted too
+    long. What is sent ends the `silence`."""
 
-    async def forward(i: int, job: Job) -> None:
+    def __init__(self, jobs: Sequence[Job]):
+        self._jobs, self._queue = jobs, asyncio.Queue[tuple[int, Delta | Exception | None]]()
+        self.silence = Silence(self._quiet)
+
+    def _quiet(self) -> None:
+        if len(self._jobs) == 1:
+            self._jobs[0].put(Quiet())
+        else:
+            self._queue.put_nowait((0, Quiet()))
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta | None]]:
+        tasks = [asyncio.create_task(self._forward(i, job)) for i, job in enumerate(self._jobs) if len(self._jobs) > 1]
+        left = len(self._jobs)
+        try:
+            while left:
+                i, item = await self._queue.get() if tasks else (0, await self._only())
+                if isinstance(item, Quiet):
+                    yield 0, None
+                elif isinstance(item, Exception):
+                    raise item
+                elif item is None:
+                    left -= 1
+                else:
+                    yield i, item
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _only(self) -> Delta | Exception | None:
+        try:
+            return await self._jobs[0].get()
+        except Quiet as quiet:
+            return quiet
+
+    async def _forward(self, i: int, job: Job) -> None:
         try:
             async for delta in job:
-                queue.put_nowait((i, delta))
-            queue.put_nowait((i, None))
+                self._queue.put_nowait((i, delta))
+            self._queue.put_nowait((i, None))
         except Exception as error:
-            queue.put_nowait((i, error))
-
-    async def only() -> tuple[int, Delta | Exception | None]:
-        return 0, await jobs[0].get()
-
-    tasks = [asyncio.create_task(forward(i, job)) for i, job in enumerate(jobs)] if len(jobs) > 1 else []
-    take = queue.get if tasks else only
-    try:
-        left = len(jobs)
-        while left:
-            try:
-                async with asyncio.timeout_at(silence.until):
-                    i, item = await take()
-            except TimeoutError:
-                yield 0, None
-                continue
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield i, item
-    finally:
-        for task in tasks:
-            task.cancel()
+            self._queue.put_nowait((i, error))
 
 
 def _show_progress(jobs: Sequence[Job]) -> None:

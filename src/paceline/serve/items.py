@@ -38,7 +38,7 @@ class FlatTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None  # it is offered at once
     cache_control: dict[str, Any] | None = None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
@@ -36,7 +36,7 @@ class OwnTool(Strict):
     description: str | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None  # it is offered at once
     eager_input_streaming: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
 
@@ -46,6 +46,17 @@ class TheirTool(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     type: Annotated[str, Field(pattern=THEIRS)]
+
+
+def _whose(tool: Any) -> str:
+    """The tag of a tool."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind in (None, "custom") else "theirs"
+
+
+AnyTool = Annotated[
+    Annotated[OwnTool, Tag("custom")] | Annotated[TheirTool, Tag("theirs")], Discriminator(_whose)
+]
 
 
 class Choice(Strict):
@@ -75,7 +86,7 @@ class MessagesRequest(Strict):
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     system: str | list[dict[str, Any]] | None = None
-    tools: list[OwnTool | TheirTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: Output | None = None
