@@ -12,9 +12,9 @@ from llguidance import LLMatcher
 
 from paceline.draft.registry import by_request
 from paceline.engine.engine import Engine
-from paceline.serve.app import create_app
 from paceline.serve.listener import GracefulServer, limited
 from paceline.serve.metrics import RequestLog
+from paceline.serve.routes import create_app
 from paceline.serve.settings import Settings
 from paceline.workbench.worker import Worker
 

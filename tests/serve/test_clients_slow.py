@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.serve.app import Server
+from paceline.serve.chats import Chats
 from tests.serve.live import spelled
 from tests.serve.test_tools import address, folder
 
@@ -154,12 +154,12 @@ def litellm(url, call):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", [agents, langchain_openai, litellm])
 def test_a_client(address, monkeypatch, client):
-    def grammar(server, request, *_):
+    def grammar(chats, request, *_):
         text = str(request.messages[-1]["content"])
         text = "It is so." if text == "seen" else text.partition("say: ")[2]
-        return SimpleNamespace(allowed=spelled(server.grammars, text).allowed)
+        return SimpleNamespace(allowed=spelled(chats.grammars, text).allowed)
 
-    monkeypatch.setattr(Server, "grammar", grammar)
+    monkeypatch.setattr(Chats, "grammar", grammar)
     call = 'say: <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     source = f"from typing import Any\n{inspect.getsource(client)}\n{client.__name__}({address + '/v1'!r}, {call!r})"
     python = os.environ.get("PACELINE_CLIENTS", sys.executable)

@@ -18,7 +18,8 @@ from tests import models
 from tests.serve.live import engine, serving, spelled
 
 LABELS = {"user": "somebody", "metadata": {"a": "b"}, "safety_identifier": "somebody", "prompt_cache_key": "somebody",
-          "service_tier": "auto", "modalities": ["text"]}  # fmt: skip
+          "service_tier": "auto", "modalities": ["text"], "cache_prompt": True,
+          "cache_control": {"type": "ephemeral"}}  # fmt: skip
 """Fields that name things for the caller, or ask for what there is anyway, and change nothing."""
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
 CHAT = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
@@ -89,6 +90,7 @@ HAS_A_TEST = {
     "test_tools.test_what_a_template_does_not_read_is_refused": "chat_template_kwargs reasoning_effort enable_thinking",
     "test_tools.test_whole_answers_and_streams_say_the_same": "parallel_tool_calls",
     "test_serve.test_json_closes_within_its_tokens": "on_length",
+    "test_agents.test_thinking_is_asked_for_in_many_ways": "reasoning thinking verbosity",
 }
 
 

@@ -37,6 +37,20 @@ MESSAGES = [
     },
     {"role": "tool", "tool_call_id": "1", "content": "3"},
 ]
+ASKED = {
+    "model": "tiny", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": ["x"],
+    "stream": True, "metadata": {"user_id": "u"},
+    "system": [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "the cat"}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""},
+    {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "3"}]}]}],
+    "tools": [{"name": "add", "input_schema": SCHEMA}, {"type": "web_search_20250305", "name": "web_search"}],
+    "tool_choice": {"type": "tool", "name": "add"}, "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}  # fmt: skip
 BODIES = {
     "/v1/chat/completions": {
         **COMMON, "messages": MESSAGES, "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 2,
@@ -47,12 +61,19 @@ BODIES = {
     "/v1/responses": {
         "model": "tiny", "input": [{"role": "user", "content": [{"type": "input_text", "text": "the cat"}]},
         {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "3"}], "instructions": "be kind",
+        {"type": "function_call_output", "call_id": "1", "output": "3"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "3"}]}],
+        "instructions": "be kind", "client_metadata": {"a": "b"},
         "max_output_tokens": 3, "temperature": 0.5,
-        "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
+        "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}, {"type": "web_search"},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "x"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}]}],
         "tool_choice": {"type": "function", "name": "add"}, "text": {"format": {"type": "text"}},
         "reasoning": {"effort": "low"}, "stream": True, "store": False, "include": [],
     },
+    "/v1/messages": ASKED,
+    "/v1/messages/count_tokens": ASKED,
     "/tokenize": {"prompt": "the cat", "messages": MESSAGES, "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6, 7]},
 }  # fmt: skip
@@ -162,8 +183,9 @@ def problem(reply):
             return "no error object"
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-        ended = events[-1:] == ["[DONE]"] or '"type": "response.' in (events or [""])[-1]
-        if not ended or any("server_error" in event for event in events):
+        last = (events or [""])[-1]
+        ended = last == "[DONE]" or '"type": "response.' in last or '"type": "message_stop"' in last
+        if not ended or any(error in event for event in events for error in ("server_error", "api_error")):
             return "a stream that failed"
     return ""
 

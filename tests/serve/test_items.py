@@ -112,7 +112,7 @@ def test_structured_output(client, choice):
     ({"background": True}, "background"),
     ({"include": ["message.output_text.logprobs"]}, "include.0: Input should be 'reasoning.encrypted_content'"),
     ({"truncation": "auto"}, "truncation"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ({"tools": [{"type": "file_search"}]}, "tools.0: Input tag 'file_search'"),
     ({"input": []}, "input is empty"),
     ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0 is of type 'item_reference'"),

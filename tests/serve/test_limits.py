@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from paceline.core.request import overlap
 from paceline.errors import PacelineError
 from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
-from paceline.serve.guard import parsed, public
+from paceline.serve.guard import parsed
+from paceline.serve.said import public
 from paceline.serve.settings import Limits, Refused
 from paceline.serve.structure import Grammars
 from tests.pairs import paired

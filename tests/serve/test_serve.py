@@ -23,9 +23,9 @@ from paceline.draft.base import Drafter, DraftTree
 from paceline.engine.engine import Engine
 from paceline.errors import RowError
 from paceline.serve.fields import Tool
-from paceline.serve.guard import shown_drafts
 from paceline.serve.metrics import Metrics
 from paceline.serve.responses import speculation
+from paceline.serve.said import shown_drafts
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
 from paceline.workbench.servers import Drafting, Request, Server, send

@@ -7,7 +7,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve.app import Server, _plain
+from paceline.serve.chats import Chats, _plain
 from paceline.workbench.tool_calls import prepared
 from tests import models, native
 from tests.serve.live import engine, serving, spelled
@@ -51,10 +51,10 @@ def writes(monkeypatch):
     """Says what the model writes next. Nothing is drafted, so that it comes in small pieces."""
 
     def script(text):
-        def grammar(server, *_):
-            return SimpleNamespace(allowed=spelled(server.grammars, text).allowed)
+        def grammar(chats, *_):
+            return SimpleNamespace(allowed=spelled(chats.grammars, text).allowed)
 
-        monkeypatch.setattr(Server, "grammar", grammar)
+        monkeypatch.setattr(Chats, "grammar", grammar)
 
     return script
 

@@ -1,5 +1,6 @@
 """Endpoints: servers, started servers and engines of this process answer alike."""
 
+import subprocess
 import sys
 
 import pytest
@@ -111,3 +112,18 @@ def test_a_server_that_ends_at_once_says_why(tmp_path):
         raise AssertionError("it has not started")
     with pytest.raises(PacelineError, match="cannot be started"), Started("no-such-program"):
         raise AssertionError("it has not started")
+
+
+def test_an_engine_of_this_process_needs_no_http():
+    """It is asked where FastAPI and what counts for Prometheus are not installed."""
+    script = """
+import sys
+for name in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
+    sys.modules[name] = None
+from paceline import Engine
+from paceline.serve.local import Local
+with Local(Engine("models/demo")) as local:
+    print(local.ask([{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True}])[0].usage)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "'completion_tokens': 2" in done.stdout, done.stderr[-2000:]

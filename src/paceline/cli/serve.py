@@ -1,4 +1,4 @@
-"""`paceline serve`: an OpenAI-compatible server."""
+"""`paceline serve`: a server of OpenAI's and Anthropic's APIs."""
 
 import gc
 import logging
@@ -53,7 +53,9 @@ def serve(
         "Origin of web pages that may ask this server, such as https://chat.example; * allows all.",
         names=("--cors",),
     ),
-    name: str | None = option(None, "The model's name in answers; by default the folder's."),
+    name: list[str] | None = option(
+        None, "The model's name in answers; by default the folder's. More names are taken too; * takes any."
+    ),
     max_batch: int = option(16, "Largest number of requests answered at once.", least=1),
     max_slowdown: float = option(
         4.0,
@@ -75,7 +77,7 @@ def serve(
     ),
     quiet: bool = option(False, "Do not print a line for each finished request.", names=("--quiet", "-q")),
 ) -> int:
-    """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
+    """Serve a model with OpenAI's and Anthropic's APIs: chats, texts, streams, tools, JSON schemas, Predicted Outputs.
 
     \b
     paceline serve
@@ -88,10 +90,10 @@ def serve(
     import uvicorn
 
     from paceline.draft.registry import by_request
-    from paceline.serve.app import create_app
     from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
+    from paceline.serve.routes import create_app
     from paceline.workbench.worker import Worker, in_passing
 
     environment = os.environ.get("PACELINE_API_KEY")
@@ -99,9 +101,12 @@ def serve(
         note = "--api-key can be read by all users of this machine (ps shows it): set PACELINE_API_KEY instead"
         print(f"warning: {note}", file=sys.stderr, flush=True)
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
+    given = name or []
+    shown = [one for one in given if one != "*"] or [Path(model).expanduser().resolve().name]
     settings = replace(
         settings,
-        model=name or Path(model).expanduser().resolve().name,
+        model=shown[0],
+        also=tuple(given),
         api_keys=tuple(api_key or ([] if environment is None else [environment])),
         drafts=names,
         protect_all=protect_all,

@@ -2,14 +2,60 @@
 
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters."""
 
-from typing import Annotated, Any, Literal, Self
+from copy import deepcopy
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SkipValidation,
+    ValidationError,
+    model_validator,
+)  # fmt: skip
 
 from paceline.core.sampling import SamplingParams, token_id
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
+from paceline.serve.said import once
 from paceline.serve.settings import Refused
+
+IMAGE = "[an image, which this model cannot read]"
+"""What stands for an image in a tool's output."""
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -> Fields:
+    """The fields of a JSON object; Refused, with the first thing that is wrong. lenient: fields that are not known are
+    left out, and named once."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+    if lenient and len(unknown) == len(errors):
+        return validated(kind, _without(body, unknown), lenient)
+    where = ".".join(map(str, first["loc"])) or "the body"
+    if first["type"] == "extra_forbidden":
+        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
+    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
+
+
+def _without(body: dict[str, Any], places: list[tuple[int | str, ...]]) -> dict[str, Any]:
+    """A body without what stands at some places. What a place leads through is a key, an index, or the name of a
+    union's member, which the body does not have."""
+    made = deepcopy(body)
+    for place in places:
+        at: Any = made
+        for step in place[:-1]:
+            known = step in at if isinstance(at, dict) else isinstance(step, int) and isinstance(at, list)
+            at = at[step] if known else at
+        at.pop(place[-1], None)
+        once(f"{shortened('.'.join(map(str, place)))} is not a field that this server supports, and is ignored")
+    return made
 
 
 class Strict(BaseModel):
@@ -94,6 +140,7 @@ class Function(Strict):
 class Tool(Strict):
     type: Literal["function"]
     function: Function
+    cache_control: dict[str, Any] | None = None  # what begins alike is reused without a mark
 
 
 class FunctionName(Strict):
@@ -113,6 +160,22 @@ class Allowed(Strict):
 class AllowedTools(Strict):
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
+
+
+class Reasoning(Strict):
+    """How much an answer is to think, as OpenAI's Responses and routers ask."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    summary: Literal["auto", "none"] | None = None
+
+
+class Thinking(Strict):
+    """The same, as Anthropic's API and others ask. The budget is a wish: a model thinks as long as it does."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
 
 
 PARAMETERS = (
@@ -157,6 +220,8 @@ class Common(Strict):
     store: bool | None = None
     # What asks for nothing else than there is.
     service_tier: Literal["auto", "default"] | None = None
+    cache_prompt: Literal[True] | None = None
+    cache_control: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
@@ -216,7 +281,10 @@ class Conversation(Strict):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedTools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
     enable_thinking: bool | None = None
+    verbosity: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
@@ -228,6 +296,22 @@ class Conversation(Strict):
             needs = "an assistant's last message, and add_generation_prompt false"
             raise Refused(f"continue_final_message needs {needs}", "continue_final_message")
         return self
+
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        """(field that says so, how much an answer is to think); None: as the template has it."""
+        if self.reasoning_effort is None and self.reasoning is not None and self.reasoning.enabled is not False:
+            return "reasoning", self.reasoning.effort
+        return "reasoning_effort", self.reasoning_effort
+
+    @property
+    def thinks(self) -> tuple[str, bool | None]:
+        """(field that says so, whether an answer is to think); None: as the template has it."""
+        if self.enable_thinking is None and self.thinking is not None:
+            return "thinking", {"enabled": True, "disabled": False, "adaptive": None}[self.thinking.type]
+        if self.enable_thinking is None and self.reasoning is not None and self.reasoning.enabled is not None:
+            return "reasoning", self.reasoning.enabled
+        return "enable_thinking", self.enable_thinking
 
     @property
     def turns(self) -> dict[str, bool]:

@@ -10,7 +10,7 @@ import hmac
 import re
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -19,13 +19,15 @@ from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError, shortened
 from paceline.jsonl import NotJSON, loads
+from paceline.serve.fields import validated
+from paceline.serve.said import problem, problem_of_messages, readable
 from paceline.serve.settings import Limits, Refused, Settings
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
@@ -34,13 +36,17 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
 """Routes that need no key, unless all are protected."""
+MESSAGES = "/v1/messages"
+"""What is in the paths of Anthropic's API."""
 ELSEWHERE = {
     "/v1/embeddings": "this server writes text and makes no embeddings; ask a server with a model for them",
 }
 """What is said of routes that clients look for in vain."""
 MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read; a client may hold a quarter of them
 HEAD = 64 << 10  # most bytes of a request's first line and headers
-ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
+ONCE = (
+    b"host", b"origin", b"authorization", b"x-api-key", b"content-length", b"content-type", b"content-encoding",
+)  # fmt: skip
 """Headers that mean one thing: where there are two, a proxy may have read the other one."""
 LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
 MOST_HEAVY = 64  # requests whose preparation may wait for a thread
@@ -48,6 +54,19 @@ MOST_HEAVY = 64  # requests whose preparation may wait for a thread
 
 class Gone(Exception):
     """The client has left."""
+
+
+async def while_there(http: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. If the client leaves first, it is cancelled, and Gone is raised."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=0.5)
+            if not task.done() and await http.is_disconnected():
+                raise Gone
+        return task.result()
+    finally:
+        task.cancel()
 
 
 KINDS: dict[type[Exception], tuple[int, str]] = {
@@ -65,34 +84,29 @@ HEADERS = {
 """Headers of refusals, by status."""
 
 
-def problem(error: Exception, kind: str) -> dict[str, Any]:
-    """An error object in OpenAI's shape."""
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
-
-
-def refused(error: Exception) -> JSONResponse:
-    """The answer to a request that was refused, or ended by the server."""
+def refused(error: Exception, path: str = "") -> JSONResponse:
+    """The answer to a request of a path that was refused, or ended by the server."""
     own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
     status, kind = KINDS.get(type(error), own)
-    return JSONResponse(problem(error, kind), status, headers=HEADERS.get(status))
+    body = problem_of_messages(str(error), status) if MESSAGES in path else problem(error, kind)
+    return JSONResponse(body, status, headers=HEADERS.get(status))
 
 
 def add_errors(app: FastAPI) -> None:
-    """Answer every refusal with an error object in OpenAI's shape."""
+    """Answer every refusal with an error object in the shape of the API that was asked."""
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
         path = str(http.scope["path"])
         what = ELSEWHERE.get(path, error.detail)
-        said = Refused(f"{http.method} {shortened(path)}: {what}", status=error.status_code)
-        body = problem(said, said.kind)
-        body["error"]["message"] = readable(str(said))  # the path of a route, not of the disk
-        return JSONResponse(body, said.status)
+        made = refused(Refused(what, status=error.status_code), path)
+        body = loads(bytes(made.body))
+        body["error"]["message"] = readable(f"{http.method} {shortened(path)}: {what}")  # a route, no path of the disk
+        return JSONResponse(body, made.status_code)
 
     @app.exception_handler(PacelineError)
     async def of_ours(http: Request, error: PacelineError) -> JSONResponse:
-        return refused(error)
+        return refused(error, str(http.scope["path"]))
 
     @app.exception_handler(Gone)
     async def gone(http: Request, error: Gone) -> Response:
@@ -101,30 +115,8 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(http: Request, error: Exception) -> JSONResponse:
         """The log has the traceback."""
-        return refused(EngineFailed("the server failed at this request; its log says why"))
-
-
-_PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
-"""The folders of an absolute path with at least two parts; not those of a URL."""
-
-
-def public(message: str) -> str:
-    """An error's message as strangers may read it: without folders of the server's disk."""
-    return _PATH.sub("", readable(message))
-
-
-def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
-    """Specs by the names under which strangers see them: without the folders of checkpoints and files."""
-    names: dict[str, str] = {}
-    for spec in specs:
-        name = re.sub(r"[^\s:|+,;=\"]*/(?=[^/])", "", spec)
-        names[name if name not in names else f"{name}#{len(names)}"] = spec
-    return names
-
-
-def readable(message: str) -> str:
-    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
-    return message.encode("utf-8", "replace").decode()
+        why = "the server failed at this request; its log says why"
+        return refused(EngineFailed(why), str(http.scope["path"]))
 
 
 class Guard:
@@ -146,7 +138,7 @@ class Guard:
             await send(message)
 
         error = self.refusal(scope)
-        await (self.app if error is None else refused(error))(scope, receive, numbered)
+        await (self.app if error is None else refused(error, str(scope["path"])))(scope, receive, numbered)
 
     def refusal(self, scope: Scope) -> Refused | None:
         """The error for a request that no route is to see."""
@@ -158,10 +150,10 @@ class Guard:
         names = [name for name, _ in scope["headers"]]
         if twice := next((name for name in ONCE if names.count(name) > 1), None):
             return Refused(f"the header {twice.decode()} is there twice; send it once")
-        client = self._client(headers.get(b"authorization", b""))
+        client = self._client(headers)
         scope.setdefault("state", {})["client"] = client
         if not self._is_open(scope) and not client:
-            message = "the key is missing or wrong: send Authorization: Bearer KEY"
+            message = "the key is missing or wrong: send Authorization: Bearer KEY, or x-api-key: KEY"
             return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
         if not self.settings.api_keys and (foreign := self._foreign(headers)):
             return Refused(foreign, status=403)
@@ -197,12 +189,14 @@ class Guard:
             return f"{what}: start it with --cors {shortened(origin)}, or with an --api-key"
         return ""
 
-    def _client(self, authorization: bytes) -> str:
+    def _client(self, headers: dict[bytes, bytes]) -> str:
         """A name for whoever has this key, the same after a restart; "" without a key of ours."""
-        scheme, _, given = authorization.partition(b" ")
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = [bearer.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
+        keys = [key.encode() for key in self.settings.api_keys]
         # All are compared, so that the time says nothing.
-        matches = [hmac.compare_digest(given.strip(), key.encode()) for key in self.settings.api_keys]
-        return sha256(given.strip()).hexdigest() if scheme.lower() == b"bearer" and any(matches) else ""
+        matches = [one for one in given for key in keys if hmac.compare_digest(one, key)]
+        return sha256(matches[0]).hexdigest() if matches else ""
 
 
 def _is_ip(name: str) -> bool:
@@ -236,7 +230,8 @@ class Bodies:
                     hold(self.settings.max_body)  # it is not known yet how many bytes are in it
                     raw = await self.worked(len(raw), lambda: unpacked(raw, self.settings.max_body))
                 http.state.size = len(raw)
-                return await self.worked(len(raw), lambda: parsed(kind, raw, self.settings.limits))
+                limits, lenient = self.settings.limits, self.settings.lenient
+                return await self.worked(len(raw), lambda: parsed(kind, raw, limits, lenient))
 
         return read
 
@@ -308,8 +303,8 @@ def unpacked(raw: bytes, most: int) -> bytes:
     return body
 
 
-def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
-    """The fields of a body; Refused, with the first thing that is wrong."""
+def parsed(kind: type[Fields], raw: bytes, limits: Limits, lenient: bool = False) -> Fields:
+    """The fields of a body; Refused, with the first thing that is wrong. lenient: as in `validated`."""
     limits.check_raw(raw)
     try:
         body = loads(raw, parse_constant=_constant, once=True)
@@ -318,21 +313,9 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
     if not isinstance(body, dict):
         raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
     limits.check(body)
-    fields = validated(kind, body)
+    fields = validated(kind, body, lenient)
     limits.check_numbers(fields)
     return fields
-
-
-def validated(kind: type[Fields], body: dict[str, Any]) -> Fields:
-    """The fields of a JSON object; Refused, with the first thing that is wrong."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the body"
-    if first["type"] == "extra_forbidden":
-        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
-    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
 
 
 def _constant(name: str) -> NoReturn:

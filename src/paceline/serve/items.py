@@ -3,26 +3,24 @@
 Nothing is kept between requests: what would need that, such as `previous_response_id`, is refused by name."""
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from time import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.core.request import Completion
+from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
-from paceline.serve.fields import ChatRequest, JsonSchema, Seed, Strict
-from paceline.serve.guard import public, validated
-from paceline.serve.reading import Piece
+from paceline.jsonl import loads
+from paceline.serve.chats import Chats, Event, Form, Parts
+from paceline.serve.fields import IMAGE, ChatRequest, JsonSchema, Reasoning, Seed, Strict, validated
+from paceline.serve.reading import Piece, Reader
 from paceline.serve.responses import usage
+from paceline.serve.said import once, public
 from paceline.serve.settings import Refused
-from paceline.workbench.worker import EngineFailed, Job, Unavailable
-
-if TYPE_CHECKING:
-    from paceline.serve.app import Server
+from paceline.workbench.worker import Job
 
 
 class TextFormat(JsonSchema):
@@ -31,12 +29,7 @@ class TextFormat(JsonSchema):
 
 class Text(Strict):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Reasoning(Strict):
-    effort: str | None = None
-    summary: Literal["auto"] | None = None
+    verbosity: str | None = None
 
 
 class FlatTool(Strict):
@@ -45,10 +38,55 @@ class FlatTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None  # it is offered at once
+    cache_control: dict[str, Any] | None = None
+
+
+class CustomFormat(Strict):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(Strict):
+    """A tool that takes a text. The model reads it as a function with one text."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    def flat(self) -> FlatTool:
+        """It as a function. A call whose arguments are anything else is none."""
+        said = [self.description]
+        if self.format is not None and self.format.type == "grammar":
+            said.append(f"The input has to fit this {self.format.syntax} grammar:\n{self.format.definition}")
+        described = "\n".join(filter(None, said))
+        return FlatTool(type="function", name=self.name, description=described, parameters=INPUT, strict=True)
+
+
+class Namespace(Strict):
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[Annotated[FlatTool | CustomTool, Field(discriminator="type")]]
+
+
+class Elsewhere(BaseModel):
+    """A tool that OpenAI runs itself, or that only its own models know. It is left out, and named once."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["web_search", "web_search_preview", "tool_search", "local_shell", "image_generation"]
+
+
+INPUT = {
+    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False,
+}  # fmt: skip
+"""Schema of the arguments of a custom tool."""
 
 
 class FlatName(Strict):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -71,7 +109,7 @@ class ItemsRequest(Strict):
     top_p: float | None = None
     top_k: int | None = None
     seed: Seed = None
-    tools: list[FlatTool] | None = None
+    tools: list[Annotated[FlatTool | CustomTool | Namespace | Elsewhere, Field(discriminator="type")]] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatName | FlatAllowed | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None
@@ -86,6 +124,7 @@ class ItemsRequest(Strict):
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
@@ -98,20 +137,43 @@ class ItemsRequest(Strict):
                 "store", "chat_template_kwargs", "enable_thinking")  # fmt: skip
         given: dict[str, Any] = {name: getattr(self, name) for name in same}
         given |= {"messages": self._messages(), "max_tokens": self.max_output_tokens}
-        given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort
+        given["reasoning"] = self.reasoning and self.reasoning.model_dump(exclude_none=True)
         if self.tools is not None:
-            given["tools"] = [_nested(tool.model_dump(exclude_none=True)) for tool in self.tools]
+            own = {"description", "parameters", "strict"}
+            named = [(name, one.tool.model_dump(include=own, exclude_none=True)) for name, one in self.offered.items()]
+            given["tools"] = [_function({"name": name, **tool}) for name, tool in named]
         choice = self.tool_choice
         if isinstance(choice, FlatAllowed):
-            names = [_nested(one.model_dump()) for one in choice.tools]
+            names = [_function({"name": one.name}) for one in choice.tools]
             given["tool_choice"] = {"type": choice.type, choice.type: {"mode": choice.mode, "tools": names}}
         else:
-            given["tool_choice"] = _nested(choice.model_dump()) if isinstance(choice, FlatName) else choice
+            given["tool_choice"] = _function({"name": choice.name}) if isinstance(choice, FlatName) else choice
         if self.text is not None and self.text.format is not None:
             form = self.text.format.model_dump(by_alias=True, exclude_none=True)
             kind = form.pop("type")
             given["response_format"] = {"type": kind} | ({"json_schema": form} if kind == "json_schema" else {})
+        given["verbosity"] = self.text and self.text.verbosity
         return validated(ChatRequest, given)
+
+    @cached_property
+    def offered(self) -> dict[str, "Offered"]:
+        """The functions by the names that the model knows. One of a namespace has its own name, and that of the
+        namespace before it where another function is called the same."""
+        made: dict[str, Offered] = {}
+        for tool in self.tools or []:
+            if isinstance(tool, Elsewhere):
+                once(f"tools of type {tool.type!r} cannot run here, and are left out")
+                continue
+            for one in tool.tools if isinstance(tool, Namespace) else [tool]:
+                space = tool.name if isinstance(tool, Namespace) else None
+                name = f"{space.removesuffix('__')}__{one.name}" if space and one.name in made else one.name
+                made[name] = Offered(one.flat() if isinstance(one, CustomTool) else one, one.type == "custom", space)
+        return made
+
+    def name_of(self, name: str, space: Any) -> str:
+        """The name by which the model knows a function of a namespace, or of none."""
+        known = (shown for shown, one in self.offered.items() if (one.tool.name, one.space) == (name, space))
+        return next(known, name)
 
     def _messages(self) -> list[dict[str, Any]]:
         """The items as messages; what belongs to one turn of the assistant is one message."""
@@ -121,7 +183,7 @@ class ItemsRequest(Strict):
         made = [{"role": "system", "content": self.instructions}] if self.instructions else []
         own: dict[str, Any] | None = None  # the turn of the assistant that is not over
         for i, item in enumerate(items):
-            part = _message(item, f"input.{i}")
+            part = _message(item, f"input.{i}", self.name_of)
             if part["role"] != "assistant":
                 own = None
                 made.append(part)
@@ -134,26 +196,37 @@ class ItemsRequest(Strict):
         return made
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+class Offered(NamedTuple):
+    """A function as the model reads it; whether its calls are answered with a text; and the namespace it came in."""
+
+    tool: FlatTool
+    is_custom: bool
+    space: str | None
+
+
+def _function(flat: dict[str, Any]) -> dict[str, Any]:
     """A function as chats have it."""
-    return {"type": flat.pop("type"), "function": flat}
+    return {"type": "function", "function": flat}
 
 
-def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(item: dict[str, Any], where: str, name_of: Callable[[str, Any], str]) -> dict[str, Any]:
     """An item as a message, or as a part of an assistant's; Refused for what is neither."""
     kind = item.get("type", "message")
     if kind == "message" and isinstance(item.get("role"), str):
         return {"role": item["role"], "content": _text(item.get("content"), where)}
-    if kind == "function_call":
-        function = {"name": _field(item, "name", where), "arguments": _field(item, "arguments", where)}
-        call = {"id": _field(item, "call_id", where), "type": "function", "function": function}
+    if kind in ("function_call", "custom_tool_call"):
+        name = name_of(_field(item, "name", where), item.get("namespace"))
+        arguments = _field(item, "input" if kind == "custom_tool_call" else "arguments", where)
+        if kind == "custom_tool_call":
+            arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+        call = {"id": _field(item, "call_id", where), **_function({"name": name, "arguments": arguments})}
         return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = _text(item.get("output"), where)
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = _text(item.get("output"), where, images=True)
         return {"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": output}
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _text(item.get("content") or item.get("summary"), where)}
-    known = "a message with a role, function_call, function_call_output or reasoning"
+    known = "a message with a role, a function_call or custom_tool_call, the output of one, or reasoning"
     raise Refused(f"{where} is of type {shortened(repr(kind))}; it can be {known}", "input")
 
 
@@ -163,16 +236,21 @@ def _field(item: dict[str, Any], name: str, where: str) -> str:
     return str(item[name])
 
 
-def _text(content: Any, where: str) -> str:
-    """A content as one text."""
+def _text(content: Any, where: str, *, images: bool = False) -> str:
+    """A content as one text. images: a line stands for each, since the model cannot read them; else they are refused,
+    as what a person asks about must not be passed over."""
     if content is None or isinstance(content, str):
         return content or ""
-    kinds = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+    kinds, texts = ("input_text", "output_text", "reasoning_text", "summary_text", "text"), []
     for part in content if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else part
+        kind = part.get("type") if isinstance(part, dict) else part
+        if images and kind == "input_image":
+            texts.append(IMAGE)
+        elif kind in kinds and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
             raise Refused(f"{where}: content of type {shortened(str(kind), 80)} is not supported; give text", "input")
-    return "".join(part["text"] for part in content)
+    return "".join(texts)
 
 
 # What goes back -------------------------------------------------------------------------------------------------------
@@ -180,67 +258,64 @@ def _text(content: Any, where: str) -> str:
 PARTS = {"content": "output_text", "reasoning": "reasoning_text"}
 
 
-class Items:
-    """Puts the pieces of an answer together as items, and says each step as an event of a stream."""
+class Items(Parts):
+    """The items of an answer, and the events of a stream. offered: the functions, by the names the model knows."""
 
-    def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self._kind = ""  # of the item that is open
-        self._said = ""
+    def __init__(self, offered: Mapping[str, Offered]) -> None:
+        super().__init__()
+        self.items: list[Event] = []
+        self._offered = offered
 
-    def push(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """The events of more pieces."""
-        events = []
-        for kind, text, _ in pieces:
-            if kind == "call":
-                events += [*self.close("incomplete"), *self._open("call", {"name": text, "arguments": ""})]
-            elif kind == "called":
-                events += self.close()
-            elif kind == "arguments":
-                events.append(self._event("function_call_arguments.delta", delta=text))
-                self._said += text
-            else:
-                if self._kind != kind:
-                    events += [*self.close("incomplete"), *self._open(kind, {})]
-                more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
-                events.append(self._event(f"{PARTS[kind]}.delta", content_index=0, delta=text, **more))
-                self._said += text
+    def opened(self, kind: str, name: str) -> list[Event]:
+        # Templates of Mistral take ids of calls of nine letters and digits only.
+        begun: dict[str, Event] = {
+            "call": {"call_id": uuid4().hex[:9], **self._call(name)},
+            "content": {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "content": []},
+            "reasoning": {"id": f"rs_{uuid4().hex}", "type": "reasoning", "summary": [], "content": []},
+        }
+        self.items.append(begun[kind] | {"status": "in_progress"})
+        events = [self._event("output_item.added", item=dict(self.items[-1]))]
+        if kind != "call":
+            events.append(self._event("content_part.added", content_index=0, part=_part(kind, "")))
         return events
 
-    def close(self, status: str = "completed") -> list[dict[str, Any]]:
-        """The events that end the open item, if there is one. status: of a call that is not whole."""
-        kind, text, self._kind, self._said = self._kind, self._said, "", ""
-        if not kind:
-            return []
+    def _call(self, name: str) -> Event:
+        """A call that begins, under the name that its client gave the function."""
+        one = self._offered.get(name)
+        space = {"namespace": one.space} if one and one.space is not None else {}
+        known = {"name": one.tool.name if one else name, **space}
+        if one and one.is_custom:
+            return {"id": f"ctc_{uuid4().hex}", "type": "custom_tool_call", **known, "input": ""}
+        return {"id": f"fc_{uuid4().hex}", "type": "function_call", **known, "arguments": ""}
+
+    def added(self, text: str) -> list[Event]:
+        if self.items[-1]["type"] == "custom_tool_call":
+            return []  # its text is read from the arguments, which come whole
+        if self.kind == "call":
+            return [self._event("function_call_arguments.delta", delta=text)]
+        more: Event = {"logprobs": []} if self.kind == "content" else {}
+        return [self._event(f"{PARTS[self.kind]}.delta", content_index=0, delta=text, **more)]
+
+    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
         item = self.items[-1]
-        item["status"] = status if kind == "call" else "completed"
-        if kind == "call":
+        item["status"] = "completed" if whole else "incomplete"
+        if item["type"] == "custom_tool_call":
+            item["input"] = given = loads(text)["input"] if whole else text
+            part = "custom_tool_call_input"
+            events = [self._event(f"{part}.delta", delta=given), self._event(f"{part}.done", input=given)]
+        elif kind == "call":
             item["arguments"] = text
             events = [self._event("function_call_arguments.done", name=item["name"], arguments=text)]
         else:
             item["content"] = [_part(kind, text)]
-            more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
+            more: Event = {"logprobs": []} if kind == "content" else {}
             events = [
                 self._event(f"{PARTS[kind]}.done", content_index=0, text=text, **more),
                 self._event("content_part.done", content_index=0, part=item["content"][0]),
             ]
         return [*events, self._event("output_item.done", item=item)]
 
-    def _open(self, kind: str, more: dict[str, Any]) -> list[dict[str, Any]]:
-        self._kind = kind
-        # Templates of Mistral take ids of calls of nine letters and digits only.
-        begun: dict[str, Any] = {
-            "call": {"id": f"fc_{uuid4().hex}", "type": "function_call", "call_id": uuid4().hex[:9], **more},
-            "content": {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "content": []},
-            "reasoning": {"id": f"rs_{uuid4().hex}", "type": "reasoning", "summary": [], "content": []},
-        }[kind]
-        self.items.append(begun | {"status": "in_progress"})
-        events = [self._event("output_item.added", item=dict(self.items[-1]))]
-        if kind != "call":
-            events.append(self._event("content_part.added", content_index=0, part=_part(kind, "")))
-        return events
-
-    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+    def _event(self, kind: str, **more: Any) -> Event:
         place = {"output_index": len(self.items) - 1}
         if "item" not in more:
             place["item_id"] = self.items[-1]["id"]
@@ -252,17 +327,18 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return made | ({"annotations": [], "logprobs": []} if kind == "content" else {})
 
 
-class Answer:
-    """The response object of one request, as it stands."""
+class Answer(Form):
+    """The response object of one request, as it stands, and its events."""
 
-    def __init__(self, server: "Server", asked: ItemsRequest):
-        self._server, self._out = server, Items()
+    def __init__(self, chats: Chats, asked: ItemsRequest):
+        self._tokenizer, self._out, self._number = chats.tokenizer, Items(asked.offered), 0
         given = asked.model_dump(by_alias=True)
         own = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
-        tools = [{"description": None, "parameters": None, "strict": False, **tool} for tool in given["tools"] or []]
+        absent = {"function": {"description": None, "parameters": None, "strict": False}}
+        tools = [{**absent.get(tool["type"], {}), **tool} for tool in given["tools"] or []]
         self.facts: dict[str, Any] = {
             "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()),
-            "model": server.settings.model,
+            "model": chats.settings.model,
             **{name: given[name] for name in own}, "metadata": asked.metadata or {},
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
@@ -274,9 +350,10 @@ class Answer:
             "previous_response_id": None, "incomplete_details": None, "error": None,
         }  # fmt: skip
 
-    def push(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """The events of more pieces."""
-        return self._out.push(pieces)
+    def whole(self, done: Completion, reader: Reader) -> dict[str, Any]:
+        """The object of a whole answer, without calls that are broken."""
+        self._out.take(done, reader)
+        return self.now(done)
 
     def now(self, done: Completion | None = None) -> dict[str, Any]:
         """The object; done: the answer, once it is over."""
@@ -291,67 +368,37 @@ class Answer:
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": len(self._server.tokenizer.encode_text(thought))},
+            "output_tokens_details": {"reasoning_tokens": len(self._tokenizer.encode_text(thought))},
             "total_tokens": counts["total_tokens"],
         }
         ended = {"status": status.get(reason, "cancelled"), "output": self._out.items, "usage": used}
         return {**self.facts, **ended, "incomplete_details": why}
 
-    def end(self) -> list[dict[str, Any]]:
-        """The events that end what is open."""
-        return self._out.close("incomplete")
+    def begin(self) -> str:
+        kinds = ("created", "in_progress")
+        return self._events({"type": f"response.{kind}", "response": self.now()} for kind in kinds)
 
+    async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
+        return self._events(self._out.push(pieces))
 
-def add_responses(app: FastAPI, server: "Server") -> None:
-    """Add the route /v1/responses."""
+    def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
+        events = [*self._out.push(pieces), *self._out.close(whole=False)]
+        made = self.now(done)
+        kind = "completed" if made["status"] == "completed" else "incomplete"
+        return self._events([*events, {"type": f"response.{kind}", "response": made}])
 
-    @app.post("/v1/responses")
-    async def responses(http: Request, asked: ItemsRequest = Depends(server.bodies.of(ItemsRequest))) -> Response:
-        """OpenAI's responses: text, streams, functions and structured output, without anything that is kept."""
-        request = await server.bodies.worked(http.state.size, asked.chat)
-        prompt, jobs = await server.ask(http, request, None)
-        reader, answer = server.reader(request, prompt), Answer(server, asked)
-        if asked.stream:
-            events = _numbered(_events(server, jobs, reader, answer))
-            return StreamingResponse(events, media_type="text/event-stream")
-        (done,) = await server.finished(http, jobs)
-        pieces = [*reader.push(done.text), *reader.end()]
-        whole = {piece.number for piece in pieces if piece.kind == "called"}
-        answer.push(piece for piece in pieces if piece.kind in PARTS or piece.number in whole)
-        answer.end()
-        return JSONResponse(answer.now(done))
+    def over(self) -> str:
+        return ""
 
-
-async def _numbered(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    number = 0
-    async for event in events:
-        data = json.dumps({**event, "sequence_number": number}, ensure_ascii=False)
-        yield f"event: {event['type']}\ndata: {data}\n\n"
-        number += 1
-
-
-async def _events(server: "Server", jobs: list[Job], reader: Any, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-    (job,) = jobs
-    try:
-        for kind in ("created", "in_progress"):
-            yield {"type": f"response.{kind}", "response": answer.now()}
-        async for delta in job:
-            for event in answer.push(reader.push(delta.text)):
-                yield event
-        done = job.completion
-        if done.finish_reason == "error":
-            raise EngineFailed(done.error)
-        for event in (*answer.push(reader.end()), *answer.end()):
-            yield event
-        made = answer.now(done)
-        yield {"type": f"response.{'completed' if made['status'] == 'completed' else 'incomplete'}", "response": made}
-        server.note(jobs)
-    except PacelineError as error:
-        for event in answer.end():
-            yield event
+    def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
+        events = self._out.close(whole=False)
         failed = {"status": "failed", "error": {"code": "server_error", "message": public(str(error))}}
-        yield {"type": "response.failed", "response": answer.now() | failed}
-        if isinstance(error, Unavailable):
-            server.note(jobs)
-    finally:
-        server.abort(jobs)
+        return self._events([*events, {"type": "response.failed", "response": self.now() | failed}])
+
+    def _events(self, events: Iterable[dict[str, Any]]) -> str:
+        made = ""
+        for event in events:
+            data = json.dumps({**event, "sequence_number": self._number}, ensure_ascii=False)
+            made += f"event: {event['type']}\ndata: {data}\n\n"
+            self._number += 1
+        return made

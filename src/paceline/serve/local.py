@@ -1,20 +1,16 @@
-"""Local: an engine of this process as an endpoint. It reads bodies and writes answers as our server does."""
+"""Local: an engine of this process as an endpoint. It reads bodies and answers them as our server does."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
-from typing import Any
-
-from fastapi import Request
 
 from paceline import __version__
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.serve.app import Server
-from paceline.serve.fields import ChatRequest, TextRequest
-from paceline.serve.guard import validated
+from paceline.serve.chats import Chats
+from paceline.serve.fields import ChatRequest, TextRequest, validated
+from paceline.serve.responses import styles_of, whole
 from paceline.serve.settings import Settings
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.endpoint import Body, Endpoint
@@ -41,7 +37,7 @@ class Local(Endpoint):
         self.engine, self.name, self.model = engine, name or engine.drafter.name, engine.target.name
         self.facts = {"engine": f"paceline {__version__}", "dtype": str(engine.target.dtype).removeprefix("torch.")}
         self._worker = Worker(engine, WAITING)
-        self._server = Server(self._worker, Settings(model=self.model, drafts=tuple(drafts)))
+        self._chats = Chats(self._worker, Settings(model=self.model, drafts=tuple(drafts)))
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
         """As every endpoint's. Requests that are asked together join and leave as the engine has it."""
@@ -50,22 +46,15 @@ class Local(Endpoint):
     async def complete(self, body: Body) -> Completion:
         completion = Completion()
         asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        who = {"client": str(body.get("user") or ""), "size": 0}
-        http = Request({"type": "http", "headers": [], "state": who}, _nothing)
         try:
-            if "messages" in body:
-                response = await self._server.chat(http, validated(ChatRequest, asked))
-            else:
-                response = await self._server.text(http, validated(TextRequest, asked))
+            request = validated(ChatRequest if "messages" in body else TextRequest, asked)
+            prompted = self._chats.prompted(request)
+            submitted = self._chats.submit(request, prompted, str(body.get("user") or ""))
+            styles = styles_of(self._chats, request, prompted)
+            completion.take(await whole(self._chats, styles, submitted, dict))
         except PacelineError as error:
             raise CompletionError(f"{self.name} cannot answer this request: {error}") from None
-        completion.take(json.loads(bytes(response.body)))
         return completion
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._worker.stop, STOP_SECONDS)
-
-
-async def _nothing() -> Any:
-    """What a client sends that stays: no message."""
-    await asyncio.Event().wait()

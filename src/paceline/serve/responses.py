@@ -3,22 +3,26 @@ speculation. A stream is the role, pieces, how it ended, usage, [DONE]."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from paceline.core.request import Completion, Delta, RowStats
 from paceline.core.sampling import TokenLogprob
 from paceline.errors import PacelineError
 from paceline.serve import reading
-from paceline.serve.fields import Common
-from paceline.serve.guard import problem
-from paceline.serve.reading import Reader
+from paceline.serve.chats import Chats, Form, Prompted, only_echo
+from paceline.serve.fields import ChatRequest, Common
+from paceline.serve.reading import Piece, Reader
+from paceline.serve.said import problem
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.worker import EngineFailed, Job, Unavailable
+from paceline.workbench.worker import Job, Unavailable
 
+MANY = 200  # log-probabilities that are written down in a thread
+Made = TypeVar("Made")
 DONE = "data: [DONE]\n\n"
 LEAST = -9999.0  # a log-probability that JSON can hold
 REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
@@ -192,16 +196,17 @@ class Style:
         body: dict[str, Any] = {"text": (self.echo or "") + done.text}
         if reader is not None:
             body = {"message": reading.message(reader.push(done.text) + reader.end())}
-        made = choice(index, body, self._logs(index, [*scored, *done.logprobs]), reason_of(done, reader))
+        reason = reason_of(done, bool(reader and reader.called))
+        made = choice(index, body, self._logs(index, [*scored, *done.logprobs]), reason)
         if not self.request.return_token_ids:
             return made
         return made | {"token_ids": done.tokens} | ({} if reader else {"prompt_token_ids": self.prompt})
 
-    def piece(self, index: int, delta: Delta, reader: Reader | None) -> dict[str, Any]:
+    def piece(self, index: int, delta: Delta, pieces: list[Piece]) -> dict[str, Any]:
         """The choice with what one round adds to answer `index`."""
         body: dict[str, Any] = {"text": delta.text}
-        if reader is not None:
-            body = {"delta": reading.delta(reader.push(delta.text)) or {"content": ""}}
+        if self.reader is not None:
+            body = {"delta": reading.delta(pieces) or {"content": ""}}
         made = choice(index, body, self._logs(index, delta.logprobs))
         if self.request.return_token_ids:
             made["token_ids"] = delta.tokens
@@ -228,10 +233,10 @@ class Style:
         return self.frame.columns(logprobs, spelling, self.prompt[0])
 
 
-def reason_of(done: Completion, reader: Reader | None) -> str:
-    """Why an answer ended, once its reader has read it."""
+def reason_of(done: Completion, called: bool) -> str:
+    """Why an answer ended. called: it has a whole call."""
     reason = REASONS[done.finish_reason]
-    return "tool_calls" if reader and reader.called and reason == "stop" else reason
+    return "tool_calls" if called and reason == "stop" else reason
 
 
 def closed(job: Job) -> dict[str, Any]:
@@ -240,89 +245,103 @@ def closed(job: Job) -> dict[str, Any]:
     return {"finish_reason": "length", "closed": True} if limited and limited(job.completion.tokens) else {}
 
 
-Do = Callable[[list[Job]], None]
+def styles_of(chats: Chats, request: Common, prompted: Sequence[Prompted], pieces: bool = False) -> list[Style]:
+    """How the answers to each prompt are written. pieces: as in `Style`."""
+    frame = Frame("chat.completion" if isinstance(request, ChatRequest) else "text_completion",
+                  chats.settings.model, chats.tokenizer)  # fmt: skip
+    logprobs = request.logprobs if isinstance(request, ChatRequest) else getattr(request, "logprobs", None) is not None
+    return [
+        Style(frame, request, one.prompt, one.reader, logprobs=logprobs, pieces=pieces, echo=one.text)
+        for one in prompted
+    ]
 
 
-async def stream(jobs: list[Job], styles: Sequence[Style], note: Do, abort: Do) -> AsyncIterator[str]:
-    """The events of one request.
-
-    styles  how each is answered.
-    note    called with the jobs when they are over, unless the client has left.
-    abort   called with the jobs at the end: if the client leaves, some are unfinished."""
+async def whole(
+    chats: Chats, styles: Sequence[Style], submitted: Sequence[list[Job]], written: Callable[[dict[str, Any]], Made]
+) -> Made:
+    """The whole answer to every prompt, each in its style. written: the form it is wanted in; a long answer is written
+    in a thread."""
     frame, request = styles[0].frame, styles[0].request
-    options = request.stream_options
-    counted = options is not None and options.include_usage
-    none: dict[str, Any] = {"usage": None} if counted else {}
-    unscored = {i for i, style in enumerate(styles) if style.echo is not None and style.logprobs}
-    prompts = sum(len(style.prompt) for style in {id(style): style for style in styles}.values())
-    unfinished = dict(enumerate(jobs))
+    jobs = [job for some in submitted for job in some]
+    every: list[tuple[Style, Completion, list[TokenLogprob | None], dict[str, Any]]] = []
     try:
-        for i, style in enumerate(styles):
-            ids = {"prompt_token_ids": style.prompt} if request.return_token_ids else {}
-            if style.reader:
-                yield frame.chunk(choice(i, {"delta": {"role": "assistant", "content": ""}}), **none, **ids)
-            elif ids or (style.echo is not None and i not in unscored):
-                yield frame.chunk(choice(i, {"text": "" if i in unscored else style.echo or ""}), **none, **ids)
-        readers = [style.reader() if style.reader else None for style in styles]
-        async for i, delta in _merged(jobs):
-            if i in unscored:  # the first tokens come when the prompt has been run
-                unscored.remove(i)
-                yield frame.chunk(await asyncio.to_thread(styles[i].echoed, i, jobs[i]), **none)
-            if delta.text or delta.tokens:
-                so_far = options is not None and options.continuous_usage_stats
-                more = {"usage": usage([job.completion for job in jobs], prompt=prompts)} if so_far else none
-                yield frame.chunk(styles[i].piece(i, delta, readers[i]), **more)
-        for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
-            done = job.completion
-            if done.finish_reason == "error":
-                raise EngineFailed(done.error)
-            if reader is not None and (last := reading.delta(reader.end())):
-                yield frame.chunk(choice(i, {"delta": last}), **none)
-            yield frame.chunk(styles[i].end(i, reason_of(done, reader)) | closed(job), **none)
-            del unfinished[i]
-        if counted:
-            completions = [job.completion for job in jobs]
-            yield frame.chunk(None, **statistics(completions, predicted=len(jobs[0].params.prediction), prompt=prompts))
-        note(jobs)
-        yield DONE
-    except PacelineError as error:
-        yield f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
-        for i, job in unfinished.items():  # for clients that look for nothing else
-            yield frame.chunk(styles[i].end(i, REASONS[job.completion.finish_reason]), **none)
-        if isinstance(error, Unavailable):
-            note(jobs)
-        yield DONE
-    finally:
-        abort(jobs)
+        for style, some in zip(styles, submitted, strict=True):
+            completions = await chats.finished(some)
+            if only_echo(request):  # of which there may be no job
+                completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
+            for done, job in zip_longest(completions, some):
+                scored = job.row.prompt_logprobs if job and job.row else []
+                every.append((style, done, scored, closed(job) if job else {}))
+    except Unavailable:
+        chats.note(jobs)
+        raise
+    finally:  # where one fails or the client leaves, nobody waits for the others
+        chats.abort(jobs)
+
+    def body() -> Made:
+        choices = [style.whole(i, done, scored) | end for i, (style, done, scored, end) in enumerate(every)]
+        prompts = sum(len(style.prompt) for style in styles)
+        predicted = sum(len(job.params.prediction) for job in jobs[:1])
+        made = frame.whole(choices, [done for _, done, *_ in every], prompt=prompts, predicted=predicted)
+        return written(made | ({"prompt_token_ids": styles[0].prompt} if request.return_token_ids else {}))
+
+    top = max((job.params.logprobs or 0 for job in jobs[:1]), default=0)
+    entries = sum(len(done.logprobs) + len(scored) for _, done, scored, _ in every) * (1 + top)
+    return body() if entries < MANY else await asyncio.to_thread(body)
 
 
-async def _merged(jobs: list[Job]) -> AsyncIterator[tuple[int, Delta]]:
-    """Deltas of all jobs as they come."""
-    if len(jobs) == 1:
-        async for delta in jobs[0]:
-            yield 0, delta
-        return
-    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+class Chunks(Form):
+    """A stream of chats or texts. styles: of each job."""
 
-    async def forward(i: int, job: Job) -> None:
-        try:
-            async for delta in job:
-                queue.put_nowait((i, delta))
-            queue.put_nowait((i, None))
-        except Exception as error:
-            queue.put_nowait((i, error))
+    def __init__(self, styles: Sequence[Style], jobs: Sequence[Job]):
+        self._styles, self._jobs, self._frame = styles, jobs, styles[0].frame
+        self._request = styles[0].request
+        options = self._request.stream_options
+        self._counted = options is not None and options.include_usage
+        self._so_far = options is not None and options.continuous_usage_stats
+        self._none: dict[str, Any] = {"usage": None} if self._counted else {}
+        self._unscored = {i for i, style in enumerate(styles) if style.echo is not None and style.logprobs}
+        self._prompts = sum(len(style.prompt) for style in {id(style): style for style in styles}.values())
 
-    tasks = [asyncio.create_task(forward(i, job)) for i, job in enumerate(jobs)]
-    try:
-        left = len(jobs)
-        while left:
-            i, item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield i, item
-    finally:
-        for task in tasks:
-            task.cancel()
+    def begin(self) -> str:
+        return "".join(map(self._begin, range(len(self._styles)), self._styles))
+
+    def _begin(self, i: int, style: Style) -> str:
+        ids = {"prompt_token_ids": style.prompt} if self._request.return_token_ids else {}
+        if style.reader:
+            body: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
+        elif ids or (style.echo is not None and i not in self._unscored):
+            body = {"text": "" if i in self._unscored else style.echo or ""}
+        else:
+            return ""
+        return self._frame.chunk(choice(i, body), **self._none, **ids)
+
+    async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
+        made, style = "", self._styles[i]
+        if i in self._unscored:  # the first tokens come when the prompt has been run
+            self._unscored.remove(i)
+            made = self._frame.chunk(await asyncio.to_thread(style.echoed, i, self._jobs[i]), **self._none)
+        if not delta.text and not delta.tokens:
+            return made
+        more = self._none
+        if self._so_far:
+            more = {"usage": usage([job.completion for job in self._jobs], prompt=self._prompts)}
+        return made + self._frame.chunk(style.piece(i, delta, pieces), **more)
+
+    def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
+        last = reading.delta(pieces)
+        made = self._frame.chunk(choice(i, {"delta": last}), **self._none) if last else ""
+        ended = self._styles[i].end(i, reason_of(done, called)) | closed(self._jobs[i])
+        return made + self._frame.chunk(ended, **self._none)
+
+    def over(self) -> str:
+        if not self._counted:
+            return DONE
+        completions, predicted = [job.completion for job in self._jobs], len(self._jobs[0].params.prediction)
+        return self._frame.chunk(None, **statistics(completions, predicted=predicted, prompt=self._prompts)) + DONE
+
+    def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
+        made = f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
+        for i, job in left.items():  # for clients that look for nothing else
+            made += self._frame.chunk(self._styles[i].end(i, REASONS[job.completion.finish_reason]), **self._none)
+        return made + DONE

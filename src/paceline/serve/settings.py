@@ -123,7 +123,7 @@ def _list(value: Any) -> list[Any]:
 class Settings:
     """What the routes need to know.
 
-    model        the model's name in answers.
+    model        the model's name in answers; also: other names by which requests may ask for it; "*" for any.
     api_keys     any of them opens the server; none leaves it open.
     hosts        names of this server beside localhost and addresses, which browsers may ask for where no key is asked
                  for; "*" for all. So no page of somebody else's can be one of this server by its own DNS.
@@ -134,6 +134,7 @@ class Settings:
     GROUP: ClassVar = "Server"
 
     model: str = ""
+    also: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
     protect_all: bool = False
@@ -146,6 +147,9 @@ class Settings:
     )
     reasoning_parser: str = option(
         "auto", "How reasoning is told from the answer: auto (by the chat template), think, mistral, seed or none."
+    )
+    lenient: bool = option(
+        False, "Ignore fields of requests that are unknown or that the model does not read, and name each once."
     )
     share_prefixes: bool = option(
         False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 
 from paceline.errors import PacelineError, shortened
 from paceline.serve.fields import AllowedTools, Conversation, Tool, ToolChoice
+from paceline.serve.said import once
 from paceline.serve.settings import Refused
 from paceline.target.tokenizer import Tokenizer
 
@@ -67,17 +68,35 @@ def parameters(tool: Tool) -> dict[str, Any]:
     return {**given, "type": "object"}
 
 
-def thinking(request: Conversation, template: str) -> dict[str, Any]:
-    """reasoning_effort and enable_thinking for a template; PacelineError where it does not read them. An effort of
-    "none" turns thinking off where that is all the template knows."""
-    asked = {"reasoning_effort": request.reasoning_effort, "enable_thinking": request.enable_thinking}
-    if asked["reasoning_effort"] == "none" and "enable_thinking" in template and "reasoning_effort" not in template:
-        asked = {"enable_thinking": False}
-    given = {name: value for name, value in asked.items() if value is not None}
-    for name in given:
-        if name not in template:
-            raise PacelineError(f"{name} is not read by this model's chat template; leave it out")
+def thinking(request: Conversation, template: str, may_think: bool, *, refuse: bool = True) -> dict[str, Any]:
+    """What a request says of thinking and of length, as variables of a template: enable_thinking, reasoning_effort,
+    verbosity. An effort of "none" turns thinking off where that is all the template knows.
+
+    may_think  whether the model's answers have reasoning.
+    refuse     PacelineError for a field that asks for something and that the template does not read; else it is
+               ignored, and named once."""
+    (says, effort), (tells, thinks) = request.effort, request.thinks
+    if effort == "none" and "reasoning_effort" not in template and thinks is None:
+        tells, thinks, effort = says, False, None
+    asked = {
+        "reasoning_effort": (says, effort, "medium"),
+        "enable_thinking": (tells, thinks, None if tells == "enable_thinking" else may_think),
+        "verbosity": ("verbosity", request.verbosity, "medium"),
+    }
+    given = {}
+    for name, (field, value, as_it_is) in asked.items():
+        if value is not None and name in template:
+            given[name] = value
+        elif value is not None and value != as_it_is:
+            unread(f"{field} is not read by this model's chat template", field, refuse)
     return given
+
+
+def unread(what: str, field: str, refuse: bool) -> None:
+    """Refuse a field that would be ignored, or name it once."""
+    if refuse:
+        raise Refused(f"{what}; leave it out", field)
+    once(f"{what}, and is ignored")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -111,12 +130,15 @@ def variables(tokenizer: Tokenizer, *, tools: bool = False) -> frozenset[str]:
     return _variables(template) - own - _FIXED - set(inner.special_tokens_map)
 
 
-def check_variables(tokenizer: Tokenizer, given: dict[str, Any], *, tools: bool = False) -> None:
-    """Refused for a name that is no variable of the model's chat template."""
+def unread_variables(
+    tokenizer: Tokenizer, given: dict[str, Any], *, tools: bool = False, refuse: bool = True
+) -> list[str]:
+    """Names that are no variables of the model's chat template. refuse: Refused for the first."""
     allowed = variables(tokenizer, tools=tools) if given else frozenset()
-    if wrong := sorted(set(given) - allowed):
+    wrong, where = sorted(set(given) - allowed), "chat_template_kwargs"
+    if wrong and refuse:
         names = ", ".join(sorted(allowed)) or "no variable that a request may set"
-        raise Refused(
-            f"chat_template_kwargs has {wrong[0][:80]!r}; this model's chat template reads: {names}",
-            "chat_template_kwargs",
-        )
+        raise Refused(f"{where} has {wrong[0][:80]!r}; this model's chat template reads: {names}", where)
+    for name in wrong:
+        unread(f"{shortened(repr(name))} in {where} is not read by this model's chat template", where, refuse)
+    return wrong

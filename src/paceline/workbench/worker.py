@@ -64,11 +64,15 @@ class Job:
         """What comes next; from the thread of the loop."""
         self._deltas.put_nowait(item)
 
+    async def get(self) -> Delta | None:
+        """The next delta; None after the last. Raises why the job failed."""
+        if isinstance(item := await self._deltas.get(), Exception):
+            raise item
+        return item
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (item := await self._deltas.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+        while (delta := await self.get()) is not None:
+            yield delta
 
     @property
     def completion(self) -> Completion:

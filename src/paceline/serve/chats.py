@@ -1,0 +1,526 @@
+"""Requests in, answers out: what a body asks for is worked out once, queued, and waited for. Knows no HTTP.
+
+    prompted = chats.prompted(request)
+    submitted = chats.submit(request, prompted)
+    completions = await chats.finished(submitted[0])
+
+The routes and `Local` ask so. A stream is one row of events, which each API writes in a form of its own (`Form`)."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.request import Completion, Delta
+from paceline.core.sampling import SamplingParams
+from paceline.errors import PacelineError, shortened
+from paceline.serve import reading
+from paceline.serve import tools as tool
+from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
+from paceline.serve.reading import Piece, Reader
+from paceline.serve.said import serving, shown_drafts
+from paceline.serve.settings import Refused, Settings
+from paceline.serve.structure import Grammars
+from paceline.workbench.tool_calls import prepared
+from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
+
+if TYPE_CHECKING:
+    from paceline.serve.metrics import RequestLog
+
+log = logging.getLogger("paceline.request_log")
+PING_SECONDS = 10.0
+"""The longest silence of a stream: clients and proxies give up at some, of 30 seconds or of 300."""
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """What a chat asks for, worked out once.
+
+    prompt   token ids.
+    tools    functions that an answer may call.
+    marks    what begins and ends an answer's reasoning; None where there can be none.
+    grammar  makes the grammar of an answer, None for any text: answers share nothing that is read.
+    reader   makes the reader of an answer."""
+
+    prompt: list[int]
+    tools: list[Tool]
+    marks: tuple[str, str] | None
+    grammar: Callable[[], Any]
+    reader: Callable[[], Reader]
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt and the parameters of each of its answers.
+
+    reader  makes the reader of an answer; None: the answer is text and nothing else.
+    text    the prompt's text, where that is to come back."""
+
+    prompt: list[int]
+    params: list[SamplingParams]
+    reader: Callable[[], Reader] | None = None
+    text: str | None = None
+
+
+class Chats:
+    """Works requests out and has the worker answer them. log: keeps answered requests, as token ids."""
+
+    def __init__(self, worker: Worker, settings: Settings, log: "RequestLog | None" = None):
+        self.worker, self.settings, self.log = worker, settings, log
+        self.engine = worker.engine
+        assert self.engine.tokenizer is not None
+        self.tokenizer = self.engine.tokenizer
+        self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
+        target = self.engine.target
+        self.grammars = Grammars(
+            self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace
+        )
+        self.formats = reading.tool_formats(settings.tool_parser)
+        self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
+        self.tokenizer.show(reading.all_marks(self.formats, self.marks))
+        self.drafts = shown_drafts(settings.drafts)
+
+    def check_model(self, model: str | None) -> None:
+        """Refused for a model that is not here."""
+        names = (self.settings.model, *self.settings.also)
+        if model is not None and model not in names and "*" not in names:
+            what = f"model is {shortened(repr(model))}; this server has {', '.join(map(repr, names))}"
+            raise Refused(what, "model", 404, "model_not_found")
+
+    def check(self, request: Common) -> None:
+        """Refused for a model or drafter that is not here. The drafter becomes its whole spec."""
+        self.check_model(request.model)
+        if request.draft is None:
+            return
+        request.draft = self.drafts.get(request.draft, request.draft)
+        if request.draft not in self.settings.drafts:
+            choice = ", ".join(self.drafts)
+            raise Refused(f"draft is {shortened(repr(request.draft))}; requests may choose {choice}", "draft")
+
+    def prepare(self, request: ChatRequest) -> PreparedChat:
+        """Work a chat out; Refused for what cannot be answered."""
+        tools = self.tools_of(request)
+        prompt = self.prompt_of(request, tools)
+        marks, inside = self.reasoning_of(request, prompt)
+        grammar = partial(self.grammar, request, self.most_tokens(prompt), tools, marks, inside)
+        return PreparedChat(prompt, tools, marks, grammar, partial(self.reader, request, tools, marks, inside))
+
+    def tools_of(self, request: Conversation) -> list[Tool]:
+        """The functions that an answer may call; Refused for a schema that cannot be kept to."""
+        tools = tool.chosen(request)
+        for one in tools:
+            schema = tool.parameters(one)
+            if one.function.strict:
+                self.grammars.check(schema)
+        return tools
+
+    def prompt_of(self, request: Conversation, tools: Sequence[Tool], whole: bool = True) -> list[int]:
+        """Token ids of a conversation and its tools. whole: it has to fit the context."""
+        options = dict(request.chat_template_kwargs or {})
+        for name in tool.unread_variables(self.tokenizer, options, tools=bool(tools), refuse=not self.settings.lenient):
+            del options[name]
+        options |= tool.thinking(
+            request, self.tokenizer.chat_template, self.marks is not None, refuse=not self.settings.lenient
+        )
+        given = [one.model_dump(exclude_none=True, exclude={"cache_control"}) for one in tools]
+        messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
+        if whole:
+            self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
+        return self.tokenizer.encode_chat(messages, **options, **inputs, **request.turns)
+
+    def reasoning_of(self, request: ChatRequest, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
+        """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
+        if self.marks is None:
+            return None, False
+        if request.continue_final_message and (said := text_of(request.messages[-1].get("content"))):
+            inside = self.marks[1] not in said and said.lstrip().startswith(self.marks[0])
+            return (self.marks if inside else None), inside
+        end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
+        return (None if end.endswith(self.marks[1]) else self.marks), end.endswith(self.marks[0])
+
+    def reader(
+        self, request: ChatRequest, tools: Sequence[Tool], marks: tuple[str, str] | None, inside: bool
+    ) -> Reader:
+        """A reader of one answer to a chat."""
+        formats = self.formats if tools and not request.must_call else ()
+        if tools and request.is_constrained:
+            formats = (*formats, reading.BARE)
+        names = {one.function.name: one.function.parameters for one in tools}
+        most = 1 if request.parallel_tool_calls is False else None
+        return Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
+
+    def strict(self, tools: Sequence[Tool]) -> reading.ArgumentChecks:
+        """By name of the functions that are strict: whether arguments fit the function's schema."""
+        strict = [(one.function.name, tool.parameters(one)) for one in tools if one.function.strict]
+        return {name: partial(self.grammars.fits, schema) for name, schema in strict}
+
+    def most_tokens(self, prompt: Sequence[int]) -> int:
+        """How many tokens of an answer fit behind a prompt."""
+        return max(self.engine.target.max_context - len(prompt), 1)
+
+    def params(self, request: Common, prompt: list[int], logprobs: int | None, grammar: Any) -> SamplingParams:
+        """The engine's parameters, with the request's prediction."""
+        more: dict[str, Any] = {"logprobs": logprobs, "grammar": grammar}
+        if request.prediction is not None:
+            expected = str(request.prediction.content)
+            self.tokenizer.refuse_long(expected, self.engine.target.max_context)
+            more["prediction"] = tuple(self.tokenizer.encode_text(expected))
+            if (size := len(more["prediction"])) >= self.engine.target.max_context:
+                what = f"prediction has {size} tokens, and this model's context holds {self.engine.target.max_context}"
+                raise Refused(f"{what}; shorten it", "prediction", code="context_length_exceeded")
+        return request.sampling(self.most_tokens(prompt), **more)
+
+    def grammar(
+        self, request: Common, most: int, tools: Sequence[Tool] = (), marks: tuple[str, str] | None = None,
+        inside: bool = False,
+    ) -> Any:  # fmt: skip
+        """A new grammar for an answer of at most so many tokens, or None. A chat's grammar begins after the
+        reasoning."""
+        grammar, schema = self._grammar(request, tools)
+        if request.on_length == "close":
+            grammar = self.grammars.closing(grammar, schema, min(request.most_tokens or most, most))
+        return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
+
+    def _grammar(self, request: Common, tools: Sequence[Tool]) -> tuple[Any, Any]:
+        """A grammar and its schema, or schemas; None for any text."""
+        if isinstance(request, ChatRequest) and request.must_call:
+            return self.grammars.json_schema(schema := tool.schema(tools)), schema
+        wanted = request.response_format
+        if wanted is None or wanted.type == "text":
+            return None, None
+        if wanted.type == "json_object":
+            return self.grammars.json_object(), {}
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise PacelineError("response_format is json_schema, and json_schema.schema is missing")
+        if tools:
+            each = tool.schema(tools), wanted.json_schema.schema_
+            return self.grammars.either(*each), each
+        return self.grammars.json_schema(wanted.json_schema.schema_), wanted.json_schema.schema_
+
+    # A prompt, and a job for each of its answers ------------------------------------------------------------------
+
+    def prompted(self, request: Common) -> list[Prompted]:
+        """Every prompt of a request, and how it is answered. Takes long for large prompts, schemas and templates."""
+        self.check(request)
+        if isinstance(request, ChatRequest):
+            self.check_count(request.n)
+            chat = self.prepare(request)
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
+            return [Prompted(chat.prompt, self._answers(request, chat.prompt, logprobs, chat.grammar), chat.reader)]
+        assert isinstance(request, TextRequest)
+        given: Any = request.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            given = [given]
+        if not given:
+            raise PacelineError("prompt is empty; give a text, token ids, or a list of them")
+        self.check_count(len(given) * request.n)
+        return [self._text(request, prompt) for prompt in given]
+
+    def _text(self, request: TextRequest, prompt: str | list[int]) -> Prompted:
+        if isinstance(prompt, str) and not request.add_special_tokens:
+            self.tokenizer.refuse_long(prompt, self.engine.target.max_context)
+            prompt = self.tokenizer.encode_text(prompt)
+        ids = self.engine.encode(prompt).tolist()
+        text = self.tokenizer.decode(ids) if request.echo else None
+        grammar = partial(self.grammar, request, self.most_tokens(ids))
+        return Prompted(ids, self._answers(request, ids, request.logprobs, grammar), text=text)
+
+    def _answers(
+        self, request: Common, prompt: list[int], logprobs: int | None, grammar: Callable[[], Any]
+    ) -> list[SamplingParams]:
+        """Parameters of each of the n answers. A prompt that is only scored needs one; one that comes back, none."""
+        if only_echo(request):
+            if logprobs is None:
+                return []
+            request = request.model_copy(update={"max_tokens": 1, "n": 1})
+        first = self.params(request, prompt, logprobs, grammar())
+        if isinstance(request, TextRequest) and request.echo:
+            first = replace(first, prompt_logprobs=logprobs)
+        self.engine.check(prompt, first)
+        seeds = [None if first.seed is None else first.seed + i for i in range(1, request.n)]
+        return [first, *(replace(first, grammar=grammar(), seed=seed) for seed in seeds)]
+
+    def check_count(self, answers: int) -> None:
+        """Refused for more answers than can ever wait."""
+        if answers > (most := self.worker.most_waiting + self.engine.max_batch):
+            raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
+
+    def submit(self, request: Common, prompted: Sequence[Prompted], client: str = "") -> list[list[Job]]:
+        """Queue one job per answer. If the queue is too full for all, queue none, raise Busy. client: as in `Row`."""
+        loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
+        whose = "" if self.settings.share_prefixes else client, request.cache_salt or ""
+        salt = sha256("/".join(whose).encode("utf-8", "surrogatepass")).hexdigest() if any(whose) else ""
+        try:
+            for one in prompted:
+                jobs.append([])
+                for params in one.params:
+                    params, private = replace(params, cache_salt=salt), request.store is False
+                    jobs[-1].append(self.worker.submit(one.prompt, params, loop, client, private))
+        except PacelineError:
+            self.abort([job for some in jobs for job in some])
+            raise
+        return jobs
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """End jobs where they are; those that have ended stay."""
+        for job in jobs:
+            self.worker.abort(job)
+
+    async def finished(self, jobs: Sequence[Job]) -> list[Completion]:
+        """The whole answers, or what there is of them when the worker must end. Whoever cancels this aborts them."""
+        try:
+            for job in jobs:
+                try:
+                    async for _ in job:
+                        pass
+                except Unavailable:
+                    if self.worker.error is not None or not any(job.completion.tokens for job in jobs):
+                        raise
+                    self.abort(jobs)
+        except BaseException as error:
+            self.abort(jobs)
+            if isinstance(error, Unavailable):
+                self.note(jobs)
+            raise
+        completions = [job.completion for job in jobs]
+        for done in completions:
+            if done.finish_reason == "error":
+                raise EngineFailed(done.error)
+        self.note(jobs)
+        return completions
+
+    def note(self, jobs: Sequence[Job]) -> None:
+        """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
+        if self.log is None:
+            return
+        for job in jobs:
+            if job.logged:
+                continue
+            job.logged = True
+            try:
+                self.log.write(job)
+            except PacelineError as error:
+                log.warning("a request is not in the log: %s", error)
+
+    async def stream(
+        self, jobs: Sequence[Job], readers: Sequence[Reader | None], form: "Form"
+    ) -> AsyncIterator[str]:
+        """The events of some answers, as `form` writes them, and pings where nothing else is said. readers: of each
+        answer."""
+        left, merged = dict(enumerate(jobs)), Merged(jobs)
+        try:
+            yield form.begin() or form.ping
+            async for i, delta in merged:
+                reader = readers[i]
+                if delta is None:
+                    text = form.ping
+                    _show_progress(jobs)
+                else:
+                    text = await form.more(i, delta, reader.push(delta.text) if reader else [])
+                if text:
+                    merged.silence.end()
+                    yield text
+            for i, (job, reader) in enumerate(zip(jobs, readers, strict=True)):
+                done = job.completion
+                if done.finish_reason == "error":
+                    raise EngineFailed(done.error)
+                pieces = reader.end() if reader else []
+                yield form.end(i, done, pieces, bool(reader and reader.called))
+                del left[i]
+            self.note(jobs)
+            yield form.over()
+        except PacelineError as error:
+            if isinstance(error, Unavailable):
+                self.note(jobs)
+            yield form.broken(error, left)
+        finally:
+            merged.silence.close()
+            self.abort(jobs)
+
+
+class Form(ABC):
+    """How an API writes answers as server-sent events. Each method returns the events of that moment, or "".
+
+    ping  a sign of life that clients pass over."""
+
+    ping = ": ping\n\n"
+
+    @abstractmethod
+    def begin(self) -> str:
+        """Before anything is computed."""
+
+    @abstractmethod
+    async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
+        """Of what a round adds to answer `i`, which its reader has read as `pieces`."""
+
+    @abstractmethod
+    def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
+        """Of the end of answer `i`: its last pieces, and why it ended. called: it has a whole call."""
+
+    @abstractmethod
+    def over(self) -> str:
+        """After the last answer."""
+
+    @abstractmethod
+    def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
+        """Of an error, which ended the answers that are left."""
+
+
+Event = dict[str, Any]
+
+
+class Parts(ABC):
+    """Puts the pieces of one answer together as parts that follow each other: "content", "reasoning" and "call".
+
+    kind  of the part that is open; "" for none. said: its text so far."""
+
+    def __init__(self) -> None:
+        self.kind = self.said = ""
+
+    def push(self, pieces: Iterable[Piece]) -> list[Event]:
+        """The events of more pieces."""
+        events = []
+        for kind, text, _ in pieces:
+            if kind == "call" or (kind in ("content", "reasoning") and kind != self.kind):
+                events += [*self.close(whole=False), *self.opened(kind, text if kind == "call" else "")]
+                self.kind = kind
+            if kind == "called":
+                events += self.close(whole=True)
+            elif kind != "call":
+                self.said += text
+                events += self.added(text)
+        return events
+
+    def close(self, *, whole: bool) -> list[Event]:
+        """The events that end the open part, if there is one. whole: of a call, whether it is."""
+        kind, text, self.kind, self.said = self.kind, self.said, "", ""
+        return self.closed(kind, text, whole or kind != "call") if kind else []
+
+    def take(self, done: Completion, reader: Reader) -> None:
+        """A whole answer, without calls that are broken."""
+        pieces = [*reader.push(done.text), *reader.end()]
+        calls = {piece.number for piece in pieces if piece.kind == "called"}
+        self.push(piece for piece in pieces if piece.kind in ("content", "reasoning") or piece.number in calls)
+        self.close(whole=False)
+
+    @abstractmethod
+    def opened(self, kind: str, name: str) -> list[Event]:
+        """The events that begin a part. name: of the function of a call."""
+
+    @abstractmethod
+    def added(self, text: str) -> list[Event]:
+        """The events of more text of the open part."""
+
+    @abstractmethod
+    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
+        """The events that end a part with all its text."""
+
+
+class Quiet(Exception):
+    """A stream has sent nothing for so long that it must show that it lives."""
+
+
+class Silence:
+    """Tells when a stream has sent nothing for `PING_SECONDS`. One timer a stream: a token moves none.
+
+    tell  called then, and again after as long a silence."""
+
+    def __init__(self, tell: Callable[[], None]):
+        self._loop, self._tell = asyncio.get_running_loop(), tell
+        self.end()
+        self._look()
+
+    def end(self) -> None:
+        """Something is sent now."""
+        self._since = self._loop.time()
+
+    def _look(self) -> None:
+        if self._loop.time() >= self._since + PING_SECONDS:
+            self._tell()
+            self.end()
+        self._timer = self._loop.call_at(self._since + PING_SECONDS, self._look)
+
+    def close(self) -> None:
+        """Tell no more."""
+        self._timer.cancel()
+
+
+class Merged:
+    """Deltas of several jobs as they come: iterating gives (job, delta), and (0, None) where silence has lasted too
+    long. What is sent ends the `silence`."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self._jobs, self._queue = jobs, asyncio.Queue[tuple[int, Delta | Exception | None]]()
+        self.silence = Silence(self._quiet)
+
+    def _quiet(self) -> None:
+        if len(self._jobs) == 1:
+            self._jobs[0].put(Quiet())
+        else:
+            self._queue.put_nowait((0, Quiet()))
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta | None]]:
+        tasks = [asyncio.create_task(self._forward(i, job)) for i, job in enumerate(self._jobs) if len(self._jobs) > 1]
+        left = len(self._jobs)
+        try:
+            while left:
+                i, item = await self._queue.get() if tasks else (0, await self._only())
+                if isinstance(item, Quiet):
+                    yield 0, None
+                elif isinstance(item, Exception):
+                    raise item
+                elif item is None:
+                    left -= 1
+                else:
+                    yield i, item
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _only(self) -> Delta | Exception | None:
+        try:
+            return await self._jobs[0].get()
+        except Quiet as quiet:
+            return quiet
+
+    async def _forward(self, i: int, job: Job) -> None:
+        try:
+            async for delta in job:
+                self._queue.put_nowait((i, delta))
+            self._queue.put_nowait((i, None))
+        except Exception as error:
+            self._queue.put_nowait((i, error))
+
+
+def _show_progress(jobs: Sequence[Job]) -> None:
+    """A line for whoever watches the server, of prompts that are not read yet."""
+    for job in jobs:
+        if job.row is None or job.row.slot < 0:
+            serving.info("a prompt of %d tokens waits", len(job.prompt))
+        elif not job.row.is_decoding:
+            serving.info("%d of %d tokens of a prompt read", job.row.cached, job.row.prompt_length)
+
+
+def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content is one text; Refused for what is no text."""
+    plain = []
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise Refused(f"messages.{i}: role is missing or no text", "messages")
+        try:
+            given = {name: value for name, value in message.items() if value is not None}
+            if "reasoning" in given:  # as newer clients have it
+                given.setdefault("reasoning_content", given.pop("reasoning"))
+            plain.append({**given, "content": text_of(message.get("content"))})
+        except ValueError as error:
+            raise Refused(f"messages.{i}: {error}", "messages") from None
+    return plain
+
+
+def only_echo(request: Common) -> bool:
+    """Whether a request wants its prompt back and no answer."""
+    return isinstance(request, TextRequest) and request.echo and request.max_tokens == 0 and not request.stream

@@ -1,0 +1,56 @@
+"""What strangers may read of errors and names: one line that UTF-8 can carry, without folders of this server's disk.
+And what whoever watches the server reads."""
+
+import logging
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
+
+
+@lru_cache(1024)
+def once(line: str) -> None:
+    """Say something of how requests are read, the first time."""
+    serving.info("%s", readable(line))
+
+
+def problem(error: Exception, kind: str) -> dict[str, Any]:
+    """An error object in OpenAI's shape."""
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
+
+
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def problem_of_messages(message: str, status: int) -> dict[str, Any]:
+    """An error object in Anthropic's shape, which is an event of a stream too."""
+    return {"type": "error", "error": {"type": _KINDS.get(status, "invalid_request_error"), "message": public(message)}}
+
+
+_PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
+"""The folders of an absolute path with at least two parts; not those of a URL."""
+
+
+def public(message: str) -> str:
+    """An error's message as strangers may read it: without folders of the server's disk."""
+    return _PATH.sub("", readable(message))
+
+
+def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
+    """Specs by the names under which strangers see them: without the folders of checkpoints and files."""
+    names: dict[str, str] = {}
+    for spec in specs:
+        name = re.sub(r"[^\s:|+,;=\"]*/(?=[^/])", "", spec)
+        names[name if name not in names else f"{name}#{len(names)}"] = spec
+    return names
+
+
+def readable(message: str) -> str:
+    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
+    return message.encode("utf-8", "replace").decode()
