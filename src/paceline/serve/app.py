@@ -61,6 +61,7 @@ class Server:
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
         self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
+        self.tokenizer.reads_marks = settings.parse_marks
         target = self.engine.target
         self.grammars = Grammars(
             self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace

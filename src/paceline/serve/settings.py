@@ -147,6 +147,9 @@ class Settings:
     reasoning_parser: str = option(
         "auto", "How reasoning is told from the answer: auto (by the chat template), think, mistral, seed or none."
     )
+    parse_marks: bool = option(
+        False, "Let marks in messages, such as <|im_end|>, become the control tokens that they spell, as elsewhere."
+    )
     share_prefixes: bool = option(
         False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."
     )
