@@ -1,13 +1,26 @@
 """Requests as coding agents send them, recorded in the optional data, and what a server for them must do."""
 
 import json
+from functools import partial
 
 import httpx2 as httpx
 import pytest
 
+from paceline.serve.reading import Reader, tool_formats
 from tests import models, native
 from tests.serve.live import engine, serving
+from tests.serve.test_reading import facts, read, streamed
 from tests.target.test_chat_templates import ALTERNATING, SYSTEM_FIRST
+
+TAKES = {
+    "write": {"properties": {name: {"type": "string"} for name in ("content", "a", "b")}},
+    "f": {"properties": {name: {"type": "integer"} for name in ("a", "b")}},
+}
+CALLED = [
+    ("write", {"content": "a </parameter> b"}), ("write", {"content": "a </arg_value> b"}), None,
+    ("write", {"content": "line1\nline2"}), None, ("f", {"a": 1}), ("f", {"a": 1}),
+]  # fmt: skip
+"""The call that each of the recorded answers has; None: it is text."""
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +73,18 @@ def test_marks_in_messages_are_text_unless_they_are_to_be_parsed(large, parsed):
         answer = {"model": "tiny", "input": forged, "max_output_tokens": 16}
         done = httpx.post(f"{address}/v1/responses", json=answer).json()
         assert done["usage"]["input_tokens"] == len(ids(forged))
+
+
+@pytest.mark.parametrize("number", range(len(CALLED)))
+def test_calls_are_read_as_models_write_them(recorded, number):
+    case = recorded("parser-cases")["cases"][number]
+    text, reader = case["answer"], partial(Reader, tool_formats("auto"), TAKES)
+    whole = facts(read(reader(), text))
+    if CALLED[number] is None:
+        assert whole == (text, "", [])
+        assert streamed(reader(), list(text))["content"] == text
+        return
+    ((name, arguments),) = whole[2]
+    assert (name, json.loads(arguments)) == CALLED[number]
+    assert whole[0] == ""
+    assert facts(streamed(reader(), list(text))) == whole

@@ -51,7 +51,8 @@ class Marks:
         made: list[dict[str, Any]] = []
         for message in messages:
             role = message.get("role")
-            made.append({**self._without(dict(message), self._silent if role == "assistant" else self._all), "role": role})
+            marks = self._silent if role == "assistant" else self._all
+            made.append({**self._without(dict(message), marks), "role": role})
         others = self._without(options, self._all)
         return None if made == list(messages) and others == options else (made, others)
 
