@@ -88,3 +88,15 @@ def test_calls_are_read_as_models_write_them(recorded, number):
     assert (name, json.loads(arguments)) == CALLED[number]
     assert whole[0] == ""
     assert facts(streamed(reader(), list(text))) == whole
+
+
+def test_without_max_tokens_an_answer_has_as_many_as_fit(large, recorded):
+    """In a memory that holds a part of the context; with more than fit asked for, too."""
+    one = recorded("no-max-tokens-small-memory")
+    made = engine(large, cache_memory="200kB")
+    assert made.longest < 1024 < made.target.max_context
+    with serving(made) as address:
+        for most in (None, 100_000):
+            done = asked(address, one, max_tokens=most, ignore_eos=True).json()
+            assert done["choices"][0]["finish_reason"] == "length"
+            assert done["usage"]["total_tokens"] == made.longest

@@ -115,6 +115,10 @@ CALLS = {
     "raw line breaks, arguments first": (
         '<tool_call>{"arguments": {"y": "a\nb"}, "name": "add"}</tool_call>', "", [("add", '{"y": "a\\nb"}')]
     ),
+    "raw line breaks, arguments as text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"y\\": \\"a\\nb\\"}"}</tool_call>', "",
+        [("add", '{"y": "a\\nb"}')],
+    ),
     "raw line breaks, named": ('[TOOL_CALLS]add[ARGS]{"y": "a\nb"}', "", [("add", '{"y": "a\\nb"}')]),
     "raw line breaks, in a value": (
         '<tool_call><function=add><parameter=z>["a\nb"]</parameter></function>', "", [("add", '{"z": ["a\\nb"]}')]

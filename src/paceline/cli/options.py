@@ -181,6 +181,9 @@ class EngineOptions:
         "Largest memory for keys and values, such as 2GB; requests wait until there is room. [default: half of the "
         "free memory]",
     )
+    context: int | None = option(
+        None, "Most tokens of a prompt and its answer. [default: the model's context]", least=2
+    )
     reuse: bool = option(True, "Compute the common beginning of prompts once. Some drafters do not allow it.")
     prefix_cache: PrefixCache = None
     prefix_cache_size: PrefixCacheSize = "8GB"

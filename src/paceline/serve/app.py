@@ -134,7 +134,7 @@ class Server:
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
         """The engine's parameters, with the request's grammar and prediction."""
-        most = max(self.engine.target.max_context - len(prompt), 1)
+        most = max(self.engine.longest - len(prompt), 1)
         more: dict[str, Any] = {"logprobs": logprobs, "grammar": self.grammar(request, prompt)}
         if request.prediction is not None:
             expected = str(request.prediction.content)
@@ -149,7 +149,7 @@ class Server:
         """A new grammar for an answer, or None. A chat's grammar begins after the reasoning."""
         grammar, schema = self._grammar(request)
         if request.on_length == "close":
-            most = max(self.engine.target.max_context - len(prompt), 1)
+            most = max(self.engine.longest - len(prompt), 1)
             grammar = self.grammars.closing(grammar, schema, min(request.most_tokens or most, most))
         marks, inside = self.reasoning_of(request, prompt) if isinstance(request, ChatRequest) else (None, False)
         return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
