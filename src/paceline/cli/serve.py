@@ -127,7 +127,7 @@ def serve(
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     on = f"http://{where}:{listening.getsockname()[1]}"
-    said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n{_room(engine)}\n"
+    said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n{_room(engine)}\n{_sampling(settings, engine)}\n"
     print(said, end="", flush=True)  # in one piece: whoever reads the address may leave then
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
@@ -152,6 +152,14 @@ def _room(engine: "Engine") -> str:
     most = engine.longest
     why = "the context" if most == engine.target.max_context else "--cache-memory"
     return f"a request may have {most:,} tokens with its answer ({why}); coding agents need 8,000 to 18,000"
+
+
+def _sampling(settings: Settings, engine: "Engine") -> str:
+    """How answers are sampled where a request does not say, in words."""
+    values = {"temperature": 1.0} | settings.defaults(engine.target.sampling)
+    said = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    whose = "the checkpoint's, " if engine.target.sampling and not settings.sampling.startswith("none") else ""
+    return f"sampling, where a request does not say ({whose}--sampling): {said}"
 
 
 @contextmanager

@@ -62,6 +62,7 @@ class Server:
         self.tokenizer = self.engine.tokenizer
         self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
         self.tokenizer.reads_marks = settings.parse_marks
+        self.defaults = settings.defaults(self.engine.target.sampling)
         target = self.engine.target
         self.grammars = Grammars(
             self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace
@@ -143,7 +144,7 @@ class Server:
             if (size := len(more["prediction"])) >= self.engine.target.max_context:
                 what = f"prediction has {size} tokens, and this model's context holds {self.engine.target.max_context}"
                 raise Refused(f"{what}; shorten it", "prediction", code="context_length_exceeded")
-        return request.sampling(most, **more)
+        return request.sampling(most, self.defaults, **more)
 
     def grammar(self, request: Common, prompt: list[int]) -> Any:
         """A new grammar for an answer, or None. A chat's grammar begins after the reasoning."""
