@@ -27,6 +27,7 @@ from paceline.serve import fields, reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
 from paceline.serve.guard import Bodies, Gone, Guard, add_errors, describe_bodies, shown_drafts
+from paceline.serve.infill import InfillRequest, add_infill, filling
 from paceline.serve.items import ItemsRequest, add_responses
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
@@ -380,9 +381,10 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     app.add_middleware(CutOff)
     _completions(app, server)
     add_responses(app, server)
+    add_infill(app, server)
     _facts(app, server)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
-    texts["/v1/responses"] = ItemsRequest
+    texts |= {"/v1/responses": ItemsRequest, "/infill": InfillRequest}
     describe_bodies(app, {**texts, "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest})
     return app
 
@@ -409,6 +411,7 @@ async def _prepared(
 
 def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
     """Every prompt of a text completion, and how it is answered."""
+    request = filling(server.tokenizer, request, server.engine.longest)
     given: Any = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]

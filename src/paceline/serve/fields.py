@@ -195,7 +195,7 @@ class Common(Strict):
         own = {name: getattr(self, name) for name in PARAMETERS} | {
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "seed": None if self.seed is None else self.seed % 2**64,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "stop": [*filter(None, [self.stop])] if isinstance(self.stop, str) else self.stop,
             "max_tokens": self.most_tokens if self.most_tokens is not None else most,
         }
         if self.min_tokens > max(own["max_tokens"], 0):
@@ -283,6 +283,7 @@ class ChatRequest(Conversation, Common):
 
 class TextRequest(Common):
     prompt: Annotated[SkipValidation[str | list[int] | list[str] | list[list[int]]], AfterValidator(_a_prompt)]
+    suffix: str | None = None
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)

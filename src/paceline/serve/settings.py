@@ -42,7 +42,7 @@ class Limits:
     parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
     prompts: int = _most("prompts", 256, "prompts in one text completion")
     answers: int = _most("answers", 128, "answers to a prompt (n)")
-    stops: int = _most("stops", 16, "stop strings in a request")
+    stops: int = _most("stops", 32, "stop strings in a request")
     stop_length: int = _most("stop-length", 1000, "characters of a stop string")
     stop_ids: int = _most("stop-ids", 128, "stop_token_ids in a request")
     logit_bias: int = _most("logit-bias", 1024, "entries in logit_bias")

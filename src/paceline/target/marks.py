@@ -70,6 +70,11 @@ class Marks:
         whole = self._hidden.sub(lambda found: self._written[found[0]], own)
         return [ids.get(i, i) for i in encoder.encode(whole, add_special_tokens=False).ids]
 
+    def plain(self, text: str) -> list[int]:
+        """Tokens of people's text."""
+        encoder, _, ids = self._encoder if self._all.search(text) else (self._backend, {}, dict[int, int]())
+        return [ids.get(i, i) for i in encoder.encode(text, add_special_tokens=False).ids]
+
     @cached_property
     def _encoder(self) -> tuple[Backend, dict[str, str], dict[int, int]]:
         """The tokenizer with other names for the marks; the names; and its ids of added tokens to the real ones."""

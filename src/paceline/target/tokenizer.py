@@ -93,6 +93,12 @@ class Tokenizer:
         check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
+    def encode_words(self, text: str) -> list[int]:
+        """As `encode_text`, for people's text, whose marks are text as in messages."""
+        check_text(text)
+        marks = None if self.reads_marks else self._marks
+        return self.encode_text(text) if marks is None else marks.plain(text)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to the beginning of the assistant's turn.
 
