@@ -169,12 +169,31 @@ def test_a_row_given_up_while_it_waits_to_come_back_leaves_nothing(decoder: Deco
     assert not decoder.cache.held
 
 
-def test_a_request_that_can_never_fit_is_refused_at_once(decoder: Decoder) -> None:
+def test_an_answer_has_as_many_tokens_as_the_memory_leaves(decoder: Decoder) -> None:
     tight = engine(decoder, rows=1)
-    tight.add([5] * 20, SamplingParams(max_tokens=192 - SLACK - 20))
-    with pytest.raises(PromptError, match=r"20 tokens and up to 109 new ones need .* cache_memory is .* ask for less"):
-        tight.add([5] * 20, SamplingParams(max_tokens=192 - SLACK - 19))
+    most = 192 - SLACK
+    assert tight.longest == most < decoder.max_context
+    for asked, reason in ((most - 20, "length"), (most - 19, "context"), (10_000, "context")):
+        (done,) = tight.generate([[5] * 20], SamplingParams(max_tokens=asked, ignore_eos=True))
+        assert (len(done.tokens), done.finish_reason) == (most - 20, reason)
+    tight.add([5] * (most - 1), SamplingParams(max_tokens=10))
+    with pytest.raises(PromptError, match=rf"{most} tokens and one new one need .* holds {most}: shorten the prompt"):
+        tight.add([5] * most)
     assert len(tight.waiting) == 1
+
+
+def test_a_context_can_be_shorter_than_the_models(decoder: Decoder) -> None:
+    """Which stays as it is for other engines."""
+    short = Engine(decoder, context=24)
+    assert (short.longest, Engine(decoder, context=10_000).longest) == (24, decoder.max_context)
+    (done,) = short.generate([[5] * 20], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert (len(done.tokens), done.finish_reason) == (4, "context")
+    with pytest.raises(PromptError, match="24 tokens, and this model's context holds 24"):
+        short.add([5] * 24)
+    (done,) = Engine(decoder).generate([[5] * 24], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert len(done.tokens) == 8
+    with pytest.raises(PacelineError, match="context is 0; it must be 1 or more"):
+        Engine(decoder, context=0)
 
 
 def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:

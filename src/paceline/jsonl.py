@@ -40,14 +40,18 @@ class NotJSON(PacelineError, ValueError):
     """Text that is not JSON, or JSON that cannot be used."""
 
 
-def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None, once: bool = False) -> Any:
+def loads(
+    text: str | bytes, parse_constant: Callable[[str], Any] | None = None, once: bool = False, raw: bool = False
+) -> Any:
     """As `json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer with
     more digits than Python reads, and half of a surrogate pair, which no text can hold.
 
-    once  NotJSON also for an object with two fields of one name."""
+    once  NotJSON also for an object with two fields of one name.
+    raw   strings may have line breaks and other control characters in them, as models write them."""
     try:
         text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
-        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_once if once else None)
+        hook = _once if once else None
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=hook, strict=not raw)
     except UnicodeDecodeError as error:
         raise NotJSON(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:

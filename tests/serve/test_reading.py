@@ -84,6 +84,48 @@ CALLS = {
     "qwen3 coder, nothing": ("<tool_call>\n<function=sub>\n</function>\n</tool_call>", "", [Y]),
     "qwen3 coder, cut": (QWEN[:-30], QWEN[:-30], []),
     "qwen3 coder, not offered": (QWEN.replace("add", "rm"), QWEN.replace("add", "rm"), []),
+    "qwen3 coder, the mark left out": (
+        f"ok\n{QWEN[12:]}\nso", "ok\nso", [CALLED]
+    ),
+    "qwen3 coder, both marks left out, twice": (f"{QWEN[12:-12]}\n{QWEN[12:-12]}", "", [CALLED] * 2),
+    "qwen3 coder, the mark left out after a call": (f"{QWEN}\n{QWEN[12:]}", "", [CALLED] * 2),
+    "qwen3 coder, within a line": (f"as {QWEN[12:-13]}", f"as {QWEN[12:-13]}", []),
+    "qwen3 coder, within an argument of another": (
+        f"<tool_call>\n<function=rm>\n<parameter=x>\n{QWEN[12:-13]}\n</parameter>\n</function>\n</tool_call>",
+        f"<tool_call>\n<function=rm>\n<parameter=x>\n{QWEN[12:-13]}\n</parameter>\n</function>\n</tool_call>", [],
+    ),
+    "qwen3 coder, within an argument of another, no marks": (
+        f"<function=rm>\n<parameter=x>\n{QWEN[12:-13]}\n</parameter>\n</function>",
+        f"<function=rm>\n<parameter=x>\n{QWEN[12:-13]}\n</parameter>\n</function>", [],
+    ),
+    "qwen3 coder, after a fence": (f"```\nx\n```\n{QWEN[12:-13]}", "```\nx\n```", [CALLED]),
+    "a list of tools": (f"<tools>\n{ADD}\n{SUB}\n</tools> ok", "ok", [X, Y]),
+    "a list of tools, not of calls": (
+        '<tools>\n{"name": "add", "parameters": {"x": 2}}\n</tools>',
+        '<tools>\n{"name": "add", "parameters": {"x": 2}}\n</tools>', [],
+    ),
+    "a list of tools, with more": (
+        '<tools>{"name": "add", "arguments": {"x": 2}, "description": "a"}</tools>',
+        '<tools>{"name": "add", "arguments": {"x": 2}, "description": "a"}</tools>', [],
+    ),
+    "raw line breaks": (
+        '<tool_call>\n{"name": "add", "arguments": {"y": "a\nb\t\\n\\\\", \n"x": 1}}\n</tool_call>', "",
+        [("add", '{"y": "a\\nb\\t\\n\\\\", \n"x": 1}')],
+    ),
+    "raw line breaks, arguments first": (
+        '<tool_call>{"arguments": {"y": "a\nb"}, "name": "add"}</tool_call>', "", [("add", '{"y": "a\\nb"}')]
+    ),
+    "raw line breaks, arguments as text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"y\\": \\"a\\nb\\"}"}</tool_call>', "",
+        [("add", '{"y": "a\\nb"}')],
+    ),
+    "raw line breaks, named": ('[TOOL_CALLS]add[ARGS]{"y": "a\nb"}', "", [("add", '{"y": "a\\nb"}')]),
+    "raw line breaks, in a value": (
+        '<tool_call><function=add><parameter=z>["a\nb"]</parameter></function>', "", [("add", '{"z": ["a\\nb"]}')]
+    ),
+    "raw line breaks, deepseek": (
+        DEEP + 'add<｜tool▁sep｜>{"y": "a\nb"}<｜tool▁call▁end｜>', "", [("add", '{"y": "a\\nb"}')]
+    ),
     "glm": (GLM, "", [CALLED]),
     "glm, an end in an argument": (
         "<tool_call>add<arg_key>y</arg_key><arg_value>a </arg_value> b</arg_value>\n</tool_call>", "",
@@ -139,6 +181,7 @@ NO_END = [
 ]
 """Calls in which an argument has no end: it is not known which arguments they have."""
 CUT = ['<tool_call>{"name": "add", "arguments": {"x": 1', '{"name": "add", "arguments": {"x": 1,}} ',
+       '<tool_call>{"name": "add", "arguments": {"y": "a\\\nb"}}</tool_call>',
        '[TOOL_CALLS]add[ARGS]{"x": [1}', '<tool_call>{"name": "add", "arguments": {}</tool_call>']  # fmt: skip
 """Calls that turn out broken when some of their arguments have been read."""
 
@@ -295,7 +338,7 @@ FRAGMENTS = [
     "\n", " ", "{", "}", "[", "]", ",", ";", '"', "add", "rm", "text", ADD, SUB, '{"name": "add", "arguments": {', "{{",
     "<function=add>", "<parameter=x>", "</parameter>", "</function>", "<arg_key>", "add(", "x=1", ")", "<｜tool▁sep｜>",
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
-    QWEN, GLM, PYTHON, DEEP_CALL,
+    QWEN, GLM, PYTHON, DEEP_CALL, QWEN[12:-13], "<tools>", "</tools>", "<function=", "\n<function=sub></function>",
     '"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`",
 ]  # fmt: skip
 

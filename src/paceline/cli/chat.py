@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
@@ -49,7 +50,7 @@ def chat(
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)
     screen.note(*engine.target.notes, *engine.drafter.notes)
-    Conversation(engine, params, screen, document).run()
+    Conversation(engine, replace(params, **sampling.unsaid(engine, screen)), screen, document).run()
     return 0
 
 

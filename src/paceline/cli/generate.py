@@ -123,6 +123,8 @@ def generate(
         if lines is None:
             screen.note(*engine.target.notes, *engine.drafter.notes)
         stack.callback(screen.end_line)
+        unsaid = sampling.unsaid(engine, screen if lines is None else None)
+        jobs = [job.with_defaults(unsaid) for job in jobs]
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()), schedule)
         run.compare(jobs) if compare else run.answer(jobs)
     screen.legend()

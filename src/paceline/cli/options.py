@@ -14,6 +14,7 @@ from paceline.errors import PacelineError, PromptError, printable
 from paceline.jsonl import readable, text_of
 
 if TYPE_CHECKING:
+    from paceline.cli.show import Screen
     from paceline.core.sampling import SamplingParams
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
@@ -141,19 +142,25 @@ class SamplingOptions:
 
     GROUP: ClassVar = "Sampling"
 
-    temperature: float = option(
-        0.0, "Sampling temperature; 0 is greedy.", names=("--temperature", "-t"), callback=ruled("temperature")
+    temperature: float | None = option(
+        None, "Sampling temperature; 0 is greedy. [default: the checkpoint's, else 0]", names=("--temperature", "-t"),
+        callback=ruled("temperature"),
     )
-    top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.", callback=ruled("top_k"))
-    top_p: float = option(
-        1.0, "Keep the smallest set of tokens with this probability; 1 keeps all.", callback=ruled("top_p")
+    top_k: int | None = option(
+        None, "Keep the k most probable tokens; 0 keeps all. [default: the checkpoint's]", callback=ruled("top_k")
     )
-    min_p: float = option(
-        0.0, "Drop tokens that are less probable than this share of the most probable one; 0 drops none.",
+    top_p: float | None = option(
+        None, "Keep the smallest set of tokens with this probability; 1 keeps all. [default: the checkpoint's]",
+        callback=ruled("top_p"),
+    )
+    min_p: float | None = option(
+        None, "Drop tokens that are less probable than this share of the most probable one; 0 drops none. "
+        "[default: the checkpoint's]",
         callback=ruled("min_p"),
     )
-    repetition_penalty: float = option(
-        1.0, "Above 1, tokens that occurred before become less probable; 1 turns this off.",
+    repetition_penalty: float | None = option(
+        None, "Above 1, tokens that occurred before become less probable; 1 turns this off. "
+        "[default: the checkpoint's]",
         callback=ruled("repetition_penalty"),
     )
     stop: list[str] | None = option(None, "Stop text: the answer ends before it; may be repeated.")
@@ -163,7 +170,16 @@ class SamplingOptions:
         """The parameters of a request. more: others of `SamplingParams`."""
         from paceline.core.sampling import SamplingParams
 
-        return SamplingParams(**dataclasses.asdict(self) | {"stop": tuple(self.stop or ())} | more)
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return SamplingParams(**given | {"stop": tuple(self.stop or ())} | more)
+
+    def unsaid(self, engine: Engine, screen: Screen | None) -> dict[str, Any]:
+        """What the checkpoint says and no option does; `screen` shows it."""
+        own = {name: value for name, value in engine.target.sampling.items() if getattr(self, name) is None}
+        if own and screen is not None:
+            words = ", ".join(f"{name} {value:g}" for name, value in own.items())
+            screen.note(f"as the checkpoint says: {words}")
+        return own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +196,9 @@ class EngineOptions:
         None,
         "Largest memory for keys and values, such as 2GB; requests wait until there is room. [default: half of the "
         "free memory]",
+    )
+    context: int | None = option(
+        None, "Most tokens of a prompt and its answer. [default: the model's context]", least=2
     )
     reuse: bool = option(True, "Compute the common beginning of prompts once. Some drafters do not allow it.")
     prefix_cache: PrefixCache = None

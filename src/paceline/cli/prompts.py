@@ -34,7 +34,8 @@ class Job:
     prompt    text, or chat messages; params how to answer it.
     where     "file, line 3" for error messages, "" on the command line; id as in the file.
     expected  text that the answer is expected to be much like, for drafters; "": none.
-    key       what it is found by in a file of answers; "": it is not written to one."""
+    key       what it is found by in a file of answers; "": it is not written to one.
+    said      names of the parameters that its line has."""
 
     index: int
     prompt: str | Messages
@@ -43,6 +44,12 @@ class Job:
     id: Any = None
     expected: str = ""
     key: str = ""
+    said: frozenset[str] = frozenset()
+
+    def with_defaults(self, values: Mapping[str, Any]) -> "Job":
+        """The job with these parameters where its line does not say."""
+        unsaid = {name: value for name, value in values.items() if name not in self.said}
+        return replace(self, params=replace(self.params, **unsaid))
 
     @property
     def name(self) -> str:
@@ -110,7 +117,7 @@ def _job(index: int, line: Any, params: SamplingParams, where: str, expected: st
     if "logit_bias" in own:
         own["logit_bias"] = _logit_bias(own["logit_bias"])
     expected = _text(fields[PREDICTION], PREDICTION) if PREDICTION in fields else expected
-    return Job(index, prompt, replace(params, **own), where, fields.get("id"), expected)
+    return Job(index, prompt, replace(params, **own), where, fields.get("id"), expected, said=frozenset(own))
 
 
 def _asked(fields: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 from time import strftime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from paceline import interrupt
 from paceline.cli import options
@@ -24,6 +24,9 @@ from paceline.errors import PacelineError
 from paceline.jsonl import REQUESTS, appends
 from paceline.serve.settings import Settings
 from paceline.workbench.options import with_options
+
+if TYPE_CHECKING:
+    from paceline.engine.engine import Engine
 
 DRAFTS = ("suffix", "sam", "prompt-lookup", "none")
 """Drafters that requests may choose beside the server's own: they need no weights."""
@@ -129,7 +132,7 @@ def serve(
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     on = f"http://{where}:{listening.getsockname()[1]}"
-    said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n"
+    said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n{_room(engine)}\n{_sampling(settings, engine)}\n"
     print(said, end="", flush=True)  # in one piece: whoever reads the address may leave then
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
@@ -147,6 +150,21 @@ def serve(
     if not worker.stop() or writer.is_alive():  # the interpreter must not end beside either, or wait for them
         os._exit(status)
     return status
+
+
+def _room(engine: "Engine") -> str:
+    """How many tokens a request may have, and why, in words."""
+    most = engine.longest
+    why = "the context" if most == engine.target.max_context else "--cache-memory"
+    return f"a request may have {most:,} tokens with its answer ({why}); coding agents need 8,000 to 18,000"
+
+
+def _sampling(settings: Settings, engine: "Engine") -> str:
+    """How answers are sampled where a request does not say, in words."""
+    values = {"temperature": 1.0} | settings.defaults(engine.target.sampling)
+    said = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    whose = "the checkpoint's, " if engine.target.sampling and not settings.sampling.startswith("none") else ""
+    return f"sampling, where a request does not say ({whose}--sampling): {said}"
 
 
 @contextmanager

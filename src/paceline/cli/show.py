@@ -30,7 +30,7 @@ Columns = Sequence[tuple[str, str, str]]
 """Of a table: title, figure, and its format, which is "" for text on the left. Titles may come again."""
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
-REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "the model's context is full"}
+REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "context is full, or its memory"}
 REASONS |= {"abort": "stopped", "error": "ended with an error"}
 LONG_READING = 1.0  # seconds in which a prompt is read, from which on they are told
 REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar

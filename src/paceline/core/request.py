@@ -17,7 +17,7 @@ from paceline.core.sampling import SamplingParams, TokenLogprob
 from paceline.core.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
-"""length: max_tokens; context: the model's context is full; abort: the caller gave up; error: see `Row.error`."""
+"""length: max_tokens; context: the context or its memory is full; abort: the caller gave up; error: see `Row.error`."""
 
 AHEAD = 256  # tokens reserved for an answer when its request joins; most answers are shorter
 

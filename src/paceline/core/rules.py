@@ -41,6 +41,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """For each field of SamplingParams: a test of its value, and the rule in words."""
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of SamplingParams that a checkpoint may set."""
+
 
 def check(name: str, value: Any) -> None:
     """PacelineError unless `value` keeps the rule of the field `name`."""
@@ -54,10 +57,11 @@ def check(name: str, value: Any) -> None:
 
 
 def ruled(name: str) -> Callable[[Any], Any]:
-    """The callback of an option that holds the field `name`: its value, if that keeps the rule."""
+    """The callback of an option that holds the field `name`: its value, if that keeps the rule or is not given."""
 
     def checked(value: Any) -> Any:
-        check(name, value)
+        if value is not None:
+            check(name, value)
         return value
 
     return checked

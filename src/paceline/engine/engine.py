@@ -72,6 +72,8 @@ class EngineConfig:
     cache_memory: int | str | None = None
     """Most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait for it. If
     rows outgrow it, the youngest is preempted and run again later (docs/batching.md)."""
+    context: int | None = None
+    """Most tokens of a prompt and its answer, if they are to be fewer than the model allows."""
     reuse: bool = True
     """Copy the keys and values of earlier requests whose prompts begin alike."""
     prefix_cache: str | Path | None = None
@@ -93,7 +95,7 @@ class EngineConfig:
     activations: int | None = None
 
     def __post_init__(self) -> None:
-        names = ("max_batch", "prefill_chunk", "max_slowdown", "max_rows_per_client")
+        names = ("max_batch", "prefill_chunk", "max_slowdown", "max_rows_per_client", "context")
         limits = {name: getattr(self, name) for name in names}
         if low := [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and not limit >= 1]:
             raise PacelineError(f"{' and '.join(low)}; it must be 1 or more.")
@@ -273,6 +275,11 @@ class Engine:
         return self.config.max_batch
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer, which the context and the memory leave. Answers end there."""
+        return self.memory.longest
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self.rows or self.waiting)
@@ -280,8 +287,8 @@ class Engine:
     def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
         """Queue a request; it joins the batch between rounds, as soon as there is a slot and memory.
 
-        Raises PromptError for a prompt that is empty, fills the model's context or can never fit into the cache's
-        memory, PacelineError for parameters that this model can never honour."""
+        Raises PromptError for a prompt that is empty, or that fills the model's context or the cache's memory,
+        PacelineError for parameters that this model can never honour."""
         row = self.check(prompt, params)
         self._next_id += 1
         self.waiting.append(row)
@@ -297,10 +304,9 @@ class Engine:
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
-        most, ends = self.target.max_context, self.target.eos_token_ids
-        row = Row(self._next_id, tokens, params, max_context=most, eos_token_ids=ends, detokenizer=detokenizer)
-        self.memory.check(row)
-        return row
+        self.memory.check(len(tokens))
+        most, ends = self.longest, self.target.eos_token_ids
+        return Row(self._next_id, tokens, params, max_context=most, eos_token_ids=ends, detokenizer=detokenizer)
 
     def encode(self, prompt: Prompt) -> IntArray:
         """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
@@ -499,7 +505,7 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
 
     Raises PacelineError, one line, for a model that cannot be found, read or used."""
     if isinstance(model, Target):
-        target = fitted(model, schedule)
+        target = fitted(_shortened(copy(model), config.context) if config.context else model, schedule)
         if config.exact:
             target.make_exact()
         return target
@@ -507,7 +513,14 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
 
     how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
     native = False if getattr(schedule, "is_rectangular", False) else None
-    return fitted(load(model, native=native, **how), schedule)
+    return fitted(_shortened(load(model, native=native, **how), config.context), schedule)
+
+
+def _shortened(target: Target, context: int | None) -> Target:
+    """`target` with no more context than that."""
+    if context is not None:
+        target.max_context = min(target.max_context, context)
+    return target
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -184,13 +185,22 @@ class Memory:
             layers, two, _, heads, _, dim = self.cache.kv.shape
             self.disk = PrefixCache(disk[0], target, (layers, two, heads, BLOCK, dim), disk[1])
 
-    def check(self, row: Row) -> None:
-        """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
-        if self.cache is None or (need := self._size(1, row.max_length + SLACK)) <= self.budget:
+    @property
+    def longest(self) -> int:
+        """Most tokens of a row, prompt and answer, that is alone and has all the memory."""
+        lengths = range(self.target.max_context + 1)
+        if self.cache is None:
+            return lengths[-1]
+        return max(bisect_right(lengths, self.budget, key=lambda n: self._size(1, n + SLACK)) - 1, 0)
+
+    def check(self, length: int) -> None:
+        """Raise PromptError if a prompt of that many tokens leaves no memory for an answer's first, even alone."""
+        if self.cache is None or length < (most := self.longest):
             return
+        need = self._size(1, length + 1 + SLACK)
         raise PromptError(
-            f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
-            f"{decimal(need)} of cache, and cache_memory is {decimal(self.budget)}: ask for less, or give it more."
+            f"The prompt of {length} tokens and one new one need {decimal(need)} of cache, and cache_memory is "
+            f"{decimal(self.budget)}, which holds {most}: shorten the prompt, or give it more."
         )
 
     def has_room(self, row: Row, running: Sequence[Row], joining: int = 1) -> bool:

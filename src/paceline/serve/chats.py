@@ -21,6 +21,7 @@ from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
+from paceline.serve.infill import filling
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import serving, shown_drafts
 from paceline.serve.settings import Refused, Settings
@@ -75,6 +76,8 @@ class Chats:
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
         self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
+        self.tokenizer.reads_marks = settings.parse_marks
+        self.defaults = settings.defaults(self.engine.target.sampling)
         target = self.engine.target
         self.grammars = Grammars(
             self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace
@@ -160,7 +163,7 @@ class Chats:
 
     def most_tokens(self, prompt: Sequence[int]) -> int:
         """How many tokens of an answer fit behind a prompt."""
-        return max(self.engine.target.max_context - len(prompt), 1)
+        return max(self.engine.longest - len(prompt), 1)
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None, grammar: Any) -> SamplingParams:
         """The engine's parameters, with the request's prediction."""
@@ -172,7 +175,7 @@ class Chats:
             if (size := len(more["prediction"])) >= self.engine.target.max_context:
                 what = f"prediction has {size} tokens, and this model's context holds {self.engine.target.max_context}"
                 raise Refused(f"{what}; shorten it", "prediction", code="context_length_exceeded")
-        return request.sampling(self.most_tokens(prompt), **more)
+        return request.sampling(self.most_tokens(prompt), self.defaults, **more)
 
     def grammar(
         self, request: Common, most: int, tools: Sequence[Tool] = (), marks: tuple[str, str] | None = None,
@@ -212,6 +215,7 @@ class Chats:
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
             return [Prompted(chat.prompt, self._answers(request, chat.prompt, logprobs, chat.grammar), chat.reader)]
         assert isinstance(request, TextRequest)
+        request = filling(self.tokenizer, request, self.engine.longest)
         given: Any = request.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             given = [given]

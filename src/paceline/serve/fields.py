@@ -2,7 +2,9 @@
 
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters."""
 
+from collections.abc import Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
@@ -250,12 +252,15 @@ class Common(Strict):
         """Whether the answer has to be JSON."""
         return self.response_format is not None and self.response_format.type != "text"
 
-    def sampling(self, most: int, **more: Any) -> SamplingParams:
-        """The engine's parameters; PacelineError for values that make no sense. most: tokens that still fit."""
+    def sampling(self, most: int, defaults: Mapping[str, float] = MappingProxyType({}), **more: Any) -> SamplingParams:
+        """The engine's parameters; PacelineError for values that make no sense.
+
+        most      tokens that still fit.
+        defaults  parameters that count where the request does not say."""
         own = {name: getattr(self, name) for name in PARAMETERS} | {
-            "top_k": None if self.top_k == -1 else self.top_k,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
             "seed": None if self.seed is None else self.seed % 2**64,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "stop": [*filter(None, [self.stop])] if isinstance(self.stop, str) else self.stop,
             "max_tokens": self.most_tokens if self.most_tokens is not None else most,
         }
         if self.min_tokens > max(own["max_tokens"], 0):
@@ -263,7 +268,7 @@ class Common(Strict):
         if self.min_tokens and more.get("grammar") is not None:
             raise Refused("min_tokens does not go with an answer whose form is given; leave it out", "min_tokens")
         given = {name: value for name, value in own.items() if value is not None}
-        return SamplingParams(**{"temperature": 1.0, **given}, **more)
+        return SamplingParams(**{"temperature": 1.0, **defaults, **given}, **more)
 
     @property
     def most_tokens(self) -> int | None:
@@ -362,6 +367,7 @@ class ChatRequest(Conversation, Common):
 
 class TextRequest(Common):
     prompt: Annotated[SkipValidation[str | list[int] | list[str] | list[list[int]]], AfterValidator(_a_prompt)]
+    suffix: str | None = None
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)

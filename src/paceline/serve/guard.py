@@ -99,6 +99,8 @@ def add_errors(app: FastAPI) -> None:
     async def other(http: Request, error: HTTPException) -> JSONResponse:
         path = str(http.scope["path"])
         what = ELSEWHERE.get(path, error.detail)
+        if error.status_code == 404 and f"/v1{path}" in {getattr(route, "path", "") for route in app.routes}:
+            what = f"the route is /v1{path}; let the client's base URL end with /v1"
         made = refused(Refused(what, status=error.status_code), path)
         body = loads(bytes(made.body))
         body["error"]["message"] = readable(f"{http.method} {shortened(path)}: {what}")  # a route, no path of the disk

@@ -45,6 +45,8 @@ class Format:
 
     bare     an answer that begins with such an object is a call too.
     named    calls are also written as a name, [ARGS] and the arguments.
+    heads    what begins a call of which the model has left out the mark; only at the beginning of a line.
+    bound    calls have a name and arguments and nothing else, so that the list of the prompt's tools is none.
     written  other ways to write them.
     inner    marks within calls, by which the format is known from others with the same `opens`.
     after    what ends all calls."""
@@ -53,6 +55,8 @@ class Format:
     close: str = ""
     bare: bool = False
     named: bool = False
+    heads: tuple[str, ...] = ()
+    bound: bool = False
     written: tuple[Writing, ...] = ()
     inner: tuple[str, ...] = ()
     after: str = ""
@@ -102,7 +106,7 @@ def _typed(text: str, schema: Any) -> Any:
     if kinds - {"string"}:
         word = text.strip()
         with suppress(NotJSON):
-            value = loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+            value = loads({"True": "true", "False": "false", "None": "null"}.get(word, word), raw=True)
             if _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds):
                 return value
     return text
@@ -131,7 +135,7 @@ class _Words(ast.NodeTransformer):
 def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
     """A JSON object, which may end with a fence."""
     try:
-        value = loads(text.strip().removesuffix("```"))
+        value = loads(text.strip().removesuffix("```"), raw=True)
     except NotJSON:
         return None
     return value if isinstance(value, dict) else None
@@ -159,13 +163,15 @@ FORMATS = {
     "json": Format(("```json", "```\n"), "```", bare=True),
     "llama3": Format(("<|python_tag|>",), bare=True),
     "mistral": Format(("[TOOL_CALLS]",), named=True),
-    "qwen3_coder": Format(("<tool_call>",), "</tool_call>", written=(QWEN_XML,), inner=("<function=",)),
+    "qwen3_coder": Format(("<tool_call>",), "</tool_call>", heads=("<function=",), written=(QWEN_XML,),
+                          inner=("<function=",)),
     "glm45": Format(("<tool_call>",), "</tool_call>", written=(GLM_XML,), inner=("<arg_key>", "</arg_key>",
                     "<arg_value>", "</arg_value>")),
     "llama4": Format(("<|python_start|>",), "<|python_end|>", bare=True, written=(PYTHONIC,)),
     "deepseek": Format(("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), "<｜tool▁call▁end｜>", written=(DEEPSEEK,),
                        inner=("<｜tool▁sep｜>",), after="<｜tool▁calls▁end｜>"),
 }  # fmt: skip
+LISTED = Format(("<tools>",), "</tools>", bound=True)  # as small models answer to a prompt that lists tools so
 BARE = Format((), bare=True)  # what a grammar forces: a call and nothing else
 REASONING = {
     "think": ("<think>", "</think>"),
@@ -187,10 +193,10 @@ _BETWEEN = re.compile(r"[\s,;\[\]]*")
 def tool_formats(parser: str) -> tuple[Format, ...]:
     """The formats that --tool-parser names; PacelineError if it names none."""
     if parser == "auto":
-        return tuple(FORMATS.values())
+        return (*FORMATS.values(), LISTED)
     if parser != "none" and parser not in FORMATS:
         raise PacelineError(f"--tool-parser is {parser!r}; it can be auto, {', '.join(FORMATS)} or none")
-    return () if parser == "none" else (FORMATS[parser],)
+    return () if parser == "none" else (FORMATS[parser], *[LISTED] * (parser == "hermes"))
 
 
 def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
@@ -238,11 +244,16 @@ class _Nesting:
         self._depth, self._quote, self._escaped = 0, "", False
         self._quotes, self._opens, self._closes = ("'\"", "{[(", "}])") if python else ('"', "{[", "}]")
 
-    def read(self, text: str) -> None:
-        """Go on with the next piece of the text; what follows the end is not read."""
+    def read(self, text: str) -> str:
+        """Go on with the next piece of the text; what follows the end is not read.
+
+        Returns the piece with control characters in strings escaped: models write line breaks as they are."""
+        clean = []
         while not self.end and self.at < len(text):
             char = text[self.at]
             self.at += 1
+            is_raw = char < " " and self._quote and not self._escaped  # after a backslash it is no JSON at all
+            clean.append(json.dumps(char)[1:-1] if is_raw else char)
             if self._quote:
                 if char == self._quote and not self._escaped:
                     self._quote = ""
@@ -254,6 +265,7 @@ class _Nesting:
             elif char in self._closes:
                 self._depth -= 1
                 self.end = 0 if self._depth else self.at
+        return "".join(clean)
 
 
 Waiting = Generator[None, None, None]
@@ -284,6 +296,7 @@ class Reader:
         self._text, self._over = "", False  # what is not read yet; whether no more comes
         self._held = ""  # white space, which is dropped beside calls and reasoning
         self._begun, self.called, self._said = 0, 0, False
+        self._odd = False  # whether there was a mark without a call
         self._out: list[Piece] = []
         self._steps = self._read()
 
@@ -314,13 +327,16 @@ class Reader:
             for mark in one.opens:
                 known = opens.setdefault(mark, one)
                 opens[mark] = known if known is one else replace(known, written=(*known.written, *one.written))
+        heads = {mark: one for one in self._formats for mark in one.heads}
         ends = {one.after for one in self._formats if one.after}
         while self._most is None or self.called < self._most:
-            mark = yield from self._until("content", (*opens, *ends))
+            mark = yield from self._until("content", (*opens, *heads, *ends))
             if not mark:
                 break
             if mark in opens:
                 yield from self._calls(mark, opens[mark])
+            elif mark in heads:
+                yield from self._headed(mark, heads[mark])
             elif not self.called:
                 self._say("content", mark)
         if self._held and not self.called:
@@ -387,12 +403,24 @@ class Reader:
                 return
             if not (yield from self._call(form)):
                 if mark:
+                    self._odd = self._odd or mark.startswith("<")  # code in a fence is no sign of a call
                     self._say("content", mark)
                 elif self.called:
                     between = _LIST_END.sub("", between)
                 self._text = between + self._text
                 return
             mark, self._held = "", ""
+
+    def _headed(self, head: str, form: Format) -> Waiting:
+        """The calls from one on that has no mark in front. None where text stands before it on its line, or where the
+        answer has had something like a call that was none: `head` may be a part of that."""
+        before, self._text = self.called, head + self._text
+        if not self._odd and ("\n" in self._held or not self._said):
+            yield from self._calls("", form)
+            self._odd = self.called == before
+        if self.called == before:
+            self._say("content", head)
+            self._text = self._text[len(head) :]
 
     def _between(self, close: str) -> Generator[None, None, str]:
         """Skip what stands between calls, and return it."""
@@ -422,22 +450,20 @@ class Reader:
         if head is None and (key is None or not key[1]):
             return False
         object_ = _Nesting(head.end() if head else 0)
-        arguments, sent = None, 0
+        arguments = None
         while True:
             object_.read(self._text)
             head = head or _HEAD.match(self._text)
-            if head and arguments is None and head[1] in self._names and head[1] not in self._strict:
-                arguments, sent = _Nesting(head.end()), head.end()
+            if head and arguments is None and head[1] in self._names and not (form.bound or head[1] in self._strict):
+                arguments = _Nesting(head.end())
                 self._begin(head[1])
             if arguments is not None:
-                arguments.read(self._text)
-                safe = arguments.end or len(self._text)
-                self._pass_on(self._text[sent:safe])
-                sent = safe
+                self._pass_on(arguments.read(self._text))
             if object_.end or self._over:
                 break
             yield
-        call = None if not object_.end else _parsed(self._text[: object_.end], head if key is None else None)
+        named = head if key is None else None
+        call = None if not object_.end else _parsed(self._text[: object_.end], named, bound=form.bound)
         if call is None or call[0] not in self._names or (arguments and head and head[1] != call[0]):
             return False
         return self._take(*call, object_.end, begun=arguments is not None)
@@ -488,17 +514,20 @@ class Reader:
             self._out.append(Piece("arguments", arguments, self._begun - 1))
 
 
-def _parsed(text: str, named: re.Match[str] | None) -> tuple[str, str] | None:
-    """Name and arguments of a call, as JSON text; None if it is broken. named: what stands before its arguments."""
+def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str, str] | None:
+    """Name and arguments of a call, as JSON text; None if it is broken. named: what stands before its arguments. bound:
+    as in `Format`."""
     if text.startswith("{{"):  # as the template of Qwen2.5-Coder shows calls, and the model writes them
         text = text[1:-1]
     try:
-        value = loads(text if named is None else text[named.end() :])
+        value = loads(text if named is None else text[named.end() :], raw=True)
         if named is not None:
             value = {"name": named[1], "arguments": value}
+        if bound and set(value) != {"name", "arguments"}:
+            return None
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):
-            arguments = loads(arguments)
+            arguments = loads(arguments, raw=True)
     except NotJSON:
         return None
     if not isinstance(name, str) or not isinstance(arguments, dict):

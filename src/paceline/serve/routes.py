@@ -3,11 +3,12 @@
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from time import time
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
@@ -21,6 +22,7 @@ from paceline.serve import fields
 from paceline.serve.chats import Chats, Prompted
 from paceline.serve.fields import ChatRequest, Common, TextRequest
 from paceline.serve.guard import Bodies, Guard, add_errors, describe_bodies, while_there
+from paceline.serve.infill import InfillRequest
 from paceline.serve.items import Answer, ItemsRequest
 from paceline.serve.listener import CutOff
 from paceline.serve.messages import Message, MessagesRequest
@@ -57,7 +59,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     _watching(app, chats, metrics, audited(worker, settings, metrics) if settings.audit else None)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
     texts |= {"/v1/responses": ItemsRequest, "/v1/messages": MessagesRequest}
-    texts["/v1/messages/count_tokens"] = MessagesRequest
+    texts |= {"/v1/messages/count_tokens": MessagesRequest, "/infill": InfillRequest}
     describe_bodies(app, {**texts, "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest})
     return app
 
@@ -72,6 +74,14 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     async def text(http: Request, request: TextRequest = Depends(bodies.of(TextRequest))) -> Response:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
         return await answer(http, request)
+
+    @app.post("/infill")
+    async def infill(http: Request, wanted: InfillRequest = Depends(bodies.of(InfillRequest))) -> Response:
+        """llama.cpp's fill in the middle, whole."""
+        began, most = perf_counter(), chats.engine.longest
+        request = await bodies.worked(http.state.size, lambda: wanted.text(chats.tokenizer, most))
+        done = await answer(http, request)
+        return JSONResponse(wanted.answer(json.loads(bytes(done.body)), perf_counter() - began))
 
     async def answer(http: Request, request: Common) -> Response:
         prompted, submitted = await asked(http, request)

@@ -3,12 +3,13 @@
 Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings."""
 
 import json
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from paceline.core.rules import SAMPLING, check
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
 
 PIECE = 1 << 16  # bytes that are looked at in one go; other threads run in between
 
@@ -41,7 +42,7 @@ class Limits:
     parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
     prompts: int = _most("prompts", 256, "prompts in one text completion")
     answers: int = _most("answers", 128, "answers to a prompt (n)")
-    stops: int = _most("stops", 16, "stop strings in a request")
+    stops: int = _most("stops", 32, "stop strings in a request")
     stop_length: int = _most("stop-length", 1000, "characters of a stop string")
     stop_ids: int = _most("stop-ids", 128, "stop_token_ids in a request")
     logit_bias: int = _most("logit-bias", 1024, "entries in logit_bias")
@@ -151,6 +152,14 @@ class Settings:
     lenient: bool = option(
         False, "Ignore fields of requests that are unknown or that the model does not read, and name each once."
     )
+    sampling: str = option(
+        "checkpoint",
+        "Sampling of requests that do not say: checkpoint (as it says, else temperature 1), none (temperature 1), or "
+        "what differs, such as temperature=0.7,top_p=0.9.",
+    )
+    parse_marks: bool = option(
+        False, "Let marks in messages, such as <|im_end|>, become the control tokens that they spell, as elsewhere."
+    )
     share_prefixes: bool = option(
         False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."
     )
@@ -175,5 +184,23 @@ class Settings:
     def __post_init__(self) -> None:
         if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):
             raise PacelineError("an API key is empty, or has spaces or characters that are not ASCII; give another one")
+        self.defaults({})
         if self.protect_all and not self.api_keys:
             raise PacelineError("--protect-all needs an --api-key")
+
+    def defaults(self, checkpoint: Mapping[str, float]) -> dict[str, float]:
+        """Parameters of requests that do not say, by --sampling; PacelineError where that cannot be read.
+
+        checkpoint  what the model's checkpoint says."""
+        made = {} if self.sampling.startswith("none") else dict(checkpoint)
+        for part in filter(None, self.sampling.removeprefix("none").removeprefix("checkpoint").split(",")):
+            name, is_given, text = (word.strip() for word in part.partition("="))
+            if name not in SAMPLING or not is_given:
+                choice = f"checkpoint, none, or NAME=NUMBER,... of {', '.join(SAMPLING)}"
+                raise PacelineError(f"--sampling has {shortened(repr(part))}; it can be {choice}")
+            try:
+                made[name] = int(text) if name == "top_k" else float(text)
+            except ValueError:
+                raise PacelineError(f"--sampling: {name} is {shortened(repr(text))}; it must be a number") from None
+            check(name, made[name])
+        return made

@@ -7,10 +7,11 @@ path and drops the others."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -85,6 +86,7 @@ class Target(Facts, ABC):
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
     expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
     notes                lines about this model that a user should read.
+    sampling             how the checkpoint says that tokens are to be drawn, by field of SamplingParams.
     folder               folder or GGUF file of its checkpoint, which may hold a head; None: it was made in memory.
     tokenizer            the loader's; drafters with token ids on disk compare its fingerprint with theirs.
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
@@ -99,6 +101,7 @@ class Target(Facts, ABC):
     activations: int | None = None
     expanded: str | None = None
     notes: Sequence[str] = ()
+    sampling: Mapping[str, float] = MappingProxyType({})
     folder: Path | None = None
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False

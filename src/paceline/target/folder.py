@@ -18,7 +18,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
-from paceline.errors import PATHS, ModelError, meant, shortened
+from paceline.core.rules import SAMPLING, check
+from paceline.errors import PATHS, ModelError, PacelineError, meant, shortened
 from paceline.jsonl import NotJSON, loads
 from paceline.target.checks import check_limits, is_number, short
 from paceline.target.quantised.blocks import Blocks, WeightsByName
@@ -195,6 +196,20 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
             raise ModelError(f"{file}: eos_token_id is {short(ids)}; it must be a token id or a list of them")
         ends.update(every)
     return tuple(sorted(ends))
+
+
+def sampling(facts: Mapping[str, Any], where: Path) -> dict[str, float]:
+    """How a checkpoint says that tokens are to be drawn. ModelError, which names the file, for a value that cannot
+    be."""
+    made = {name: value for name in SAMPLING if (value := facts.get(name)) is not None}
+    if made.get("top_k") == -1:
+        made["top_k"] = 0
+    try:
+        for name, value in made.items():
+            check(name, value)
+    except PacelineError as error:
+        raise ModelError(f"{where}: {one_line(error)}") from None
+    return made
 
 
 def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:

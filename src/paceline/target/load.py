@@ -149,6 +149,8 @@ def _load_folder(
             made_of=made_of, expand=precision is None, remarks=remarks,
         )  # fmt: skip
     made.folder = folder
+    if (generation := folder / "generation_config.json").exists():
+        made.sampling = files.sampling(files.read_json(generation), generation)
     if tokenizer is not None or has_tokenizer(folder):
         made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
     return made

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.request import Detokenizer
 from paceline.errors import ModelError, PromptError, TooLong, shortened
+from paceline.target.marks import Marks, marks_of
+from paceline.target.turns import forms
 
 ROLES = ("system", "user", "assistant", "tool")
 """Roles that any chat template may get; the template has to name any other role of a message."""
@@ -26,15 +28,17 @@ QUICK = 16  # a prompt with fewer characters per token of the context is encoded
 class Tokenizer:
     """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages.
 
-    begins  conversations begin with BOS, whether their template writes it or not, as in llama.cpp."""
+    begins       conversations begin with BOS, whether their template writes it or not, as in llama.cpp.
+    reads_marks  marks in messages, such as <|im_end|>, become the tokens that they spell, as in other engines."""
 
     begins = False
+    reads_marks = False
 
     def __init__(self, inner: Any, name: str = "tokenizer"):
         self.inner = inner
         self.name = name
         self._backend: Backend | None = getattr(inner, "backend_tokenizer", None)
-        self._shows = False
+        self._shows, self._shown = False, ""
 
     @property
     def vocab_size(self) -> int:
@@ -65,6 +69,8 @@ class Tokenizer:
     def show(self, texts: Iterable[str]) -> None:
         """Show the special tokens with these texts in answers: marks of tool calls are parsed from the text."""
         texts = set(texts)
+        self._shown += "\n".join(sorted(texts))
+        vars(self).pop("_marks", None)
         shown = {i for i, token in self.inner.added_tokens_decoder.items() if token.content in texts}
         if shown & self._special:
             self._shows, self._special = True, self._special - shown
@@ -87,6 +93,12 @@ class Tokenizer:
         check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
+    def encode_words(self, text: str) -> list[int]:
+        """As `encode_text`, for people's text, whose marks are text as in messages."""
+        check_text(text)
+        marks = None if self.reads_marks else self._marks
+        return self.encode_text(text) if marks is None else marks.plain(text)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to the beginning of the assistant's turn.
 
@@ -95,10 +107,13 @@ class Tokenizer:
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
             raise ModelError(f"{self.name} has no chat template: give it plain text, or use a model made for chat")
-        return [int(i) for i in self._templated(messages, tokenize=True, **options)]
+        marks = None if self.reads_marks else self._marks
+        if marks is None or (hidden := marks.hide(messages, options)) is None:
+            return [int(i) for i in self._templated(messages, tokenize=True, **options)]
+        return marks.encode(self._templated(hidden[0], tokenize=False, **hidden[1]))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text that `encode_chat` encodes."""
+        """The text that `encode_chat` encodes; it does not say which of its marks are tokens."""
         return str(self._templated(messages, tokenize=False))
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
@@ -106,17 +121,23 @@ class Tokenizer:
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
         given = [{**message, "role": self._role(i, message.get("role"))} for i, message in enumerate(messages)]
-        try:
-            options = {"add_generation_prompt": True, **options, "tokenize": tokenize, "return_dict": False}
-            made = self.inner.apply_chat_template(given, **options)
-        except Exception as error:  # a template is a program and may raise anything
-            what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            what = shortened(" ".join(what.split()), 400)
-            raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from None
+        made = self._accepted(given, {"add_generation_prompt": True, **options, "tokenize": tokenize})
         if not self.begins:
             return made
         start = [self.inner.bos_token_id] if tokenize else self.inner.bos_token
         return made if made[: len(start)] == start else start + made
+
+    def _accepted(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Any:
+        """What the template makes of the first form of the messages that it takes."""
+        what = ""
+        for form in forms(messages):
+            try:
+                return self.inner.apply_chat_template(form, **options, return_dict=False)
+            except Exception as error:  # a template is a program and may raise anything
+                known = isinstance(error, jinja2.TemplateError)
+                what = what or (str(error) if known else f"{type(error).__name__}: {error}")
+        what = shortened(" ".join(what.split()), 400)
+        raise PromptError(f"the chat template of {self.name} refuses these messages: {what}")
 
     def _role(self, number: int, role: Any) -> str:
         """The role of a message as the chat template knows it; PromptError for a role that it does not name."""
@@ -170,6 +191,15 @@ class Tokenizer:
     def _special(self) -> frozenset[int]:
         """Ids of tokens without text."""
         return frozenset(i for i, token in self.inner.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def _marks(self) -> Marks | None:
+        """The marks that are text in messages; None for a tokenizer without a backend, which cannot be renamed."""
+        if self._backend is None:
+            return None
+        added = self.inner.added_tokens_decoder
+        marks = marks_of(added, f"{self.chat_template}\n{self._shown}")
+        return Marks(self._backend, marks, {added[i].content for i in self._special})
 
     @cached_property
     def _scheme(self) -> str:

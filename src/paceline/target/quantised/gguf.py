@@ -21,7 +21,7 @@ from paceline.errors import ModelError, shortened
 from paceline.target.adapter import Adapter
 from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import fingerprint, one_line, refuse_pointer
+from paceline.target.folder import fingerprint, one_line, refuse_pointer, sampling
 from paceline.target.linear import has_units
 from paceline.target.quantised.blocks import (
     Blocks,
@@ -267,7 +267,7 @@ def load_gguf(
     kept = {} if precision is None else weights
     if round_inputs(path, kept, activations, dtype) == 16:
         dtype = dtype or torch.float32
-    return Decoder(
+    made = Decoder(
         config,
         weights,
         name=path.stem,
@@ -280,6 +280,16 @@ def load_gguf(
         inverse_frequencies=_frequencies(file, config),
         remarks=([held] if held else []) + ([adapter.remark] if adapter else []),
     )
+    made.sampling = sampling_of(file)
+    return made
+
+
+def sampling_of(file: GGUF) -> dict[str, float]:
+    """How the file says that tokens are to be drawn."""
+    facts = within(file.metadata, "general.sampling.")
+    named = facts | {"temperature": facts.get("temp"), "repetition_penalty": facts.get("penalty_repeat")}
+    plain = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in named.items()}
+    return sampling(plain, file.path)
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
