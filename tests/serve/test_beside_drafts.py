@@ -167,8 +167,8 @@ ROWS: list[tuple[str, tuple[str, ...], dict[str, str]]] = [
     }),
 ]  # fmt: skip
 MODULES = {"test_accept": "tests.test_accept", "test_beside_drafts": __name__}
-OTHERS = {"model", "draft", "messages", "prompt", "suffix", "echo", "add_special_tokens", "stream_options", "return_token_ids",
-          "chat_template_kwargs", "reasoning_effort", "enable_thinking", "add_generation_prompt",
+OTHERS = {"model", "draft", "messages", "prompt", "suffix", "echo", "add_special_tokens", "stream_options",
+          "return_token_ids", "chat_template_kwargs", "reasoning_effort", "enable_thinking", "add_generation_prompt",
           "continue_final_message", "parallel_tool_calls", "max_completion_tokens", "user", "metadata",
           "safety_identifier", "prompt_cache_key", "store", "service_tier", "modalities"}  # fmt: skip
 """Fields that shape a prompt, or how an answer is written down."""
