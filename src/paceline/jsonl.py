@@ -554,7 +554,7 @@ def standard_output() -> Writer:
 
 
 PAGE, TABLE, ISSUE, JUNIT = rb"<!doctype html>", rb'{\s*"paceline": "tune"', rb"# With drafts:", rb"\s*<testsuite "
-GGUF = rb"(?s)GGUF|.*\0"  # and what else llama.cpp reads, which is not text either
+GGUF = rb"(?s)GGUF|.{8}\xff{8}"  # or a lookup cache: two tokens, and -1 twice
 """How the files of a kind begin, as patterns: what a command writes replaces its own kind only."""
 
 

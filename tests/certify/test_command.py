@@ -139,12 +139,16 @@ def test_progress_within_a_budget_is_its_seconds(capsys, monkeypatch):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--budget", "soon"], "it is a time such as 90s, 5m or 1h"),
     (["--engine", "nope", "--dtype", "int8"], "there is no engine 'nope'"),
+    (["--draft", "samm"], "There is no drafter 'samm'"),
+    (["--draft", "samm", "--engine", "transformers"], "There is no drafter 'samm'"),
     (["--server", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 cannot be asked: "),
     (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --server with"),
 ])
-def test_mistakes_are_named(arguments, message, tiny, capsys):
+def test_mistakes_are_named_before_a_model_is_loaded(arguments, message, tiny, capsys):
     assert main(["certify", str(tiny), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
 
 
 @pytest.mark.parametrize(("kind", "dtype", "weights"), [

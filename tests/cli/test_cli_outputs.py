@@ -12,7 +12,18 @@ from tests.cli.command import WHERE
 from paceline.cli import app
 from paceline.core.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.jsonl import OUTPUTS, PAGE, RECORDS, TABLE, Appender, appends, check_file, check_folder, check_new_folder
+from paceline.jsonl import (
+    GGUF,
+    OUTPUTS,
+    PAGE,
+    RECORDS,
+    TABLE,
+    Appender,
+    appends,
+    check_file,
+    check_folder,
+    check_new_folder,
+)  # fmt: skip
 from paceline.train.__main__ import recipe
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
@@ -201,6 +212,19 @@ def test_a_file_of_another_kind_stays(command, tmp_path, monkeypatch, line):
     assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == (
         contents
     )
+
+
+@pytest.mark.parametrize("content", [
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"PK\3\4\x14\0\0\0\x08\0", b'\x0e\0\0\0\0\0\0\0{"weight": {}}',
+    bytes(range(99)), b"My novel.",
+], ids=["picture", "zip", "safetensors", "bytes", "text"])  # fmt: skip
+def test_what_llama_cpp_reads_replaces_its_own_kind_only(content, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(PacelineError, match="holds something else, which would be lost"):
+        check_file(file, GGUF)
+    file.write_bytes(b"GGUF" + content)
+    assert check_file(file, GGUF) == file
 
 
 def test_a_file_into_which_another_process_writes_is_refused_at_once(command, tmp_path):

@@ -93,10 +93,13 @@ MISTAKES = [
     ("certify", "name either a TARGET, or a server by --server"),
     ("certify model --reference http://x", "--reference is a server"),
     ("certify model --engine vlm", "there is no engine 'vlm'. Did you mean 'vllm'?"),
+    ("certify model --engine xyz", "Engines: paceline, transformers, vllm, llama-cpp, transformers-lookup,"),
     ("certify model -d samm", "There is no drafter 'samm'"),
     ("certify model --engine vllm", "vLLM wants an environment of its own"),
     ("certify model --engine transformers --dtype int8", "runs another model"),
     ("certify --server http://127.0.0.1:9/v1", "is the server up?"),
+    *((f"{asking} {address}", f"'{address}", "' is no address of a server: write http://HOST:PORT")
+      for asking in ("watch", "bench --server", "certify --server") for address in ("host:8000", "ftp://host")),
     ("certify model --prompts nowhere.jsonl", "nowhere.jsonl cannot be read"),
     ("quality model --text log.jsonl", "name another with --against or --dtype"),
     ("quality nowhere --dtype int8 --text log.jsonl --save", "--save writes into a model's folder"),

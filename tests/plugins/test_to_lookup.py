@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from paceline.draft.text.store import writing
+from paceline.jsonl import GGUF, check_file
 from paceline.plugins import to_gguf
 
 
@@ -33,3 +34,4 @@ def test_every_triple_within_a_document_is_counted(tmp_path):
         store.add("ends", np.cumsum([len(one) for one in documents], dtype=np.int64))
     to_gguf.write_lookup(tmp_path / "corpus", tmp_path / "cache")
     assert records(tmp_path / "cache") == expected
+    check_file(tmp_path / "cache", GGUF)  # it may be written anew

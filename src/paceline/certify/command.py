@@ -17,6 +17,7 @@ from paceline.certify.options import REQUESTS, Subject, Watch
 from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
 from paceline.draft.recording import Recording
+from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
@@ -48,6 +49,8 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     _check_name(subject)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
+    if draft is not None:
+        create(draft)  # misspelt, it is named before a model is read
     foreseen = f"; the verdict can only be {CANNOT_SAY!r}: {NO_DRAFT}" if draft == "none" else ""
     watch.say(f"loading {subject.model}{foreseen}")
     target = load(
@@ -168,7 +171,7 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
 
 def _check_name(subject: Subject) -> None:
     """PacelineError for an engine that does not exist, before a model is loaded for it."""
-    name, known = subject.engine.partition(":")[0].partition(",")[0], ("paceline", *HOSTS, *PEERS)
+    name, known = subject.engine.partition(":")[0].partition(",")[0], dict.fromkeys(("paceline", *HOSTS, *PEERS))
     if name not in known:
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
 

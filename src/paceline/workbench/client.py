@@ -343,10 +343,8 @@ async def find_models(url: str, key: str | None = None) -> dict[str, str]:
                 models = [model async for model in _api(url, http).models.list()]
             return {model.id + "": getattr(model, "owned_by", None) or "" for model in models}
         except (*UNREADABLE, openai.OpenAIError, httpx2.InvalidURL, TimeoutError) as error:
-            raise CompletionError(
-                f"{url}/models cannot be read ({_cause(error)}); is the server up? "
-                "A model is named after a #: http://host:8000/v1#model"
-            ) from None
+            how = "; a model is named after a #: http://host:8000/v1#model"
+            raise CompletionError(_unread(url, f"{url}/models", error) + how) from None
 
 
 def get(url: str, path: str, key: str | None = None) -> bytes | None:
@@ -362,7 +360,14 @@ def get(url: str, path: str, key: str | None = None) -> bytes | None:
                     raise CompletionError(f"{address} is longer than {PAGE_BYTES >> 20} MiB, or does not end")
             return bytes(page) if response.status_code == 200 else None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise CompletionError(f"{address} cannot be read: {error}; is the server up?") from None
+        raise CompletionError(_unread(url, address, error)) from None
+
+
+def _unread(url: str, page: str, error: Exception) -> str:
+    """Why a page of the server at `url` cannot be read."""
+    if not is_url(url):
+        return f"{url!r} is no address of a server: write http://HOST:PORT or https://HOST"
+    return f"{page} cannot be read ({_cause(error)}); is the server up?"
 
 
 def is_url(text: str) -> bool:
