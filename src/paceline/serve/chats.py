@@ -317,7 +317,8 @@ class Chats:
         answer."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
-            yield form.begin() or form.ping
+            if text := form.begin():
+                yield text
             async for i, delta in merged:
                 reader = readers[i]
                 if delta is None:
