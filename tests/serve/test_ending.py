@@ -224,7 +224,7 @@ async def sleep_forever(server):
 
 
 def command(folder, capsys, work, *options):
-    """`paceline serve` in this process: its status, its lines after the first two, those of standard error, and what
+    """`paceline serve` in this process: its status, its lines after the four of its start, those of standard error, and what
     `work` made of its address meanwhile."""
     printed, made = "", []
 
@@ -242,7 +242,7 @@ def command(folder, capsys, work, *options):
     other.join(10)
     out, err = capsys.readouterr()
     lines = iter((printed + out).splitlines())
-    return status, [*dropwhile(lambda line: "http://" not in line, lines)][2:], err.splitlines(), *made
+    return status, [*dropwhile(lambda line: "http://" not in line, lines)][4:], err.splitlines(), *made
 
 
 def test_a_line_for_each_request_and_one_for_the_end(folder, capsys):
