@@ -224,8 +224,8 @@ async def sleep_forever(server):
 
 
 def command(folder, capsys, work, *options):
-    """`paceline serve` in this process: its status, its lines after the four of its start, those of standard error, and what
-    `work` made of its address meanwhile."""
+    """`paceline serve` in this process: its status, its lines after the four of its start, those of standard error, and
+    what `work` made of its address meanwhile."""
     printed, made = "", []
 
     def client():
