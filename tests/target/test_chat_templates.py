@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import PromptError
 from paceline.target.load import load_tokenizer
+from paceline.target.marks import Marks
 from paceline.target.tokenizer import Tokenizer
 from zoo.tokenizer import CHAT_TEMPLATE as DEMO
 
@@ -213,3 +214,12 @@ def test_what_is_refused_in_any_form_says_why_it_was_at_first() -> None:
     tokenizer = made("bytes", "{{ raise_exception('not ' + messages | length | string) }}")
     with pytest.raises(PromptError, match=r"refuses these messages: not 2$"):
         tokenizer.encode_chat(said("user: a", "user: b"))
+
+
+def test_a_number_that_stands_for_no_mark_is_text() -> None:
+    """A template's error may show a client such a number, who can write another one like it."""
+    backend = byte_level(str).backend_tokenizer
+    marks = Marks(backend, MARKS, ())
+    hidden, _ = marks.hide([{"role": "user", "content": MARKS[0]}], {}) or ([], {})
+    number = hidden[0]["content"][:-6] + "999999"
+    assert marks.encode(number) == backend.encode(number, add_special_tokens=False).ids

@@ -67,7 +67,7 @@ class Marks:
         """Tokens of a template's text with hidden marks."""
         encoder, names, ids = self._encoder
         own = self._all.sub(lambda found: names[found[0]], text)
-        whole = self._hidden.sub(lambda found: self._written[found[0]], own)
+        whole = self._hidden.sub(lambda found: self._written.get(found[0], found[0]), own)
         return [ids.get(i, i) for i in encoder.encode(whole, add_special_tokens=False).ids]
 
     def plain(self, text: str) -> list[int]:
