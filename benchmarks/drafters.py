@@ -37,6 +37,7 @@ from paceline import Engine, SamplingParams
 from paceline.bench.record import is_looping
 from paceline.core.request import Completion, Row
 from paceline.core.round import Round
+from paceline.draft.base import Ask
 from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
@@ -156,12 +157,12 @@ def microseconds(spec: str, context: int, nothing: bool) -> float:
     tokens = text(context + ROUNDS * GAINED)
     row = Row(0, tokens[:context], SamplingParams(max_tokens=ROUNDS * (GAINED + 1)), max_context=1 << 20)
     drafter.start(row)
-    drafter.propose([row])
+    drafter.propose([Ask(row, row.max_draft)])
     seconds = []
     for at in range(context, context + ROUNDS * GAINED, GAINED):
         row.extend([VOCAB_SIZE + at] if nothing else tokens[at : at + GAINED].tolist())
         began = perf_counter()
-        drafter.propose([row])
+        drafter.propose([Ask(row, row.max_draft)])
         seconds.append(perf_counter() - began)
     return 1e6 * median(seconds)
 

@@ -134,8 +134,8 @@ class Guess(Drafter):
     def __init__(self, depth: int):
         self.depth = depth
 
-    def propose(self, rows):
-        return [DraftTree.chain(row.last_token, [7] * min(self.depth, row.max_draft)) for row in rows]
+    def propose(self, asks):
+        return [DraftTree.chain(row.last_token, [7] * min(self.depth, most)) for row, most in asks]
 
 
 def made(config: PretrainedConfig, name: str, device: str) -> tuple[PreTrainedModel, Decoder]:

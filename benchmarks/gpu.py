@@ -358,10 +358,10 @@ def shapes(part: Part) -> None:
         def __init__(self, rule: Recorded, recorded: list[tuple[int, int]]):
             self.rule, self.recorded, self.at = rule, recorded, 0
 
-        def propose(self, rows: Any) -> list[DraftTree]:
+        def propose(self, asks: Any) -> list[DraftTree]:
             drafted, self.rule.take = self.recorded[self.at % len(self.recorded)]
             self.at += 1
-            return [DraftTree.chain(row.last_token, [7] * min(drafted, row.max_draft)) for row in rows]
+            return [DraftTree.chain(row.last_token, [7] * min(drafted, most)) for row, most in asks]
 
     def one(name: str, config: Any) -> None:
         decoder = random_decoder(config, part.device)

@@ -28,7 +28,7 @@ from paceline.core.sampling import probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.base import Drafter, stamp
+from paceline.draft.base import Ask, Drafter, stamp
 from paceline.errors import PacelineError
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
@@ -56,8 +56,8 @@ class Random(Drafter):
     def bind(self, target: Target) -> None:
         self.vocab_size = target.vocab_size
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self._draft(row) for row, _ in asks]
 
     def _draft(self, row: Row) -> DraftTree:
         rng = dice(self.seed, row)
@@ -84,8 +84,8 @@ class Oracle(Drafter):
     def bind(self, target: Target) -> None:
         self.vocab_size = target.vocab_size
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self._draft(row) for row, _ in asks]
 
     def _draft(self, row: Row) -> DraftTree:
         rng = dice(1, row)
@@ -136,8 +136,8 @@ class Coupled(Drafter):
         self.table, self.widths = table, widths
         self._known: dict[object, torch.Tensor] = {}
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self._draft(row) for row, _ in asks]
 
     def _q(self, drafted: Sequence[int], row: Row) -> torch.Tensor:
         """What may follow the row and what was drafted after it; empty where a grammar allows nothing."""
@@ -193,8 +193,9 @@ class Probing(Drafter):
     def bind(self, target: Target) -> None:
         self.inner.bind(target)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        drafts = stamp(self.inner.propose(rows), self.inner)
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
+        drafts = stamp(self.inner.propose(asks), self.inner)
         return [self._probe(row, tree) for row, tree in zip(rows, drafts, strict=True)]
 
     def _probe(self, row: Row, tree: DraftTree) -> DraftTree:
@@ -242,7 +243,8 @@ class EarlyExit(Drafter):
         assert isinstance(target, Decoder)
         self.target = target
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
         deep = [0 if dice(2, row).random() < self.idle else min(self.deep, row.max_draft) for row in rows]
         trees = [DraftTree.root(row.last_token) for row in rows]
         states: list[list[torch.Tensor]] = [[] for _ in rows]
@@ -296,13 +298,14 @@ class Listening(Drafter):
         self.events.append("start")
         self.inner.start(row)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
         self.events.append("propose")
         for row in rows:
             assert self.rows[row.id] == "started"
             assert row.finish_reason is None
             assert self.target.length(row.slot) == row.cached == len(row) - 1
-        return stamp(self.inner.propose(rows), self.inner)
+        return stamp(self.inner.propose(asks), self.inner)
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
         self.events.append("on_layer")
@@ -358,9 +361,9 @@ class Failing(Drafter):
     def start(self, row: Row) -> None:
         self._maybe_fail("start")
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         self._maybe_fail("propose")
-        return [DraftTree.chain(row.last_token, [row.last_token] * min(2, row.max_draft)) for row in rows]
+        return [DraftTree.chain(row.last_token, [row.last_token] * min(2, most)) for row, most in asks]
 
     def observe(self, *_: Any) -> None:
         self._maybe_fail("observe")

@@ -52,8 +52,9 @@ class Careful(Drafter):
         self.held.add(row.id)
         self.inner.start(row)
 
-    def propose(self, rows: Sequence[Any]) -> list[DraftTree]:
-        trees = self.inner.propose(rows)  # which has drawn by the time another row fails
+    def propose(self, asks: Sequence[Any]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
+        trees = self.inner.propose(asks)  # which has drawn by the time another row fails
         for row in rows:
             if row.num_new >= self.fails.get(row.id, 1 << 30):
                 raise RowError(row.id) from RuntimeError("no draft")
@@ -121,7 +122,7 @@ class Traffic:
                     wish = self.wishes[i]
                     if wish.fate == "abort" and row.finish_reason is None and row.num_new >= wish.when:
                         engine.abort(row)
-                assert decoder.cache.nbytes + engine.memory.prefixes.nbytes <= memory
+                assert decoder.cache.nbytes + engine.room.prefixes.nbytes <= memory
                 assert sorted(row.slot for row in engine.rows) == decoder.cache.held
                 watch()
         for i, row in rows.items():
@@ -130,7 +131,7 @@ class Traffic:
         assert not engine.waiting
         assert not decoder.cache.held
         assert not drafter.held
-        assert not engine.memory._fresh
+        assert not any(seat.waits for seat in engine.seats._of.values())
         every = list(rows.values())
         return {
             "preempted": sum(row.preempted for row in every),

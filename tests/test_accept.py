@@ -207,8 +207,8 @@ class Drafting(Drafter):
     def __init__(self, draft: Draft):
         self.draft = draft
 
-    def propose(self, rows: Any) -> list[DraftTree]:
-        return [self.draft(row.tokens.tolist(), row.num_new, row.noise) for row in rows]
+    def propose(self, asks: Any) -> list[DraftTree]:
+        return [self.draft(row.tokens.tolist(), row.num_new, row.noise) for row, _ in asks]
 
 
 ENDING = SamplingParams(temperature=1.0, max_tokens=3, stop_token_ids=(1,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from paceline.engine.budget import LONGEST_WAIT, SHARE, WAIT, Budget, Drafts, Tr
 from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
+from tests.asks import asked
 from tests.fakes import Restless, TableTarget
 from tests.held import held
 from tests.pairs import paired
@@ -197,14 +197,13 @@ class World:
         began = self.now
         while walks := [walk for walk in walks if not walk.is_over]:
             rows = [walk.row for walk in walks]
-            drafter.begin_round(0, prices)
-            prices.begin(rows)
-            trees = prices.cut(rows, prices.ask(drafter, rows))
+            drafter.begin_round(allowance := prices.open(rows))
+            trees = allowance.cut(allowance.ask(drafter, asked(*rows)))
             nodes = sum(tree.num_drafted for tree in trees)
             seconds = self.fixed + 0.1 * len(rows) + self.first * (nodes > 0) + self.node * nodes
             self.now += seconds
             accepted = [walk.accept(tree, Tally()) for walk, tree in zip(walks, trees, strict=True)]
-            prices.observe(rows, trees, accepted, seconds)
+            allowance.close(rows, trees, accepted, seconds)
         return batch * new / (self.now - began)
 
 
@@ -238,10 +237,10 @@ class Useless(Drafter):
     def __init__(self, world: World, seconds: float, steps: bool):
         self.world, self.seconds, self.steps, self.asked = world, seconds, steps, 0
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         self.asked += 1
         self.world.now += self.seconds
-        return DraftTree.chain(row.last_token, [63] * min(8, row.max_draft), calls=8 * self.steps)
+        return DraftTree.chain(row.last_token, [63] * min(8, most), calls=8 * self.steps)
 
 
 @pytest.mark.parametrize("steps", [False, True])
@@ -279,7 +278,7 @@ def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
     class Reading(Drafter):
         asked: list[int] = []
 
-        def draft(self, row: Request) -> DraftTree:
+        def draft(self, row: Request, most: int) -> DraftTree:
             clock[0] += 0.01 if row.id in self.asked else 50.0
             self.asked.append(row.id)
             return DraftTree.chain(row.last_token, [1, 2, 3], calls=3)
@@ -288,9 +287,9 @@ def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
     for round in range(120):
         row: Any = Row()
         row.id, row.params = round // 4, SamplingParams()
-        budget.begin([row])
-        trees = budget.cut([row], budget.ask(drafter, [row]))
-        budget.observe([row], trees, [Accepted(list(range(len(trees[0]))), [1] * len(trees[0]))], 1.0)
+        allowance = budget.open([row])
+        trees = allowance.cut(allowance.ask(drafter, asked(row)))
+        allowance.close([row], trees, [Accepted(list(range(len(trees[0]))), [1] * len(trees[0]))], 1.0)
     assert len(drafter.asked) > 100
 
 
@@ -393,10 +392,10 @@ def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch
 
 def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
     budget, gone = Budget(), create("sam")
-    budget.gain(gone, SimpleNamespace(id=1, max_draft=4))  # type: ignore[arg-type]
-    assert len(budget._drafts) == 1
+    budget.known(gone)
+    assert len(budget.drafts) == 1
     del gone
-    assert not budget._drafts
+    assert not budget.drafts
 
 
 @pytest.mark.parametrize("draft", ["sam", "coupled"])

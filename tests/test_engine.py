@@ -21,8 +21,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
+from paceline.draft.base import Ask, Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Ragged, Turn
 from paceline.errors import PacelineError, PromptError
@@ -218,10 +217,10 @@ def test_a_drafter_that_fails_leaves_nothing_behind(world: World, method: str, t
 
 def test_a_drafter_that_fails_at_one_row_ends_that_row_alone(world: World) -> None:
     class OneByOne(Drafter):
-        def draft(self, row: Row) -> DraftTree:
+        def draft(self, row: Row, most: int) -> DraftTree:
             if row.id == 2 and row.num_new >= 3:
                 raise RuntimeError("no idea")
-            return DraftTree.chain(row.last_token, [row.last_token][: row.max_draft])
+            return DraftTree.chain(row.last_token, [row.last_token][:most])
 
     out = world.engine(OneByOne(), max_batch=4).generate(world.prompts, SamplingParams(max_tokens=NEW))
     assert [i for i, o in enumerate(out) if o.finish_reason == "error"] == [2]
@@ -236,7 +235,7 @@ def test_a_drafter_that_roots_a_tree_elsewhere_ends_that_row_alone(world: World)
     class Astray(Drafter):
         name = "astray"
 
-        def draft(self, row: Row) -> DraftTree:
+        def draft(self, row: Row, most: int) -> DraftTree:
             return DraftTree.root(row.last_token + (row.id == 1))
 
     out = world.engine(Astray()).generate(world.prompts[:3], SamplingParams(max_tokens=4))
@@ -358,7 +357,7 @@ def test_a_seeded_answer_does_not_depend_on_how_its_prompt_is_cut(world: World, 
     """Nothing is drafted before the prompt is through, even where one token of it is left."""
 
     class Uniform(Drafter):
-        def draft(self, row: Row) -> DraftTree:
+        def draft(self, row: Row, most: int) -> DraftTree:
             assert row.num_new
             q = torch.full((models.VOCAB_SIZE,), 1 / models.VOCAB_SIZE)
             return self.chain_after(row, row.noise.guess(q, row.num_new)[0])
@@ -567,22 +566,6 @@ def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
 
 
-def test_a_drafter_hears_how_many_prompt_tokens_its_round_runs(world: World) -> None:
-    heard: list[int] = []
-
-    class Listens(Drafter):
-        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-            heard.append(self.prefill_tokens)
-            return super().propose(rows)
-
-    engine = world.engine(Fallback([Drafter(), Listens()]), prefill_chunk=20)
-    rows = [engine.add(world.prompts[0], SamplingParams(max_tokens=4))]
-    engine.step()
-    rows.append(engine.add(world.prompts[1], SamplingParams(max_tokens=4)))
-    engine.finish(rows)
-    assert heard[:2] == [len(world.prompts[1]), 0]
-
-
 def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> None:
     class Seven(Lossless):
         def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
@@ -712,8 +695,9 @@ def test_no_tree_is_verified_deeper_than_the_row_has_room_for(world: World) -> N
     class Deep(drafters.Oracle):
         room: ClassVar[dict[int, int]] = {}
 
-        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-            trees = super().propose(rows)
+        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+            rows = [row for row, _ in asks]
+            trees = super().propose(asks)
             # The target adds one token behind the draft.
             self.room = {row.id: row.params.max_tokens - row.num_new - 1 for row in rows}
             assert [row.max_draft for row in rows] == list(self.room.values())
@@ -799,9 +783,9 @@ def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
 
         start = observe = _wait
 
-        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
             self._wait()
-            return super().propose(rows)
+            return super().propose(asks)
 
     drafter = Slow(world.oracle().answers)
     engine = world.engine(drafter, max_batch=3)

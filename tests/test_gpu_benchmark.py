@@ -24,9 +24,9 @@ def test_a_recorded_rule_accepts_what_the_recording_says(monkeypatch: pytest.Mon
     rule = gpu.Recorded()
 
     class Replaying(drafters.Random):
-        def propose(self, rows: Any) -> list[DraftTree]:
+        def propose(self, asks: Any) -> list[DraftTree]:
             rule.take = 2
-            return [DraftTree.chain(row.last_token, [7] * min(4, row.max_draft)) for row in rows]
+            return [DraftTree.chain(row.last_token, [7] * min(4, most)) for row, most in asks]
 
     (done,) = Engine(native.of(models.model("llama2")), Replaying(), rule=rule).generate(
         [[5, 6, 7]], SamplingParams(max_tokens=12, ignore_eos=True)

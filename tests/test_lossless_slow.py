@@ -163,7 +163,7 @@ DRAFTERS = [
     "s2d:{folder}-sorted,thresholds=0.5",
     "kangaroo:{folder}-kangaroo",
     "medusa:{folder}-medusa",
-    "medusa:{folder}-medusa,tree=auto",
+    "medusa:{folder}-medusa,tree=63",
     "eagle:{folder}-eagle",
     "eagle3:{folder}-eagle3",
     "sam+eagle3:{folder}-eagle3",

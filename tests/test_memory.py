@@ -19,8 +19,9 @@ from paceline.draft.base import Drafter
 from paceline.draft.fallback import Choice
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
 from paceline.engine.prefix_cache import BLOCK
+from paceline.engine.prefixes import Prefixes, common
+from paceline.engine.room import SLACK, _free_in_group, parse_bytes
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.target.base import BEFORE_NORM, Needs
@@ -89,7 +90,7 @@ def test_rows_that_gave_way_answer_as_alone(decoder: Decoder, name: str) -> None
     for delta in tight.stream(PROMPTS, wishes):
         rows += [delta.row] if delta.row not in rows else []
         texts[delta.index] += delta.text
-        if decoder.cache.nbytes + tight.memory.prefixes.nbytes > tight.memory.budget:
+        if decoder.cache.nbytes + tight.room.prefixes.nbytes > tight.room.budget:
             over.add(tight.rounds)
     assert len(over) <= ("recycling" in name), "the first of its large trees takes a little more"
     rows.sort(key=lambda row: row.id)
@@ -262,7 +263,7 @@ def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> 
     slots = decoder.cache.num_slots
     (done,) = wide.generate([[7] * 600], SamplingParams(max_tokens=8))
     assert done.finish_reason == "length"
-    assert decoder.cache.nbytes <= wide.memory.budget
+    assert decoder.cache.nbytes <= wide.room.budget
     assert decoder.cache.capacity > 600
     assert decoder.cache.num_slots < slots
     assert len(wide.generate(PROMPTS, SamplingParams(max_tokens=8))) == 6
@@ -279,7 +280,7 @@ def test_rows_of_another_engine_stay_where_they_are(decoder: Decoder) -> None:
     second.step()
     first.finish(short)
     assert decoder.cache.held == [other.slot] == [3]
-    first.memory.budget = first.memory._size(3, 320)  # for two rows of the long prompt's length, and not for four
+    first.room.budget = first.room._size(3, 320)  # for two rows of the long prompt's length, and not for four
     row = first.add(long, params)
     first.step()
     assert decoder.cache.held[-1] == other.slot == 3
@@ -427,14 +428,14 @@ def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(de
         made, done = engine(decoder, drafter, rows=rows, max_batch=4, reuse=reuse), []
         for prompts in turns:
             for delta in made.stream(prompts, SamplingParams(max_tokens=60)):
-                assert decoder.cache.nbytes + made.memory.prefixes.nbytes <= made.memory.budget
+                assert decoder.cache.nbytes + made.room.prefixes.nbytes <= made.room.budget
                 if delta.finished:
                     done.append(delta.row)
         read.append(drafter.read)
         reused.append([row.reused for row in sorted(done, key=lambda row: row.id)])
         assert any(row.preempted for row in done) == (rows == 4 and reuse)
         decoder.cache = decoder.new_cache(decoder.num_layers)
-    assert not made.memory._hidden
+    assert not made.seats._of
     assert not any(reused[0])
     assert all(reused[1][1:]) or rows == 4
     for plain, other in zip(read[0].values(), read[1].values(), strict=True):
@@ -446,7 +447,7 @@ def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) 
     made = engine(decoder, Choice(parts), max_batch=1)
     asked = [replace(WISHES[0], max_tokens=2, draft=name) for name in ("none", "one", "more", "none", "one", "more")]
     assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
-    assert len(made.memory.prefixes) == 1, "those with fewer states are replaced"
+    assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
 
 
 def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder: Decoder) -> None:
@@ -531,8 +532,8 @@ def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> N
         tight.generate([text], wish)
         [done] = tight.generate([texts[0]], wish)
         assert done.reused, "it is in use all the time"
-        assert decoder.cache.nbytes + tight.memory.prefixes.nbytes <= tight.memory.budget
-    kept = tight.memory.prefixes
+        assert decoder.cache.nbytes + tight.room.prefixes.nbytes <= tight.room.budget
+    kept = tight.room.prefixes
     assert 1 < len(kept) < 8
     assert kept.best(np.array(texts[0]))[0] == 60
     assert kept.best(np.array(texts[1]))[0] == 0

@@ -113,7 +113,7 @@ def test_is_of_one_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, caplog: Any) -> None:
     whole = answer(decoder(), tmp_path)
-    paths = list(Engine(decoder(), prefix_cache=tmp_path).memory.disk._paths(np.array(PROMPT)))
+    paths = list(Engine(decoder(), prefix_cache=tmp_path).seats.disk._paths(np.array(PROMPT)))
     paths[1].write_bytes(damage(paths[1].read_bytes()))
     again = answer(decoder(), tmp_path)
     assert (again.reused, again.tokens) == (BLOCK, whole.tokens)
@@ -129,8 +129,8 @@ def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_p
     tight = Engine(target, prefix_cache=tmp_path, cache_memory=2 * 192 * target.cache.token_bytes)
     tight.add(PROMPT, SamplingParams(max_tokens=12))
     tight.step()
-    assert target.cache.nbytes + tight.memory.prefixes.nbytes <= tight.memory.budget
-    disk, tokens = tight.memory.disk, np.array(PROMPT)
+    assert target.cache.nbytes + tight.room.prefixes.nbytes <= tight.room.budget
+    disk, tokens = tight.seats.disk, np.array(PROMPT)
     assert disk.load(tokens, SHARED) is None
     [*disk._paths(tokens)][2].write_bytes(b"")
     assert disk.load(tokens, 2 * BLOCK) is None

@@ -85,7 +85,7 @@ VOCAB = "vocab={models}/smollm2-vocab.safetensors"
 TRAINED = [
     "eagle3:{models}/smollm2-eagle3",
     "eagle3:{models}/smollm2-eagle3,tree=0",
-    "sam+eagle3:{models}/smollm2-eagle3,tree=auto",
+    "sam+eagle3:{models}/smollm2-eagle3,tree=64",
     *(f"{name}:{{models}}/smollm2-{name},{VOCAB}" for name in ("eagle", "medusa", "hydra", "amphista")),
     f"eagle:{{models}}/smollm2-eagle,tree=0,{VOCAB}",
     f"kangaroo:{{models}}/smollm2-kangaroo,{VOCAB}",

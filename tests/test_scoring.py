@@ -73,7 +73,7 @@ def test_a_prompt_that_loses_its_place_is_scored_once(folder: Path) -> None:
             made.step()
         if row in made.rows:
             made.rows.remove(row)
-            made.memory.release(row)
+            made.room.release(row)
             made.waiting.appendleft(row)
     while made.has_work:
         made.step()

@@ -38,9 +38,9 @@ class ByNoise(Drafter):
     def __init__(self, model: TableTarget):
         self.model = model
 
-    def draft(self, row: Any) -> Any:
+    def draft(self, row: Any, most: int) -> Any:
         drafted: list[int] = []
-        while len(drafted) < min(LENGTH, row.max_draft):
+        while len(drafted) < min(LENGTH, most):
             q = self.model.probabilities_after([*row.tokens.tolist(), *drafted], row.params)
             drafted.append(int(row.noise.guess(q, row.num_new + len(drafted))[0][0]))
         return self.chain_after(row, np.array(drafted, np.int64))

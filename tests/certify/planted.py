@@ -93,9 +93,9 @@ class Best(Drafter):
     def __init__(self, table, count=4):
         self.after, self.count = table.argmax(-1).tolist(), count
 
-    def draft(self, row):
+    def draft(self, row, most):
         tokens = [row.last_token]
-        for _ in range(min(self.count, row.max_draft)):
+        for _ in range(min(self.count, most)):
             tokens.append(self.after[tokens[-1]])
         return DraftTree.chain(tokens[0], tokens[1:], source=self.name)
 
@@ -191,8 +191,8 @@ class PaddingAccepted(OneByOne):
 class Padded(Best):
     """Pads its drafts to their full length."""
 
-    def draft(self, row):
-        tokens = [*super().draft(row).tokens[1:2].tolist(), PAD, PAD][: row.max_draft]
+    def draft(self, row, most):
+        tokens = [*super().draft(row, most).tokens[1:2].tolist(), PAD, PAD][:most]
         return DraftTree.chain(row.last_token, tokens, source=self.name)
 
 

@@ -19,10 +19,12 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
+from paceline.draft.base import Ask
 from paceline.draft.methods.model import Model, OwnTokenizerConfig
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.stop import RULES
 from paceline.target.base import LayerCallback, Needs, Target
+from tests.asks import asked
 from tests.fakes import Prefix, TableTarget
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -94,7 +96,8 @@ class OnModel(Model):
         columns = torch.arange(self.network.vocab_size) if few else None
         return TextModel(self.network, target.vocab_size, columns, context=self.config.context)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
         for row in rows:
             cached = self.model.length(row)
             assert cached < len(row)
@@ -103,7 +106,7 @@ class OnModel(Model):
                 held = self.network.rows(self.model.slot(row))
                 assert held == row.tokens[cached - len(held) : cached].tolist()
                 assert self.config.context is not None or len(held) == cached
-        trees = super().propose(rows)
+        trees = super().propose(asks)
         for row, tree in zip(rows, trees, strict=True):
             assert tree.max_depth <= row.max_draft
         return trees
@@ -122,7 +125,7 @@ class Replaying:
         row.extend(tokens[len(tokens) - new :])
         row.noise = noise
         self.made.start(row)
-        (tree,) = self.made.propose([row])
+        (tree,) = self.made.propose(asked(row))
         self.made.drop(row)
         return tree
 

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
+from tests.asks import asked
 
 
-def row(text: str, room: int = 100, id: int = 0, **params: object) -> Row:
-    """A row whose prompt is `text`, a letter a token, with room for `room` new tokens."""
+def row(text: str, room: int = 100, id: int = 0, eos: str = "", **params: object) -> Row:
+    """A row whose prompt is `text`, a letter a token, with room for `room` new tokens; eos: its target's end tokens."""
     wishes = SamplingParams(max_tokens=room, **params)  # type: ignore[arg-type]
-    return Row(id, tokens(text), wishes, max_context=1 << 20)
+    return Row(id, tokens(text), wishes, max_context=1 << 20, eos_token_ids=tokens(eos))
 
 
 def tokens(text: str) -> list[int]:
@@ -29,7 +30,7 @@ def draft_of(drafter: object, text: str, room: int = 100, **params: object) -> s
     """What a fresh row of `text` is offered, as letters."""
     one = row(text, room, **params)
     drafter.start(one)  # type: ignore[attr-defined]
-    (tree,) = drafter.propose([one])  # type: ignore[attr-defined]
+    (tree,) = drafter.propose(asked(one))  # type: ignore[attr-defined]
     assert tree.tokens[0] == one.last_token
     one.finish_reason = "stop"
     drafter.drop(one)  # type: ignore[attr-defined]

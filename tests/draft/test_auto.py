@@ -10,7 +10,7 @@ import pytest
 
 from paceline import Engine, SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Drafter, Unlimited
+from paceline.draft.base import Allowance, Drafter
 from paceline.draft.cost import Prices
 from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
@@ -18,6 +18,7 @@ from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
+from tests.asks import asked
 from tests.fakes import TableTarget
 
 
@@ -32,13 +33,13 @@ def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
 # Whom it asks --------------------------------------------------------------------------------------------------------
 
 
-class Told(Unlimited):
+class Told(Allowance):
     """What drafters bring and drafts are worth, as the test says: by name, and by the first drafted token."""
 
     def __init__(self, gains: dict[str, float], values: dict[int, float]):
         self.gains, self.values = gains, values
 
-    def gain(self, drafter, row):
+    def gain(self, drafter, ask):
         return self.gains[drafter.name]
 
     def value(self, tree, row):
@@ -51,7 +52,7 @@ class Fixed(Drafter):
     def __init__(self, name: str, token: int, weight: int = 0):
         self.name, self.token, self.weight_bytes, self.asked = name, token, weight, 0
 
-    def draft(self, row):
+    def draft(self, row, most):
         self.asked += 1
         return DraftTree.chain(row.last_token, [self.token] * (self.token > 0))
 
@@ -61,7 +62,7 @@ class FakeRow:
 
 
 @pytest.mark.parametrize(
-    ("gains", "values", "asked", "token"),
+    ("gains", "values", "times", "token"),
     [
         ((0.5, 0.4, 0.3), (0.6, 0.9, 0.9), (1, 0, 0), 1),  # the others bring less on average than the first one has
         ((0.4, 0.5, 0.3), (0.2, 0.7, 0.9), (1, 1, 0), 2),
@@ -71,14 +72,14 @@ class FakeRow:
     ],
 )
 def test_a_row_gets_the_draft_that_pays_most(
-    gains: tuple[float, ...], values: tuple[float, ...], asked: tuple[int, ...], token: int
+    gains: tuple[float, ...], values: tuple[float, ...], times: tuple[int, ...], token: int
 ) -> None:
     parts = [Fixed("a", 1 if values[0] else 0), Fixed("b", 2), Fixed("model", 3, weight=1)]
     auto = Auto()
     auto.parts = tuple(parts)
     auto.budget = Told(dict(zip(("a", "b", "model"), gains, strict=True)), dict(enumerate(values, 1)))
-    (tree,) = auto.propose([FakeRow()])  # type: ignore[list-item]
-    assert tuple(part.asked for part in parts) == asked
+    (tree,) = auto.propose(asked(FakeRow()))
+    assert tuple(part.asked for part in parts) == times
     assert tree.tokens[1] == token
 
 
@@ -86,8 +87,7 @@ def test_without_prices_the_first_that_has_a_draft_is_taken() -> None:
     parts = [Fixed("a", 0), Fixed("b", 2), Fixed("c", 3)]
     auto = Auto()
     auto.parts = tuple(parts)
-    assert auto.budget is UNLIMITED
-    assert auto.propose([FakeRow()])[0].tokens[1] == 2  # type: ignore[list-item]
+    assert auto.propose(asked(FakeRow()))[0].tokens[1] == 2
     assert [part.asked for part in parts] == [1, 1, 0]
 
 

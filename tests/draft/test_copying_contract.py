@@ -14,6 +14,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.registry import create, describe, names
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, StoreError
+from tests.asks import asked
 from tests.draft.rows import row, tokens
 from tests.draft.stores import ALL, corpus_of
 from tests.draft.stores import corpus as corpus_at
@@ -48,7 +49,7 @@ def bound(spec: str, corpus: str = "", eos: str = "", past: int = 0, fingerprint
 def offered(drafter: Drafter, one: Row, reason: str = "abort") -> DraftTree:
     """What a fresh row is offered, which then ends for this reason."""
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     assert tree.tokens[0] == one.last_token
     one.finish_reason = reason  # type: ignore[assignment]
     drafter.drop(one)
@@ -81,8 +82,8 @@ def test_no_deeper_than_the_row_has_room_for(spec: str, corpus: str) -> None:
 def test_nothing_is_drafted_after_an_end_token(spec: str, corpus: str) -> None:
     text = "the cat sat the cat sat the c"
     assert any(path.startswith("at") for path in paths(offered(bound(spec, corpus), row(text))))
-    for drafter, params in ((bound(spec, corpus, "a"), {}), (bound(spec, corpus), {"stop_token_ids": tokens("a")})):
-        found = paths(offered(drafter, row(text, **params)))
+    for params in ({"eos": "a"}, {"stop_token_ids": tokens("a")}):
+        found = paths(offered(bound(spec, corpus), row(text, **params)))
         assert "a" in found
         assert not any("a" in path[:-1] for path in found)
 
@@ -97,12 +98,12 @@ def test_rows_do_not_see_each_other_and_a_late_one_catches_up(spec: str, corpus:
     for gained in ("", "a", "bc", "lo the c"):
         for one in rows:
             one.extend(tokens(gained))
-        trees = together.propose(rows)
+        trees = together.propose(asked(*rows))
         for one, tree in zip(rows, trees, strict=True):
             fresh = Row(9, one.tokens, one.params, max_context=1 << 20)
             fresh.params = SamplingParams(max_tokens=one.max_draft + 1)
             assert paths(tree) == paths(offered(bound(spec, corpus), fresh))
-    for tree, other in zip(trees, late.propose(rows), strict=True):
+    for tree, other in zip(trees, late.propose(asked(*rows)), strict=True):
         assert (tree.tokens.tolist(), tree.parent.tolist()) == (other.tokens.tolist(), other.parent.tolist())
     for one in rows:
         together.drop(one)

@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 
 from paceline.draft.cost import (
-    DEFAULT_SIZE,
     DraftTimes,
     Prices,
     Table,
     _nonnegative,
-    best_size,
-    best_sizes,
     forward_times,
-    time_forwards,
 )
-from tests import native
-from tests.draft.head_worlds import World
 
 # Times ----------------------------------------------------------------------------------------------------------------
 
@@ -58,34 +52,3 @@ def test_forwards_are_read_between_and_after_their_sizes() -> None:
     assert times[[0, 1, 16, 40, 64, 112]] == pytest.approx([20, 20, 25, 32.5, 40, 55])
     assert forward_times({1: 3.0})[[1, 50]] == pytest.approx([3, 3])
     assert forward_times({1: 5, 2: 9, 4: 6})[[2, 3, 100]] == pytest.approx([9, 7.5, 6]), "never down"
-
-
-# The size that pays ---------------------------------------------------------------------------------------------------
-
-
-def test_the_size_that_pays() -> None:
-    assert best_size([0, 0.5, 0.6], forward_times({1: 1.0, 2: 1.1, 3: 1.9})) == 1
-    assert best_size([0, 0.5, 0.6], forward_times({1: 1.0, 2: 1.01, 3: 1.02})) == 2
-    assert best_size([0, 0.1, 0.2], forward_times({1: 1.0, 2: 2.0, 3: 3.0})) == 0
-    assert best_size([0, 0.5, 0.6], forward_times({1: 1.0, 2: 1.0, 3: 1.0}), drafting=0.7) == 0
-    assert best_size([0.01 * n for n in range(99)], None) == DEFAULT_SIZE
-
-
-def test_rows_that_are_verified_together_share_what_pays() -> None:
-    sure, unsure = [0.9, 0.8, 0.7], [0.3, 0.1]
-    assert best_sizes([unsure, sure], forward_times({1: 1.0, 64: 1.001})) == [2, 3]
-    assert best_sizes([unsure, sure], forward_times({2: 1.0, 5: 1.01, 6: 9.0})) == [0, 3]
-    assert best_sizes([unsure, sure], forward_times({2: 1.0, 5: 1.01, 6: 9.0}), fixed=2) == [0, 1]
-    assert best_sizes([unsure, sure], forward_times({1: 1.0, 64: 64.0})) == [0, 0]
-    assert best_sizes([[0.01] * 99], forward_times({1: 1.0, 64: 1.0})) == [63]
-    assert best_sizes([[0.1] * 30, sure], None) == [29, 3]  # DEFAULT_SIZE for each, the likeliest of all first
-    assert best_sizes([], forward_times({1: 1.0})) == []
-
-
-def test_verifying_is_timed_and_changes_nothing() -> None:
-    target = native.of(World().model)
-    times = time_forwards(target)
-    assert times is not None
-    assert (times[[1, 2, 4, 8, 16, 32, 64, 4000]] > 0).all()
-    assert target.length(target.add_row(4)) == 0
-    assert time_forwards(object()) is None  # type: ignore[arg-type]

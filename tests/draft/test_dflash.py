@@ -25,6 +25,7 @@ from paceline.errors import MethodError
 from paceline.target.decoder import Decoder
 from paceline.train.saving import save_vocabulary
 from tests import models, native
+from tests.asks import asked
 from tests.draft import blocks
 from tests.draft.answered import Answered, weakened
 from tests.draft.eagles import Tensors, write
@@ -62,8 +63,8 @@ def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, tempe
     verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], made.needs)
     target.commit(row.slot, list(range(len(text) - 1)))
     made.observe(prompt_run(row, text[:-1], verdict))
-    (draft,) = made.begin([row])
-    return replace(draft, ends=frozenset())
+    (draft,) = made.begin(asked(row))
+    return draft
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -103,16 +104,16 @@ def test_a_published_file_computes_what_its_authors_network_does(world: Answered
     made.bind(world.target)
     texts_ = world.prompts[:3]
     drafts = [begun(world.target, made, text, n) for n, text in enumerate(texts_)]
-    made.model.fill(drafts)
+    filled = made.model.fill(drafts)
     tensors, table = blocks.random_tensors(model), model.model.embed_tokens.weight.detach()
-    for text, draft in zip(texts_, drafts, strict=True):
+    for text, draft, block in zip(texts_, drafts, filled, strict=True):
         with torch.no_grad():
             hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
             taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
             wanted = blocks.reference(tensors, taps, table[text[-1]], table[3], windows, name == "causal window")
-            torch.testing.assert_close(draft.features[0], wanted[1:], atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(block.states, wanted[1:], atol=2e-4, rtol=2e-4)
             logits = wanted[1:] @ model.lm_head.weight.T
-            torch.testing.assert_close(draft.features[1], logits, atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(block.logits, logits, atol=2e-3, rtol=2e-3)
         assert made.model.length(draft.row) == len(text) - 1, "nothing of a block is kept"
 
 
@@ -131,9 +132,9 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
             other[changed] += 1
         draft = begun(world.target, made, text)
         made.model.pending.read([draft.row], [other])
-        made.model.fill([draft])
+        (block,) = made.model.fill([draft])
         made.drop(draft.row)
-        return draft.features[0][0]
+        return block.states[0]
 
     # The first position of the block sees itself and five tokens of the text, and the others see that position.
     last = len(text) - 2
@@ -145,12 +146,12 @@ def test_positions_of_a_block_see_each_other(world: Answered) -> None:
     made = drafter(world, "random")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.model.fill([draft])
+    (block,) = made.model.fill([draft])
     slot = made.model.pending.slot(draft.row)
     short = Segment(slot, np.zeros(3, np.int64), np.arange(-1, 2), num_logits=2)
     with torch.inference_mode():
         read = made.model.network.fill([draft.row.last_token], [short])
-    assert not torch.allclose(read, draft.features[0][:2], atol=1e-3)
+    assert not torch.allclose(read, block.states[:2], atol=1e-3)
 
 
 # The heads of DSpark -------------------------------------------------------------------------------------------------
@@ -183,28 +184,27 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
 
 def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
     """A path's chance in a tree of all tokens is the product of what the chain would draw them with."""
-    made = drafter(world, width=models.VOCAB_SIZE, stop="fixed")
+    made = drafter(world, width=models.VOCAB_SIZE, tree=models.VOCAB_SIZE, stop="fixed")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.model.fill([draft])
-    chances, tokens = made.proposer.best_paths(draft, models.VOCAB_SIZE)
+    filled = made.model.fill([draft])
+    chances, tokens = made.proposer.best_paths(draft, filled[0])
     for path, chance in list(chances.items())[:30]:
         chain, wanted = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist()), 1.0
-        chain.features = draft.features
         for depth in range(1, len(path) + 1):
             token = tokens[path[:depth]]
-            wanted *= float(made.model.extend([chain], [1])[0].softmax(-1)[token])
+            wanted *= float(made.model.next([chain], filled)[0].softmax(-1)[token])
             chain.add(token)
         assert chance == pytest.approx(wanted, rel=1e-3)
 
 
 def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> None:
-    made = drafter(world, width=2)
+    made = drafter(world, width=2, tree=2)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.model.fill([draft])
-    chances, _ = made.proposer.best_paths(draft, 2)
-    p = draft.features[1][0].softmax(-1)
+    (block,) = made.model.fill([draft])
+    chances, _ = made.proposer.best_paths(draft, block)
+    p = block.logits[0].softmax(-1)
     best = p.topk(2).indices
     bias = made.model.network.bias(torch.tensor(draft.tokens[-1]))
     weights = p[best] * bias[best].exp()
@@ -217,11 +217,11 @@ def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: 
     made.bind(world.target)
     row = Row(0, world.prompts[0], SamplingParams(max_tokens=9), max_context=world.target.max_context)
     made.start(row)
-    assert not made.propose([row])[0].num_drafted
+    assert not made.propose(asked(row))[0].num_drafted
     broken = blocks.random_tensors(world.model) | {"norm.weight": torch.full((64,), torch.nan)}
     made = drafter(replace(world, folder=write(tmp_path / "nan", blocks.config(world.model), broken).parent), "nan")
     made.bind(world.target)
-    assert not made.propose([begun(world.target, made, world.prompts[0]).row])[0].num_drafted
+    assert not made.propose(asked(begun(world.target, made, world.prompts[0]).row))[0].num_drafted
 
 
 def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.Monk
     )
     for left in (3, 20):
         text = [5 + n % 90 for n in range(most - left)]
-        made.propose([begun(world.target, made, text, left).row])
+        made.propose(asked(begun(world.target, made, text, left).row))
     assert sizes == [4, min(made.model.network.form.block, 21)], "its first place is the last token's"
 
 
@@ -252,16 +252,16 @@ def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_
     made = drafter(here, "one", tree=0, stop="confidence", threshold=0.5)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    [tree] = made.propose([draft.row])
+    [tree] = made.propose(asked(draft.row))
     assert tree.calls == 1
     fresh = Draft.chain(draft.row, draft.row.tokens[made.model.length(draft.row) :].tolist())
-    made.model.fill([fresh])
+    filled = made.model.fill([fresh])
     sure, weight = [], blocks.knowing(world.model)["confidence_head.proj.weight"][0, :width]
     for token in tree.tokens[1:].tolist():
-        logits = made.model.extend([fresh], [1])
-        sure += made.model.signals([fresh], logits, made.rule)
+        logits = made.model.next([fresh], filled)
+        sure += made.model.signals([fresh], filled, logits, made.rule)
         before = tensors["markov_head.markov_w1.weight"][fresh.tokens[-1]]
-        features = torch.cat([fresh.features[0][len(fresh.drafted)], before])[:width]
+        features = torch.cat([filled[0].states[len(fresh.drafted)], before])[:width]
         wanted = torch.sigmoid(features @ weight + 1)
         assert sure[-1] == pytest.approx(float(wanted), abs=1e-4)
         fresh.add(token)
@@ -296,13 +296,14 @@ def test_a_dspark_file_computes_what_its_authors_do(world: Answered, tmp_path: P
     assert isinstance(made, DFlash)
     made.bind(world.target)
     draft = begun(world.target, made, text := world.prompts[0])
-    [tree] = made.proposer.propose([draft])
+    (block,) = made.model.fill([draft])
+    [(tree, _)] = made.proposer.propose([draft])
     table, path = model.model.embed_tokens.weight.detach(), text[-1:]
     with torch.no_grad():
         hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
         wanted = blocks.reference(tensors, taps, table[text[-1]], table[3], [None, None], False)
-        torch.testing.assert_close(draft.features[0], wanted, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(block.states, wanted, atol=2e-4, rtol=2e-4)
         first, second = (tensors[f"markov_head.markov_w{n}.weight"] for n in (1, 2))
         for state in wanted:
             path.append(int((state @ model.lm_head.weight.T + second @ first[path[-1]]).argmax()))
@@ -331,18 +332,19 @@ def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world: Answered
     assert isinstance(made, DFlash)
     made.bind(world.target)
     drafts = [begun(world.target, made, text, n) for n, text in enumerate(world.prompts[:3])]
-    trees = made.proposer.propose(drafts)
+    filled = made.model.fill(drafts)
+    proposals = made.proposer.propose(drafts)
     t, table = blocks.second_tensors(model), model.model.embed_tokens.weight.detach()
     before, after, project = (t[f"candidate_selector.{part}"] for part in (
         "predecessor_codebook", "successor_codebook", "hidden_projection.weight"))  # fmt: skip
     scale, cap = more.get("output_multiplier", 1.0), more.get("final_logit_softcapping", 0.0)
     alone = []
-    for text, draft, tree in zip(world.prompts[:3], drafts, trees, strict=True):
+    for text, block, (tree, _) in zip(world.prompts[:3], filled, proposals, strict=True):
         with torch.no_grad():
             hidden = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
             taps = torch.cat([hidden[i + 1][0] for i in blocks.IDS], -1)
             z = blocks.reference(t, taps, table[text[-1]], table[3], windows, False)[1:]
-            torch.testing.assert_close(draft.features[0], z, atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(block.states, z, atol=2e-4, rtol=2e-4)
             logits = z @ model.lm_head.weight.T * scale
             logits = cap * (logits / cap).tanh() if cap else logits
             logits[:, more.get("selector_vocab_size", models.VOCAB_SIZE) :] = -torch.inf
@@ -367,8 +369,9 @@ def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp
         made = drafter(replace(world, folder=tmp_path), name, tree=0, stop="fixed")
         made.bind(world.target)
         draft = begun(world.target, made, world.prompts[0])
-        [tree] = made.proposer.propose([draft])
-        found.append((draft.features[0], tree.tokens.tolist()))
+        (block,) = made.model.fill([draft])
+        [(tree, _)] = made.proposer.propose([draft])
+        found.append((block.states, tree.tokens.tolist()))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
@@ -393,14 +396,14 @@ def test_a_dflash2_file_that_would_draft_badly_is_refused(
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=auto", "tree=0,vocab={few}", "dtype=int8"])
+@pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=0,vocab={few}", "dtype=int8"])
 def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options: str) -> None:
     save_vocabulary(few := tmp_path / "few.safetensors", Vocabulary(torch.arange(1, models.VOCAB_SIZE, 2)))
     path, params = blocks.save(tmp_path / "head", world.model, "second"), SamplingParams(max_tokens=12)
     plain = [one.tokens for one in Engine(world.target).generate(world.prompts[:3], params)]
     out = Engine(world.target, f"dflash:{path},{options.format(few=few)}").generate(world.prompts[:3], params)
     assert [one.tokens for one in out] == plain
-    assert sum(one.stats.draft_tokens for one in out) > 0 or "auto" in options
+    assert sum(one.stats.draft_tokens for one in out) > 0
 
 
 # Trees ---------------------------------------------------------------------------------------------------------------
@@ -435,18 +438,18 @@ def test_the_best_paths_are_the_best_of_all() -> None:
             assert not path[-1] or (*path[:-1], path[-1] - 1) in found
 
 
-def test_trees_end_where_an_answer_does_and_cost_decides(world: Answered) -> None:
-    made = drafter(world, tree="auto")
+def test_trees_end_where_an_answer_does(world: Answered) -> None:
+    made = drafter(world, tree=40)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
-    made.proposer.size = lambda chances, beside: [min(len(one), 40) for one in chances]
-    [tree] = made.proposer.propose([draft])
+    [(tree, _)] = made.proposer.propose([draft])
     assert len(tree) == 41
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent
-    ended = replace(draft, ends=frozenset([first]))
-    [tree] = made.proposer.propose([ended])
+    params = replace(draft.row.params, stop_token_ids=(first,))
+    ended = Row(0, draft.row.tokens, params, max_context=world.target.max_context)
+    [(tree, _)] = made.proposer.propose([replace(draft, row=ended)])
     node = tree.tokens.tolist().index(first)
     assert node not in tree.parent
 
@@ -541,7 +544,7 @@ def test_layouts_of_the_same_drafter_draft_alike(world: Answered, tmp_path: Path
         made = registry.create(f"dflash:{write(tmp_path / name, config, given)},tree=9{more}")
         assert isinstance(made, DFlash)
         made.bind(world.target)
-        trees += made.propose([begun(world.target, made, world.prompts[0]).row])
+        trees += made.propose(asked(begun(world.target, made, world.prompts[0]).row))
     one, *others = trees
     assert len(one) == 10
     assert set(one.tokens[1:].tolist()) <= set(keep.tolist())

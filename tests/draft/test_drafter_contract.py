@@ -26,7 +26,7 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Drafter
+from paceline.draft.base import UNLIMITED, Ask, Drafter, stamp
 from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.s2d import Sorted
@@ -64,7 +64,6 @@ EVERY = {
     **{f"{name}, chain": f"{SPECS[name]},tree=0,stop=heuristic" for name in MODELS},
     **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
     **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
-    **{f"{name}, auto": f"{SPECS[name]},tree=auto" for name in (*MODELS, *HEADS)},
     "eagle3, parallel": "eagle3:{peagle}",
     "eagle3, parallel chain": "eagle3:{peagle},tree=0,stop=svip",
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
@@ -76,7 +75,7 @@ EVERY = {
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
 }
-ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node", ", auto"))}
+ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node"))}
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
 
 
@@ -263,17 +262,16 @@ class Watching(Fallback):
         super().__init__([inner])
         self.inner, self.drafted = inner, set[int]()
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:  # type: ignore[override]
-        trees = self.inner.propose(rows)
-        assert len(trees) == len(rows)
-        for row, tree in zip(rows, trees, strict=True):
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:  # type: ignore[override]
+        trees = stamp(self.inner.propose(asks), self.inner)
+        assert len(trees) == len(asks)
+        for (row, most), tree in zip(asks, trees, strict=True):
             assert tree.tokens[0] == row.last_token
-            assert tree.max_depth <= max(row.max_draft, 0), "no deeper than the row has room for"
+            assert tree.max_depth <= max(most, 0), "no deeper than the row has room for"
             assert not tree.num_drafted or tree.source
             inner_nodes = set(tree.parent.tolist()) - {-1, 0}
-            ends = self.inner.end_tokens(row)
             if self.inner.weight_bytes:
-                assert not any(int(tree.tokens[node]) in ends for node in inner_nodes), "nothing after an end"
+                assert not any(int(tree.tokens[node]) in row.ends for node in inner_nodes), "nothing after an end"
             self.drafted |= set(tree.tokens[1:].tolist())
         return trees
 
@@ -421,7 +419,7 @@ def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders: Fold
     checked = 0
     while engine.has_work:
         engine.step()
-        held, own = (one.pending if kind(name) in HEADS else one.model.pending for one in (drafter, fresh))
+        held, own = drafter.model.pending, fresh.model.pending
         for row in engine.rows:
             text, count = row.tokens[:-1], held.cached(row)
             slot, other = target.add_row(len(text)), Row(0, row.tokens, GREEDY, max_context=models.MAX_CONTEXT)

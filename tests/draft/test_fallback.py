@@ -10,6 +10,7 @@ from paceline.draft.fallback import Choice, Fallback
 from paceline.draft.registry import create
 from paceline.errors import MethodError
 from paceline.target.base import Needs
+from tests.asks import asked
 from tests.draft.rows import letters, row, target
 from tests.rounds import shown
 
@@ -28,7 +29,8 @@ class Recorder(Drafter):
     def start(self, row):
         self.calls.append(("start", row.id))
 
-    def propose(self, rows):
+    def propose(self, asks):
+        rows = [row for row, _ in asks]
         self.calls.append(("propose", *(row.id for row in rows)))
         fits = [letters(row.tokens).endswith(self.after) for row in rows]
         words = [[ord(c) for c in self.word] if fit else [] for fit in fits]
@@ -48,7 +50,7 @@ def test_each_row_s_draft_comes_from_the_first_who_has_one():
     first, second, third = Recorder("p", "a", "12"), Recorder("q", "b", "3"), Recorder("r", "", "")
     drafter = Fallback([first, second, third])
     rows = [row(text, id=i) for i, text in enumerate(["xa", "xb", "xc", "ya"])]
-    trees = drafter.propose(rows)
+    trees = drafter.propose(asked(*rows))
     assert [letters(tree.tokens) for tree in trees] == ["a12", "b3", "c", "a12"]
     assert [tree.source for tree in trees] == ["p", "q", "r", "p"]
     assert first.calls == [("propose", 0, 1, 2, 3)]
@@ -63,7 +65,7 @@ def test_every_part_watches_every_row():
     drafter.bind(target())
     for one in rows:
         drafter.start(one)
-    trees = drafter.propose(rows)
+    trees = drafter.propose(asked(*rows))
     drafter.observe(shown(rows, trees, [Accepted([0], [])] * 2))
     drafter.drop(rows[0])
     watched = [("bind",), ("start", 0), ("start", 1), ("observe", "p", "q"), ("drop", 0)]
@@ -76,7 +78,7 @@ def test_each_request_has_the_drafter_that_it_names_or_else_the_first():
     drafter = Choice({"p": first, "q,draft=4": second})
     drafter.bind(target())
     rows = [row("a", id=i, draft=draft) for i, draft in enumerate([None, "q,draft=4", "p"])]
-    trees = drafter.propose(rows)
+    trees = drafter.propose(asked(*rows))
     assert [letters(tree.tokens) for tree in trees] == ["a1", "a2", "a1"]
     assert [drafter.of(one) for one in rows] == [first, second, first]
     assert (first.calls[-1], second.calls[-1]) == (("propose", 0, 2), ("propose", 1))

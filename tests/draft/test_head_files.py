@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.medusa import Medusa
-from paceline.draft.models.fixed_tree import FixedTree
+from paceline.draft.models.fixed_tree import HeadsDrafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -37,7 +37,7 @@ def world() -> World:
 def opened(path: str | Path, kind: str = "medusa") -> Any:
     drafter = create(f"{kind}:{path},tree=7")
     drafter.bind(world().target)
-    assert isinstance(drafter, FixedTree)
+    assert isinstance(drafter, HeadsDrafter)
     return drafter
 
 
@@ -77,7 +77,7 @@ def state() -> Tensor:
 
 def guessed(drafter: Medusa, k: int) -> Tensor:
     with torch.inference_mode():
-        return drafter.outputs[k](drafter.heads.network[k](state()))  # type: ignore[operator]
+        return drafter.model.outputs[k](drafter.model.heads.network[k](state()))  # type: ignore[operator]
 
 
 def check_lossless(path: str | Path, kind: str = "medusa") -> None:
@@ -98,7 +98,7 @@ def test_medusa_v01_is_a_pickle_read_by_name_alone(tmp_path: Path) -> None:
     with pytest.raises(MethodError, match=r"a pickled file is read only where it is named, medusa:.*medusa_lm_head.pt"):
         opened(folder)
     drafter = opened(folder / "medusa_lm_head.pt")
-    assert len(drafter.heads.network) == K
+    assert len(drafter.model.heads.network) == K
     for k in range(K):
         torch.testing.assert_close(guessed(drafter, k), by_hand(tensors, own[k], k))
     check_lossless(folder / "medusa_lm_head.pt")
@@ -162,7 +162,7 @@ def test_medusa_as_vllm_reads_it(tmp_path: Path) -> None:
         torch.testing.assert_close(guessed(drafter, k), by_hand(tensors, own[k], k))
     shared = {"lm_head.weight": world().target.head.dense().clone()}
     drafter = opened(write(tmp_path / "shared", VLLM, "model.safetensors", vllm(tensors) | shared))
-    assert drafter.heads.outputs is None, "it is the target's, which is in memory already"
+    assert drafter.model.heads.outputs is None, "it is the target's, which is in memory already"
     plain = {name: t for name, t in vllm(tensors).items() if not name.endswith("bias")}
     drafter = opened(write(tmp_path / "no bias", VLLM, "model.safetensors", plain | shared))
     zeros = {name: t * (0 if name.endswith("bias") else 1) for name, t in tensors.items()}
@@ -175,7 +175,7 @@ def test_medusa_with_a_cut_vocabulary_as_vllm_reads_it(tmp_path: Path) -> None:
     config = VLLM | {"truncated_vocab_size": len(kept)}
     folder = write(tmp_path / "cut", config, "model.safetensors", vllm(blocks()) | heads)
     drafter = opened(folder)
-    assert set(drafter.candidates(state(), 0)[0].tolist()) <= set(kept.tolist())
+    assert set(drafter.model.candidates(state(), 0)[0].tolist()) <= set(kept.tolist())
     check_lossless(folder)
 
 
@@ -228,7 +228,7 @@ def test_hydra(tmp_path: Path, prefix: bool) -> None:
     folder = write(tmp_path / "hydra", config, "hydra_lm_head.pt", tensors)
     path = folder / "hydra_lm_head.pt"
     drafter = opened(path, "hydra")
-    assert len(drafter.heads.network) == K
+    assert len(drafter.model.heads.network) == K
     first, nth = ("1", (3, 5)) if prefix else ("0", (1, 2))
     tokens = [random_tensors({"e": (1, H)}, seed=n)["e"] for n in (5, 6)]
     u = torch.cat([state(), *tokens], -1)  # head 1 reads the root and one drafted token
@@ -245,7 +245,7 @@ def test_hydra(tmp_path: Path, prefix: bool) -> None:
         )
     logits = z @ tensors["hydra_lm_head.1.1.weight"].T + tensors["hydra_lm_head.1.1.bias"]
     with torch.inference_mode():
-        torch.testing.assert_close(drafter.outputs[1](drafter.heads.network(1, state(), tokens)), logits)
+        torch.testing.assert_close(drafter.model.outputs[1](drafter.model.heads.network(1, state(), tokens)), logits)
     check_lossless(path, "hydra")
 
 

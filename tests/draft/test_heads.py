@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.request import Completion, Row
+from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.base import Drafter
-from paceline.draft.cost import forward_times
-from paceline.draft.models.fixed_tree import FixedTree
+from paceline.draft.base import Ask, Drafter
+from paceline.draft.models.fixed_tree import HeadsDrafter
 from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
@@ -99,13 +98,13 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     """After rounds of any length the drafter guesses the best tokens of the trained network over the whole text."""
     spec, module = made(name)
     drafter = registry.create(f"{spec},tree=5")
-    assert isinstance(drafter, FixedTree)
+    assert isinstance(drafter, HeadsDrafter)
     seen: list[tuple[list[int], DraftTree]] = []
     propose = drafter.propose
 
-    def watched(rows: Sequence[Row]) -> list[DraftTree]:
-        trees = propose(rows)
-        seen.extend((row.tokens.tolist(), tree) for row, tree in zip(rows, trees, strict=True))
+    def watched(asks: Sequence[Ask]) -> list[DraftTree]:
+        trees = propose(asks)
+        seen.extend((row.tokens.tolist(), tree) for (row, _), tree in zip(asks, trees, strict=True))
         return trees
 
     drafter.propose = watched  # type: ignore[method-assign]
@@ -113,11 +112,11 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     checked = 0
     for text, tree in seen[::2]:
         if models.EOS not in tree.tokens:  # below which nothing is drafted
-            assert tree.parent.tolist() == drafter.template.parent[: len(tree)].tolist()
+            assert tree.parent.tolist() == drafter.proposer.template.parent[: len(tree)].tolist()
         for node in range(1, len(tree)):
             way = path(tree, node)
             candidates = best(module, [*text, *way[:-1]], len(text) - 2, len(way) - 1)
-            assert way[-1] in candidates[: drafter._ranks]
+            assert way[-1] in candidates[: drafter.model.ranks]
             checked += 1
     assert checked > 20
 
@@ -184,10 +183,11 @@ def test_every_depth_sees_the_others() -> None:
 def test_a_tree_is_built_from_the_measured_accuracies(made: Any, tmp_path: Path) -> None:
     spec, _ = made("medusa")
     drafter = bound(f"{spec},tree=4")
-    paths = sorted(zip(drafter.template.parent.tolist(), drafter.template.rank.tolist(), strict=True))[1:]
+    template = drafter.proposer.template
+    paths = sorted(zip(template.parent.tolist(), template.rank.tolist(), strict=True))[1:]
     assert paths == [(0, 0), (0, 1), (0, 2), (1, 0)]  # 0.5, 0.2, 0.1 and 0.5 * 0.4: slots.json of the world
     whole = bound(f"{spec},tree=63")
-    assert len(whole.template.parent) == 3 * 3 * 3 + 3 * 3 + 3 + 1  # no more ranks were measured
+    assert len(whole.proposer.template.parent) == 3 * 3 * 3 + 3 * 3 + 3 + 1  # no more ranks were measured
 
 
 def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) -> None:
@@ -196,30 +196,14 @@ def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) 
     (tmp_path / "slots.json").unlink()
     drafter = bound(f"medusa:{tmp_path},tree=63")
     kept = [path for path in published() if len(path) <= HEADS]
-    assert drafter.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
+    assert drafter.proposer.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
 
 
-def bound(spec: str) -> FixedTree:
+def bound(spec: str) -> HeadsDrafter:
     drafter = registry.create(spec)
     drafter.bind(world().target)
-    assert isinstance(drafter, FixedTree)
+    assert isinstance(drafter, HeadsDrafter)
     return drafter
-
-
-def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, _ = made("medusa")
-    nodes = {}
-    for name, seconds in {
-        "free": {1: 1.0, 64: 1.001},
-        "dear": {1: 1.0, 64: 64.0},
-        "step": {1: 1, 5: 1.01, 6: 9},
-    }.items():
-        times = forward_times(seconds)
-        monkeypatch.setattr("paceline.draft.models.fixed_tree.time_forwards", lambda target, times=times: times)
-        nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
-    assert nodes["free"] > 30
-    assert nodes["dear"] == 1
-    assert nodes["step"] == 4
 
 
 # Heads for another target --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.engine.engine import Engine
 from paceline.errors import StoreError
+from tests.asks import asked
 from tests.draft.rows import letters, row, target, tokens
 from tests.draft.stores import corpus, corpus_of, locked
 from tests.draft.tables import counting
@@ -166,10 +167,10 @@ def test_options_that_bound_the_tree():
     one = row(text)
 
     def drafted(drafter: Hierarchy, room: int = 100, eos: str = "", **params: object) -> list[str]:
-        one = row(text, room, **params)
+        one = row(text, room, eos=eos, **params)
         drafter.bind(target(eos))  # type: ignore[arg-type]
         drafter.start(one)
-        (tree,) = drafter.propose([one])
+        (tree,) = drafter.propose(asked(one))
         assert tree.source == ("hierarchy" if tree.num_drafted else "")
         return paths(tree)
 

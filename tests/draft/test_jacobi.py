@@ -17,6 +17,7 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import best_paths, chain, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from tests.asks import asked
 from tests.draft.rows import row
 from tests.fakes import TableTarget
 
@@ -28,7 +29,7 @@ def bound(target: TableTarget | None = None, **options: object) -> Jacobi:
 
 
 def drafted(drafter: Jacobi, one: Row) -> DraftTree:
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     return tree
 
 

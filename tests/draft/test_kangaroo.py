@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.core.request import Row
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
+from paceline.draft.base import Ask
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
@@ -138,13 +138,14 @@ class Counting(Kangaroo):
 
         self.model.extend = counted  # type: ignore[method-assign]
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
         for row in rows:
             done = self.model.length(row)
             assert self.model.target.length(row.slot) == len(row) - 1 == done + self.model.pending.count(row)
             if row.id in self.whole:
                 self.lags.append((self.whole[row.id], len(row) - 1 - done))
-        return super().propose(rows)
+        return super().propose(asks)
 
     def observe(self, round: Round) -> None:
         super().observe(round)

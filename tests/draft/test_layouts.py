@@ -22,6 +22,7 @@ from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM
 from paceline.target.decoder import Decoder
 from tests import models, native
+from tests.asks import asked
 from tests.draft import blocks
 from tests.draft.eagles import (
     LENGTH,
@@ -303,13 +304,12 @@ def test_a_p_eagle_head_computes_what_its_file_says(
         row = Row(number, [5, *tokens.tolist()], SamplingParams(max_tokens=9), max_context=64)
         drafter.start(row)
         drafter.model.pending._states[row.id] = [states]
-        drafts.append(drafter.model.begin(row, frozenset()))
-        drafts[-1].most = 3
-    drafter.model.fill(drafts)
+        drafts.append(drafter.model.begin(row, 3))
+    filled = drafter.model.fill(drafts)
     table, by = model.model.embed_tokens.weight.detach(), By(normed_residual=bool(entries.get("norm_before_residual")))
     wanted = eagle3_logits(computing | {"mask_hidden": state.view(1, -1)}, table, computing[HEAD], by, torch.tensor(7))
-    for draft in drafts:
-        torch.testing.assert_close(draft.features[-1], wanted[-3:], atol=1e-4, rtol=1e-4)
+    for draft, block in zip(drafts, filled, strict=True):
+        torch.testing.assert_close(block.logits, wanted[-3:], atol=1e-4, rtol=1e-4)
         drafter.model.commit(draft, [])
         assert drafter.model.pending.cached(draft.row) == LENGTH
 
@@ -355,7 +355,7 @@ def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, 
         row = engine.add(begin + end, SamplingParams(max_tokens=9, ignore_eos=True))
         engine.step()
         row.tokens[-1] = 12  # whatever the target said
-        drafts.append(engine.drafter.propose([row])[0].tokens.tolist())
+        drafts.append(engine.drafter.propose(asked(row))[0].tokens.tolist())
     assert len(drafts[0]) > 1
     assert drafts[0] == drafts[1]
 

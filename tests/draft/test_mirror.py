@@ -21,7 +21,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods import mirror
 from paceline.draft.models import draft_worker
-from paceline.draft.models.branches import Ask, Lookahead
+from paceline.draft.models.branches import Lookahead, Next
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
 from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import create
@@ -29,6 +29,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.train.saving import save_vocabulary
 from tests import models, native
+from tests.asks import asked
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import drafter, like
 from tests.fakes import TableTarget
@@ -200,7 +201,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     new, seen = [12], 0
     for turn in range(8):
         with torch.inference_mode():
-            (window,) = ahead.windows([Ask(7, new)])
+            (window,) = ahead.windows([Next(7, new)])
             ahead.look_ahead()
         state = ahead._states[7]
         keys = list(state.table)
@@ -212,7 +213,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         fresh = create(f"model:{folders['close']},stop=fixed,draft=3")
         fresh.bind(target)
         fresh.start(state.row)
-        (tree,) = fresh.propose([state.row])
+        (tree,) = fresh.propose(asked(state.row))
         assert tree.tokens[1:].tolist() == window.tokens
         assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
         length = drafter.model.length(state.row)
@@ -232,12 +233,12 @@ def test_of_a_window_that_another_drafters_draft_replaced_the_beginning_is_kept(
     ahead = Lookahead(drafter, num_candidates=3)
     ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
     with torch.inference_mode():
-        ((first, second, third),) = (window.tokens for window in ahead.windows([Ask(7, [12])]))
+        ((first, second, third),) = (window.tokens for window in ahead.windows([Next(7, [12])]))
         ahead.look_ahead()
-        (window,) = ahead.windows([Ask(7, [first, 5 + (second == 5), third, 9])])
+        (window,) = ahead.windows([Next(7, [first, 5 + (second == 5), third, 9])])
     row = ahead._states[7].row
     fresh.start(row)
-    (tree,) = fresh.propose([row])
+    (tree,) = fresh.propose(asked(row))
     assert (window.hit, window.tokens) == (None, tree.tokens[1:].tolist())
     caches = [one.model.network.cache.kv[:, :, one.model.slot(row), :, : len(row)] for one in (drafter, fresh)]
     torch.testing.assert_close(*caches, atol=1e-4, rtol=1e-4)
@@ -278,8 +279,8 @@ def test_the_process_takes_long_messages_and_answers_the_last_question_alone(fol
     worker.open(1, [5, 6, 7], GREEDY, 2048)
     worker.open(2, LONG, GREEDY, 2_000_000)
     worker.drop(2)
-    worker._send("windows", [Ask(1, [])])  # nobody takes the answer
-    (window,) = worker.windows([Ask(1, [8])])
+    worker._send("windows", [Next(1, [])])  # nobody takes the answer
+    (window,) = worker.windows([Next(1, [8])])
     assert window.id == 1
     assert len(window.tokens) == 5
     assert worker.windows([]) == []

@@ -22,6 +22,7 @@ from paceline.errors import MethodError, PacelineError
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from tests import models, native
+from tests.asks import asked
 from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.prompts import PROMPTS, plain
@@ -97,7 +98,7 @@ def test_room_is_used_to_the_last_token():
     for length, drafted in ((5, 5), (6, 5), (7, 4), (9, 2), (10, 1), (11, 0)):
         row = Row(length, [1] * length, GREEDY, max_context=4096)
         made.start(row)
-        assert made.propose([row])[0].num_drafted == drafted
+        assert made.propose(asked(row))[0].num_drafted == drafted
         made.drop(row)
 
 
@@ -116,13 +117,13 @@ def test_a_narrower_draft_takes_the_noise_of_its_own_tokens():
     made.bind(TableTarget(vocab_size=8))
     row = Row(0, [1, 2], SamplingParams(temperature=1.0, seed=0), max_context=4096)
     made.start(row)
-    (tree,) = made.propose([row])
+    (tree,) = made.propose(asked(row))
     for depth in (1, 2):
         q = made.network.probabilities_after([1, *tree.tokens[:depth].tolist()][-1:], row.params)
         assert tree.tokens[depth] == row.noise.choose(torch.cat([q, torch.zeros(3)]), depth - 1)
     strange = Row(1, [1, 7], GREEDY, max_context=4096)
     made.start(strange)
-    assert made.propose([strange])[0].num_drafted == 0, "a token that the draft model has no row for"
+    assert made.propose(asked(strange))[0].num_drafted == 0, "a token that the draft model has no row for"
 
 
 def test_a_long_prompt_is_run_in_chunks():
@@ -131,7 +132,7 @@ def test_a_long_prompt_is_run_in_chunks():
     made.bind(TableTarget(vocab_size=6, max_context=5000))
     row = Row(0, np.arange(2 * CHUNK + 7) % 6, GREEDY, max_context=5000)
     made.start(row)
-    made.propose([row])
+    made.propose(asked(row))
     assert table.ran == [[CHUNK], [CHUNK], [7], [1]]
 
 
@@ -175,14 +176,14 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
     made.bind(TableTarget(vocab_size=6))
     row = Row(0, [1, 2, 3], SamplingParams(max_tokens=60), max_context=4096)
     made.start(row)
-    made.propose([row])
+    made.propose(asked(row))
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
     row.extend([4, 5])
     assert made.model.length(row) == 3
-    made.propose([row])
+    made.propose(asked(row))
     row.extend([0] * 20)
     made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
-    made.propose([row])
+    made.propose(asked(row))
     assert table.ran == [[3], [2], [5]]
 
 

@@ -7,6 +7,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree, ancestors
 from paceline.draft.methods.ngram_pool import NgramPool, NgramPoolConfig, Window
 from paceline.engine.engine import Engine
+from tests.asks import asked
 from tests.draft.rows import letters, row, target, tokens
 from tests.draft.tables import counting
 from tests.fakes import TableTarget
@@ -22,7 +23,7 @@ def guesses(text: str, room: int = 100, **options: object) -> set[str]:
     """What is drafted behind `text` from its own n-grams: the words along every path to a leaf."""
     made, one = drafter(window=0, **options), row(text, room)
     made.start(one)
-    return words(made.propose([one])[0])
+    return words(made.propose(asked(one))[0])
 
 
 def words(tree: DraftTree) -> set[str]:
@@ -45,7 +46,7 @@ def test_n_grams_that_begin_with_the_last_token_are_guessed():
 def test_guesses_share_their_beginnings():
     made, one = drafter(window=0, level=4), row("xabcxabdxaefx")
     made.start(one)
-    (tree,) = made.propose([one])
+    (tree,) = made.propose(asked(one))
     assert words(tree) == {"abc", "abd", "aef"}
     assert tree.num_drafted == 6
     assert letters(tree.tokens[1:4]) == "aef"  # the latest comes first
@@ -59,9 +60,9 @@ def test_the_latest_guesses_stay():
 def test_the_prompt_may_be_left_out():
     made, one = drafter(window=0, prompt=False, level=3), row("xabx")
     made.start(one)
-    assert len(made.propose([one])[0]) == 1
+    assert len(made.propose(asked(one))[0]) == 1
     one.extend(tokens("xcdx"))
-    assert words(made.propose([one])[0]) == {"cd"}
+    assert words(made.propose(asked(one))[0]) == {"cd"}
 
 
 # The window ----------------------------------------------------------------------------------------------------------
@@ -160,6 +161,6 @@ def test_every_shape_is_lossless_and_worth_it(options):
 def test_the_window_rests_where_the_row_has_no_room_for_it():
     made, one = drafter(), row("abc", room=5)
     made.start(one)
-    (tree,) = made.propose([one])
+    (tree,) = made.propose(asked(one))
     assert tree.probe is None
     assert len(tree) == 1

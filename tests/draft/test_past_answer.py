@@ -4,6 +4,7 @@ import numpy as np
 
 from paceline.core.tree import IntArray
 from paceline.draft.registry import create
+from tests.asks import asked
 from tests.draft.rows import draft_of, letters, row, target, tokens
 
 
@@ -32,7 +33,7 @@ def test_it_goes_on_where_the_answer_is_the_same_and_is_silent_after() -> None:
     drafter.start(one)
     for gained, proposed in (("", "the"), ("the ", "cat"), ("c", "at "), ("u", ""), ("t sat", "")):
         one.extend(tokens(gained))
-        [tree] = drafter.propose([one])
+        [tree] = drafter.propose(asked(one))
         assert letters(tree.tokens[1:]) == proposed
 
 
@@ -56,7 +57,7 @@ def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -
     one = row("a")
     one.past = np.array(tokens("brought"))
     drafter.start(one)
-    [tree] = drafter.propose([one])
+    [tree] = drafter.propose(asked(one))
     assert letters(tree.tokens[1:]) == "brought"
     one.extend(tokens("xyz"))
     one.finish_reason = "stop"
@@ -66,7 +67,7 @@ def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -
     two = row("a", id=2)
     two.past = none
     drafter.start(two)
-    assert drafter.propose([two])[0].num_drafted == 0
+    assert drafter.propose(asked(two))[0].num_drafted == 0
 
 
 def test_pieces_begin_small_and_double_while_they_stand() -> None:
@@ -74,7 +75,7 @@ def test_pieces_begin_small_and_double_while_they_stand() -> None:
     one = row("who?")
     drafter.start(one)
     proposed = []
-    while piece := letters(drafter.propose([one])[0].tokens[1:]):
+    while piece := letters(drafter.propose(asked(one))[0].tokens[1:]):
         proposed.append(piece)
         one.extend(tokens("abcdefghijklmnopqrstu"[one.num_new : one.num_new + len(piece) + 1]))
     assert proposed == ["ab", "def", "hijklm", "opqrst"], "the token after each is the target's own"

@@ -40,4 +40,4 @@ def test_of_several_places_the_next_one_counts() -> None:
     drafter.start(one)
     for said, expected in (("ab", "XX"), ("XXab", "YY"), ("q", "")):
         one.extend(tokens(said))
-        assert letters(drafter.draft(one).tokens[1:]) == expected
+        assert letters(drafter.draft(one, 9).tokens[1:]) == expected

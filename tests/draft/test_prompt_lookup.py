@@ -84,7 +84,8 @@ def test_transformers(text, longest, draft):
     eos = 1
     drafter = PromptLookup(PromptLookupConfig("transformers", draft, longest))
     drafter.bind(target(eos=chr(eos)))
-    assert draft_of(drafter, "".join(map(chr, text))) == "".join(map(chr, transformers(text, longest, draft, eos)))
+    expected = "".join(map(chr, transformers(text, longest, draft, eos)))
+    assert draft_of(drafter, "".join(map(chr, text)), eos=chr(eos)) == expected
 
 
 def test_less_than_a_full_draft_behind_the_match():
@@ -115,11 +116,11 @@ def test_only_transformers_stops_before_an_end_token():
     for variant, expected in [("published", ".c"), ("transformers", ""), ("vllm", ".c")]:
         drafter = PromptLookup(PromptLookupConfig(variant, draft=2, max_ngram=2, min_ngram=1))
         drafter.bind(target(eos="."))
-        assert draft_of(drafter, text) == expected
+        assert draft_of(drafter, text, eos=".") == expected
     assert draft_of(PromptLookup(PromptLookupConfig("transformers")), text, stop_token_ids=[ord("c")]) == "."
     drafter = PromptLookup(PromptLookupConfig("transformers"))
     drafter.bind(target(eos="."))
-    assert draft_of(drafter, text, ignore_eos=True) == ".cdab"
+    assert draft_of(drafter, text, eos=".", ignore_eos=True) == ".cdab"
 
 
 def past(variant, requests, text, memory=100, finish="stop", **options):

@@ -18,6 +18,7 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import read_paths
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from tests.asks import asked
 from tests.draft.rows import row
 from tests.draft.tables import counting
 from tests.fakes import TableTarget
@@ -121,7 +122,7 @@ def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
     ends = set(random.integers(0, 200, 20).tolist())
     one = row(chr(random.integers(200)), room, stop_token_ids=sorted(ends))
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     paths = [path for path in paths_of(size) if max(path) < k]
     assert tree.tokens[0] == one.last_token
     drafted = token_paths(tree)
@@ -168,7 +169,7 @@ def test_scope_row_keeps_requests_apart():
     drafter.start(one)
     drafter.start(other)
     observe(drafter, one, DraftTree.root(ord("a")), [0], torch.arange(8).reshape(1, 8))
-    assert [len(tree) for tree in drafter.propose([one, other])] == [9, 1]
+    assert [len(tree) for tree in drafter.propose(asked(one, other))] == [9, 1]
     drafter.drop(one)
     drafter.drop(one)
     assert (drafter.matrix(one) == -1).all()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.methods.rest import Rest, RestConfig
+from tests.asks import asked
 from tests.draft.rows import row, target
 from tests.draft.stores import corpus
 
@@ -39,7 +40,7 @@ def paths(tree):
 def draft(drafter, text, room=100, **params):
     one = row(text, room, **params)
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     assert tree.tokens[0] == one.last_token
     return paths(tree)
 

@@ -89,12 +89,10 @@ class Alone:
             section.threshold = 0.0 if number >= exit else 1.0
 
     def step(self, draft: Draft, wanted: int = 1) -> torch.Tensor:
-        logits = self.drafter.model.extend([draft], [wanted])
-        draft.num_run = len(draft.tokens)
-        return logits
+        return self.drafter.proposer.run([draft], [wanted])
 
     def begin(self) -> Draft:
-        return Draft.chain(self.row, self.row.tokens[self.drafter.model.length(self.row) :].tolist())
+        return self.drafter.model.begin(self.row)
 
     def check(self) -> None:
         """The invariant: section k is never ahead of the one before it, and what it lacks waits for it."""
@@ -141,7 +139,7 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
             alone.check()
             draft.add(int(rng.integers(4, 288)))
         # Some of the drafted tokens that were run stand, and a token of the target's comes behind them.
-        stood = int(rng.integers(draft.num_run - draft.num_committed + 1))
+        stood = int(rng.integers(alone.drafter.model.ran[0] - draft.num_committed + 1))
         alone.drafter.model.commit(draft, range(draft.num_committed + stood))
         alone.check()
         alone.row.extend([*draft.drafted[:stood], int(rng.integers(4, 288))])
@@ -237,7 +235,7 @@ def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
     rows = [alone.row, other]
     best = [float(alone.truth(row.tokens.tolist(), 1).softmax(-1).max()) for row in rows]
     alone.drafter.sections[0].threshold = sum(best) / 2
-    drafts = [Draft.chain(row, row.tokens.tolist()) for row in rows]
+    drafts = [alone.drafter.model.begin(row) for row in rows]
     logits = alone.drafter.model.extend(drafts, [1, 1])
     deeper = alone.drafter.sections[1]
     for row, sure, found in zip(rows, best, logits, strict=True):

@@ -11,6 +11,7 @@ from paceline.draft.methods.sam import Sam, SamConfig
 from paceline.draft.registry import create
 from paceline.draft.text import suffix_array
 from paceline.errors import StoreError
+from tests.asks import asked
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
 
@@ -50,7 +51,7 @@ def test_every_round_s_draft_is_the_definition_s(text, rounds, config):
     random = np.random.default_rng(len(text))
     for gained in [0, *rounds]:
         one.extend(random.integers(0, 4, gained).tolist())
-        (tree,) = drafter.propose([one])
+        (tree,) = drafter.propose(asked(one))
         assert tree.tokens[1:].tolist() == by_hand(one.tokens.tolist(), config)
         assert tree.source == ("sam" if tree.num_drafted else "")
 
@@ -101,13 +102,13 @@ def test_a_tree_of_the_corpus(tmp_path):
     drafter = bound(f"sam,corpus={corpus(tmp_path / 'c', ['abcx', 'abcy', 'abd'])},draft=5")
     one = row("#ab")
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     assert letters(tree.tokens[1:]) == "cdxy."
     assert tree.parent.tolist() == [-1, 0, 0, 1, 1, 2]
     assert tree.source == "sam"
     short = row("#ab", room=2)
     drafter.start(short)
-    assert drafter.propose([short])[0].max_depth == 1
+    assert drafter.propose(asked(short))[0].max_depth == 1
 
 
 def test_a_long_match_in_the_corpus_counts_as_one_of_64_tokens(tmp_path):
@@ -136,7 +137,7 @@ def test_the_corpus_is_looked_up_anew_in_every_round(tmp_path):
     steps.start(one)
     for gained in ["t", "he s", "ky is ", "blue", "!", "the se"]:
         one.extend(tokens(gained))
-        (tree,) = steps.propose([one])
+        (tree,) = steps.propose(asked(one))
         assert letters(tree.tokens[1:]) == draft_of(bound(f"sam,corpus={folder}"), letters(one.tokens))
 
 
@@ -144,11 +145,12 @@ def test_the_last_token_is_looked_up(tmp_path):
     folder = corpus(tmp_path / "c", ["qz", "pqy"])
     steps, one = bound(f"sam,corpus={folder},grow=1"), row("#q", room=100)
     steps.start(one)
-    assert letters(steps.propose([one])[0].tokens[1:])[:1] in ("z", "y"), "one token is enough, if it is the last one"
+    (tree,) = steps.propose(asked(one))
+    assert letters(tree.tokens[1:])[:1] in ("z", "y"), "one token is enough, if it is the last one"
     one.extend(tokens("#p"))
-    assert letters(steps.propose([one])[0].tokens[1:]) == "q"
+    assert letters(steps.propose(asked(one))[0].tokens[1:]) == "q"
     one.extend(tokens("q"))
-    assert letters(steps.propose([one])[0].tokens[1:])[:1] == "y", "two tokens tell y from z"
+    assert letters(steps.propose(asked(one))[0].tokens[1:])[:1] == "y", "two tokens tell y from z"
 
 
 def test_the_row_s_own_text_comes_first_and_the_newest_next():

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from paceline.draft.methods.suffix import Suffix, SuffixConfig
+from tests.asks import asked
 from tests.draft.rows import draft_of, letters, row, target
 from tests.draft.stores import corpus
 
@@ -15,7 +16,7 @@ def finish(drafter, text, reason="stop", id=7):
     """A request of `text` comes and ends."""
     one = row(text, id=id)
     drafter.start(one)
-    drafter.propose([one])
+    drafter.propose(asked(one))
     one.finish_reason = reason
     drafter.drop(one)
 
@@ -24,7 +25,7 @@ def offered(drafter, text):
     """`draft_of` for a row that nothing is learned from."""
     one = row(text, id=8)
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     one.finish_reason = "abort"
     drafter.drop(one)
     return letters(tree.tokens[1:])
@@ -66,7 +67,7 @@ def test_a_tree_holds_the_likeliest_nodes():
     drafter = Suffix(SuffixConfig(shape="tree", offset=3, depth=3))
     one = row("abxabyabxacab")
     drafter.start(one)
-    (tree,) = drafter.propose([one])
+    (tree,) = drafter.propose(asked(one))
     assert letters(tree.tokens[1:]) == "xaya", "x after two b in three, y after one, and each has been followed by a"
     assert tree.parent.tolist() == [-1, 0, 1, 0, 3]
     assert tree.source == "suffix"

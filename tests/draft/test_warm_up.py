@@ -41,7 +41,7 @@ def check(spec, kernels):
         drafter.start(request)
         for gained in ([], [98], [99, 97]):
             request.extend(gained)
-            drafter.propose([request])
+            drafter.propose(asked(request))
         request.finish_reason = "stop"
         drafter.drop(request)
     assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.memory import common
+from paceline.engine.prefixes import common
 from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backend import Request

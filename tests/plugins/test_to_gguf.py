@@ -19,6 +19,7 @@ from paceline.plugins import to_gguf
 from paceline.plugins.to_gguf import write_head
 from paceline.target.load import load, quantise_folder
 from tests import gguf_files, models
+from tests.asks import asked
 from tests.draft import blocks
 from tests.draft.eagles import d2t_of, described, eagle3, speculators, write
 from tests.paths import REPOSITORY
@@ -249,7 +250,7 @@ def test_what_is_written_is_read_back_and_drafts_alike(
         counts.append([(one.stats.accepted, one.stats.draft_tokens) for one in out])
         row = engine.add(prompts[0], params)
         engine.step()
-        drafts.append(engine.drafter.propose([row])[0].tokens.tolist())
+        drafts.append(engine.drafter.propose(asked(row))[0].tokens.tolist())
     assert len(drafts[0]) > 1
     if dtype == "f32":
         assert counts[0] == counts[1]

@@ -40,7 +40,8 @@ class Fixed(Drafter):
         self.probe = None if probe is None else np.array([False, *probe])
         self.told: list[Accepted] = []
 
-    def propose(self, rows):
+    def propose(self, asks):
+        rows = [row for row, _ in asks]
         return [DraftTree.of(row.last_token, self.tokens, self.parent, probe=self.probe) for row in rows]
 
     def observe(self, round):
@@ -86,7 +87,7 @@ def test_a_root_that_is_not_the_last_token_is_an_error():
     class Wrong(Drafter):
         name = "wrong"
 
-        def propose(self, rows):
+        def propose(self, asks):
             return [DraftTree.root(99)]
 
     with pytest.raises(ValueError, match="wrong proposed a tree whose root"):

@@ -51,7 +51,8 @@ class Memory(Drafter):
         self.config = config
         self.before: np.ndarray = np.empty(0, np.int64)
 
-    def propose(self, rows):
+    def propose(self, asks):
+        rows = [row for row, _ in asks]
         return [DraftTree.chain(row.last_token, self.before[row.num_new : row.num_new + 3]) for row in rows]
 
     def drop(self, row):

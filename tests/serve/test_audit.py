@@ -18,7 +18,7 @@ from paceline.core.accept import follow
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.memory import Prefix
+from paceline.engine.prefixes import Prefix
 from paceline.serve import audit as module
 from paceline.serve.audit import Audit, judge
 from paceline.serve.structure import Grammars, Matched

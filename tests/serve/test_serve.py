@@ -520,7 +520,7 @@ def test_accepted_tokens_are_counted_as_the_engine_counts_them():
     """Also where an answer ends inside a draft."""
 
     class Counting(Drafter):
-        def draft(self, row):
+        def draft(self, row, most):
             return DraftTree.chain(row.last_token, [(row.last_token + n) % 8 for n in range(1, 4)])
 
     target = TableTarget(8, order=1, logits=lambda tokens: 9.0 * np.eye(8)[(tokens[-1] + 1) % 8])
@@ -544,9 +544,9 @@ class Ahead(Drafter):
     def __init__(self, text: list[int]):
         self.text = text
 
-    def draft(self, row: Any) -> DraftTree:
+    def draft(self, row: Any, most: int) -> DraftTree:
         at = row.num_new
-        return self.chain_after(row, np.array(self.text[at : at + min(4, row.max_draft) * (at % 3 > 0)], np.int64))
+        return self.chain_after(row, np.array(self.text[at : at + min(4, most) * (at % 3 > 0)], np.int64))
 
 
 @pytest.mark.parametrize("ends", ["max_tokens", "end token", "stop string"])

@@ -16,7 +16,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
-from paceline.engine.memory import Prefixes
+from paceline.engine.prefixes import Prefixes
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder

@@ -171,10 +171,10 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind, tmp_pa
     module = world.module(kind)
     drafter = create(f"{world.save(module, kind, tmp_path)},tree=4")
     drafter.bind(world.target)
-    drafter.use_ranks()
+    drafter.model.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)
     replies = [Example("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
-    measured = measure_heads(world.target, drafter, replies)
+    measured = measure_heads(world.target, drafter.model, replies)
     want = [Fit() for _ in range(HEADS)]
     for reply in replies:
         text = np.array([[*(reply.prompt or ()), *reply.tokens]], np.int32)

@@ -15,8 +15,9 @@ from paceline.train.__main__ import app
 from paceline.train.eagle import EagleLoss
 from paceline.train.loop import read_log
 from paceline.train.measure import Fit
-from paceline.train.outlook import Outlook, tokens_a_round
-from tests import models
+from paceline.train.outlook import Outlook, time_forwards, tokens_a_round
+from tests import models, native
+from tests.draft.head_worlds import World
 from tests.train.conftest import following_answers
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
@@ -152,3 +153,10 @@ def test_a_night_that_comes_to_nothing_is_one_line(note, answers, says, root, tm
     refused = CliRunner().invoke(app, [*words, "--max-tokens", "16", "--length", "32", "--rows", "4"])
     assert says in str(refused.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_forwards_are_timed_and_nothing_is_changed():
+    target = native.of(World().model)
+    times = time_forwards(target)
+    assert (times[[1, 2, 4, 8, 16, 32, 64, 4000]] > 0).all()
+    assert target.length(target.add_row(4)) == 0

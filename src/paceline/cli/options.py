@@ -119,7 +119,7 @@ def open_engine(
 
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
-    from paceline.engine.memory import parse_bytes
+    from paceline.engine.room import parse_bytes
     from paceline.target.load import load_tokenizer, tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.

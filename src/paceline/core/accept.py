@@ -27,7 +27,7 @@ from paceline.errors import NumericError, PacelineError
 class Accepted:
     """The part of a row's tree that was accepted, and the tokens that follow from it.
 
-    path      accepted nodes, root first; tokens[i] is the token decided at path[i].
+    path      accepted nodes, root first; tokens[i] is the token decided at path[i]. [0] for a piece of a prompt.
     tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
     logprobs  one entry for each of `tokens` if the request wants them, else None."""
 

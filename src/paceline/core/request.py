@@ -42,7 +42,9 @@ class Request(Protocol):
     @property
     def num_new(self) -> int: ...
     @property
-    def max_draft(self) -> int: ...
+    def ends(self) -> frozenset[int]: ...
+    @property
+    def past(self) -> IntArray | None: ...
     @property
     def expected_length(self) -> int: ...
     @property
@@ -131,8 +133,8 @@ class Row:
     ):  # fmt: skip
         self.id = id
         self.client = ""
-        self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-        self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
+        self._ends = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
+        self.params = params.of_row(len(prompt), self._ends)
         self.noise = Noise(params.seed)
         self.prompt_length = len(prompt)
         self.slot = -1
@@ -181,6 +183,11 @@ class Row:
     def last_token(self) -> int:
         """The newest token: the root of the next draft."""
         return int(self._tokens[self._length - 1])
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end the answer: nothing after one can be accepted."""
+        return self._ends
 
     @property
     def pending(self) -> IntArray:
@@ -257,7 +264,7 @@ class Row:
 
     def _ends_with(self, token: int) -> bool:
         """Add `token` to the text, which never shows an end token. Returns whether the answer ends here."""
-        ends = token in self._end_tokens
+        ends = token in self._ends
         stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
         if ends or stops:
             self.finish_reason = "stop"

@@ -34,6 +34,14 @@ class Plan:
         """Whether row i runs a piece of its prompt; its tree is then the piece's last token alone."""
         return self.segments[i].is_prompt
 
+    def kept(self, i: int, accepted: Accepted) -> Sequence[int]:
+        """The nodes of row i's segment that stay in the cache: all of a prompt's piece, the accepted ones of a tree."""
+        return range(len(self.segments[i].tokens)) if self.is_prompt(i) else accepted.path
+
+    def drafts(self) -> list[int]:
+        """The numbers of the rows that ran a tree, and no piece of a prompt."""
+        return [i for i in range(len(self)) if not self.is_prompt(i)]
+
     def is_from(self, i: int, drafter: object) -> bool:
         """Whether row i's tree is one that `drafter` proposed in this round."""
         return self.trees[i].owner is drafter
@@ -81,11 +89,11 @@ class Round(Plan):
         return self._forward.hidden[layer][at[place] : at[place + 1]]
 
     def committed(self, i: int, layer: int) -> torch.Tensor:
-        """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
+        """States before layer `layer` of the tokens that row i keeps from this round's forward, [n, H]."""
         if (i, layer) not in self._committed:
-            states, path = self.hidden(i, layer), self.accepted[i].path
-            is_chain = not path or path[-1] == len(path) - 1
-            self._committed[i, layer] = states[: len(path)] if is_chain else states[path]
+            states, kept = self.hidden(i, layer), self.kept(i, self.accepted[i])
+            is_chain = kept[-1] == len(kept) - 1
+            self._committed[i, layer] = states[: len(kept)] if is_chain else states[list(kept)]
         return self._committed[i, layer]
 
     def only(self, indices: Sequence[int]) -> Round:

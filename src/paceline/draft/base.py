@@ -4,8 +4,8 @@ A new drafter is one file with one class:
 
     class LastTokenAgain(Drafter):
         name = "again"
-        def draft(self, row):
-            return DraftTree.chain(row.last_token, [row.last_token] * min(4, row.max_draft))
+        def draft(self, row, most):
+            return DraftTree.chain(row.last_token, [row.last_token] * min(4, most))
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +22,63 @@ from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.cost import Table
 from paceline.errors import RowError
 from paceline.target.base import Facts, Needs
 
-if TYPE_CHECKING:
-    from paceline.draft.cost import Table
+
+class Ask(NamedTuple):
+    """A request for a draft of one row, at most `most` levels deep: what the answer has left, or what pays."""
+
+    row: Request
+    most: int
+
+
+class Allowance:
+    """What a round may draft; here, without prices, every drafter for every row, and as much as it likes.
+
+    `paceline.engine.budget` has one that knows prices and acceptance, and asks for drafts that pay. Drafters that ask
+    others (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. The engine's loop, or
+    another, opens one for each round and calls `ask`, `cut` and `close`."""
+
+    def ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[DraftTree]:
+        """Ask `drafter` for drafts. A row for which it is not asked gets the root alone."""
+        return stamp(drafter.propose(asks), drafter)
+
+    def gain(self, drafter: Drafter, ask: Ask) -> float:
+        """Expected tokens, beyond their price, of a draft of `drafter`; they depend on earlier rounds alone."""
+        return inf
+
+    def value(self, tree: DraftTree, row: Request) -> float:
+        """Expected tokens, beyond their price, of a draft that was made."""
+        return inf
+
+    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """The trees to verify, of all rows of the round. Trees may lose nodes (`may_be_cut`); here none does."""
+        return list(trees)
+
+    def close(
+        self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
+    ) -> None:
+        """Learn from the round: the trees of the rows that did not fail, and the accepted part of each.
+
+        seconds  time of the forward and of acceptance; None: something else ran at the same time."""
+
+
+class Unlimited:
+    """A budget without limits. `paceline.engine.budget.Budget` is one with prices."""
+
+    now: Callable[[], float] = staticmethod(perf_counter)
+
+    def open(self, rows: Sequence[Request]) -> Allowance:
+        """Begin a round of `rows`, which are decoding."""
+        return Allowance()
+
+    def drop(self, row: Request) -> None:
+        """Forget a row."""
+
+
+UNLIMITED = Unlimited()
 
 
 class Drafter:
@@ -41,12 +93,12 @@ class Drafter:
     wants           description of the input, beside tokens, that a request must have for a draft; "": none.
     times_rounds    its drafts depend on the duration of the engine's rounds. Set by `bind`.
     eos_token_ids   the target's end tokens. Set by `bind`.
-    prefill_tokens  number of prompt tokens that this round's forward runs with the drafts. Set by `begin_round`.
-    budget          `Unlimited` through which it asks other drafters. Set by `begin_round`.
+    parts           the drafters that it asks, through `budget`.
+    budget          the round's `Allowance`. Set by `begin_round`.
     price_table     prices of rounds that its options give; None: they are learnt. Set by `bind`.
     notes           lines that a user should read. Set by `bind`.
 
-    The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
+    The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(asks)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
     when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
 
@@ -63,8 +115,8 @@ class Drafter:
     wants: str = ""
     times_rounds: bool = False
     eos_token_ids: Sequence[int] = ()
-    prefill_tokens: int = 0
-    budget: Unlimited
+    parts: Sequence[Drafter] = ()
+    budget: Allowance = Allowance()
     price_table: Table | None = None
     notes: Sequence[str] = ()
 
@@ -93,22 +145,20 @@ class Drafter:
     def start(self, row: Request) -> None:
         """Called when a row joins; `row.tokens` is its prompt."""
 
-    def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
-        """Called when a round begins. Its forward will also run `prefill_tokens` prompt tokens; `budget` has its
-        prices.
-        """
-        self.prefill_tokens, self.budget = prefill_tokens, budget or UNLIMITED
+    def begin_round(self, budget: Allowance) -> None:
+        """Called when a round begins; `budget` has its prices."""
+        self.budget = budget
 
-    def draft(self, row: Request) -> DraftTree:
-        """Draft a tree for one row, whose `max_draft` is above 0. Methods that draft many rows at once override
+    def draft(self, row: Request, most: int) -> DraftTree:
+        """Draft a tree for one row, at most `most` levels deep, 1 or more. Methods that draft for many rows override
         `propose` instead."""
         return DraftTree.root(row.last_token)
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        """Draft a tree for each row, rooted at `row.last_token`. Nodes deeper than `row.max_draft` are cut off.
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """Draft a tree for each of the rows, rooted at `row.last_token`. Nodes deeper than `most` are cut off.
 
         `DraftTree.root(row.last_token)` is no draft; in `a+b` the next drafter is then asked."""
-        return [self._draft_or_blame(row) for row in rows]
+        return [self._draft_or_blame(ask) for ask in asks]
 
     def observe(self, round: Round) -> None:
         """Called after a round, when `row.tokens` ends with the new tokens. Rows that failed are not in the round."""
@@ -130,11 +180,6 @@ class Drafter:
     def drop(self, row: Request) -> None:
         """Forget a row that has ended, failed or was aborted. A drafter may learn from it if `row.is_complete`."""
 
-    def end_tokens(self, row: Request) -> frozenset[int]:
-        """Tokens that end this row's answer, so that nothing after them can be accepted."""
-        own, ends = row.params.stop_token_ids, frozenset(() if row.params.ignore_eos else self.eos_token_ids)
-        return ends.union(own) if own else ends
-
     def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
         """Make a chain of `tokens` int64 [n]."""
         return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
@@ -143,74 +188,26 @@ class Drafter:
         """Make a tree of `tokens` int64 [n], without the nodes below a token that ends the row's answer.
 
         parent  number of each token's parent, int64 [n]: 0 is the row's last token, 1 the first drafted one."""
-        tokens, parent = up_to_ends(tokens, parent, self.end_tokens(row))
-        nodes = np.empty((2, len(tokens) + 1), np.int64)
-        nodes[:, 0] = row.last_token, -1
-        nodes[0, 1:], nodes[1, 1:] = tokens, parent
-        return DraftTree(nodes[0], nodes[1], source=self.name if len(tokens) else "")
+        tree = tree_below(row, tokens, parent)
+        tree.source = self.name if tree.num_drafted else ""
+        return tree
 
-    def _draft_or_blame(self, row: Request) -> DraftTree:
+    def _draft_or_blame(self, ask: Ask) -> DraftTree:
         try:
-            return self.draft(row) if row.max_draft > 0 else DraftTree.root(row.last_token)
+            return self.draft(*ask) if ask.most > 0 else DraftTree.root(ask.row.last_token)
         except Exception as error:
-            raise RowError(row.id) from error
+            raise RowError(ask.row.id) from error
 
 
-class Unlimited:
-    """Asks drafters for drafts without prices: every drafter for every row, and for as much as it likes.
+def tree_below(row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
+    """A tree of `tokens` int64 [n] after the row's last token, without the nodes below a token that ends its answer.
 
-    `paceline.engine.budget.Budget` knows prices and acceptance, and asks for drafts that pay. Drafters that ask others
-    (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. The engine's loop, or another,
-    calls `begin`, `ask`, `cut` and `observe` in a round, and `drop` when a row leaves."""
-
-    now: Callable[[], float] = staticmethod(perf_counter)
-
-    def begin(self, rows: Sequence[Request]) -> None:
-        """Called when a round of `rows`, which are decoding, begins."""
-
-    def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
-        """Ask `drafter` for drafts of `rows`. A row for which it is not asked gets the root alone."""
-        return stamp(drafter.propose(rows), drafter)
-
-    def gain(self, drafter: Drafter, row: Request) -> float:
-        """Expected tokens, beyond their price, of a draft of `drafter`; they depend on earlier rounds alone."""
-        return inf
-
-    def value(self, tree: DraftTree, row: Request) -> float:
-        """Expected tokens, beyond their price, of a draft that was made."""
-        return inf
-
-    def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The trees to verify. Trees may lose nodes (`may_be_cut`); here none does."""
-        return list(trees)
-
-    def observe(
-        self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
-    ) -> None:
-        """Learn from a round of rows that did not fail: its trees, and the accepted part of each.
-
-        seconds  time of the forward and of acceptance; None: something else ran at the same time."""
-
-    def drop(self, row: Request) -> None:
-        """Forget a row."""
-
-
-UNLIMITED = Unlimited()
-Drafter.budget = UNLIMITED
-
-
-class View:
-    """A request with some attributes of its own; the others are those of `row`. It is as long as its tokens."""
-
-    def __init__(self, row: Request, **own: Any):
-        self._row = row
-        vars(self).update(own)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._row, name)
+    parent  number of each token's parent, int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+    tokens, parent = up_to_ends(tokens, parent, row.ends)
+    nodes = np.empty((2, len(tokens) + 1), np.int64)
+    nodes[:, 0] = row.last_token, -1
+    nodes[0, 1:], nodes[1, 1:] = tokens, parent
+    return DraftTree(nodes[0], nodes[1])
 
 
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
@@ -229,9 +226,9 @@ def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tupl
 
 def rebind(drafter: Drafter, target: Facts) -> None:
     """Bind a drafter and its parts to a target with new weights, if they read its states or run its layers."""
-    for part in (parts := getattr(drafter, "parts", ())):
+    for part in drafter.parts:
         rebind(part, target)
-    if not parts and (drafter.needs.whole_prompt or drafter.needs.resume_layer is not None):
+    if not drafter.parts and (drafter.needs.whole_prompt or drafter.needs.resume_layer is not None):
         drafter.bind(target)
 
 
@@ -246,8 +243,7 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
 
 def unmet(drafter: Drafter) -> str:
     """A message on the inputs that a drafter's parts need in a request, for when nothing was drafted; "" for none."""
-    parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
-    return "; ".join(f"{part.name} needs {part.wants}" for part in parts if part.wants)
+    return "; ".join(f"{part.name} needs {part.wants}" for part in drafter.parts or (drafter,) if part.wants)
 
 
 def rooted(tree: DraftTree, row: Request, drafter: Drafter) -> DraftTree:

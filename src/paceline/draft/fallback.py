@@ -7,7 +7,7 @@ from operator import or_
 
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Plan, Request, Round, Unlimited
+from paceline.draft.base import Allowance, Ask, Drafter, DraftTree, Facts, Plan, Request, Round
 from paceline.errors import MethodError
 from paceline.target.base import Needs
 
@@ -24,6 +24,7 @@ class Fallback(Drafter):
 
     def bind(self, target: Facts) -> None:
         """Bind every part. MethodError if two of them want to interrupt the forward at different layers."""
+        super().bind(target)
         for part in self.parts:
             part.bind(target)
         for need in ("resume_layer", "callback_layer"):
@@ -45,18 +46,18 @@ class Fallback(Drafter):
         for part in self.informed(row):
             part.start(row)
 
-    def begin_round(self, prefill_tokens: int, budget: Unlimited | None = None) -> None:
-        super().begin_round(prefill_tokens, budget)
+    def begin_round(self, budget: Allowance) -> None:
+        super().begin_round(budget)
         for part in self.parts:
-            part.begin_round(prefill_tokens, budget)
+            part.begin_round(budget)
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        trees = [DraftTree.root(row.last_token) for row in rows]
-        waiting = list(range(len(rows)))
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        trees = [DraftTree.root(row.last_token) for row, _ in asks]
+        waiting = list(range(len(asks)))
         for part in self.parts:
             if not waiting:
                 break
-            proposed = self.budget.ask(part, [rows[i] for i in waiting])
+            proposed = self.budget.ask(part, [asks[i] for i in waiting])
             for i, tree in zip(waiting, proposed, strict=True):
                 trees[i] = tree
             waiting = [i for i in waiting if trees[i].num_drafted == 0]
@@ -108,13 +109,13 @@ class Choice(Fallback):
         own = self.of(row)
         return [part for part in self.parts if part is own or part in self._readers]
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         trees: dict[int, DraftTree] = {}
         for part in self.parts:
-            if own := [row for row in rows if self.of(row) is part]:
+            if own := [ask for ask in asks if self.of(ask.row) is part]:
                 made = self.budget.ask(part, own)
-                trees |= {row.id: tree for row, tree in zip(own, made, strict=True)}
-        return [trees[row.id] for row in rows]
+                trees |= {row.id: tree for (row, _), tree in zip(own, made, strict=True)}
+        return [trees[row.id] for row, _ in asks]
 
     def observe(self, round: Round) -> None:
         for part in self.parts:
@@ -125,4 +126,4 @@ class Choice(Fallback):
 
 def _has_model(drafter: Drafter) -> bool:
     """Whether a drafter or a part of it has a model or reads the target's states."""
-    return drafter.weight_bytes > 0 or drafter.needs.whole_prompt or any(map(_has_model, getattr(drafter, "parts", ())))
+    return drafter.weight_bytes > 0 or drafter.needs.whole_prompt or any(map(_has_model, drafter.parts))

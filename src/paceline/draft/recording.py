@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Request
+from paceline.draft.base import Ask, Drafter, DraftTree
 from paceline.draft.fallback import Fallback
+from paceline.target.base import Facts
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -27,6 +30,19 @@ class Recording:
     hidden_size: int = 0
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    quantised: str | None = None
+    activations: int | None = None
+    exact: bool = False
+    folder: Path | None = None
+    threads: None = None
+    ends: None = None
+    inside: None = None
+
+    @classmethod
+    def elsewhere(cls, model: Facts, **own: Any) -> Recording:
+        """The facts of `model`, where it does not run. own: facts that are other there."""
+        here = ("threads", "ends", "inside")
+        return cls(**{f.name: getattr(model, f.name) for f in fields(cls) if f.name not in here} | own)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
@@ -44,11 +60,11 @@ class Chains(Fallback):
         super().__init__([inner])
         self.vocab_size = vocab_size
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        return [self._chain(tree, row) for tree, row in zip(super().propose(rows), rows, strict=True)]
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self._chain(tree, ask.most) for tree, ask in zip(super().propose(asks), asks, strict=True)]
 
-    def _chain(self, tree: DraftTree, row: Request) -> DraftTree:
-        chain = tree.trunk()[: row.max_draft]
+    def _chain(self, tree: DraftTree, most: int) -> DraftTree:
+        chain = tree.trunk()[:most]
         if self.vocab_size is not None:
             unknown = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
             chain = chain[: unknown[0]] if len(unknown) else chain

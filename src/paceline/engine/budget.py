@@ -6,7 +6,7 @@ its price (Dinkelbach 1967). The cost of a round (`Prices`) and the acceptance o
 as rounds run.
 
     before drafting  a drafter is asked for the rows for which that pays. One that runs a model step by step, or whose
-                     drafts must stay whole, also hears how deep (`row.max_draft`).
+                     drafts must stay whole, also hears how deep (`Ask.most`).
     after drafting   drafts are cut to the tokens that pay, of all rows at once.
 
 Choices that do not pay are tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
@@ -25,7 +25,7 @@ import numpy as np
 from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, Floats
-from paceline.draft.base import Drafter, Unlimited, View, stamp
+from paceline.draft.base import Allowance, Ask, Drafter, Unlimited, stamp
 from paceline.draft.cost import INSTANT, DraftTimes, Prices, Table
 from paceline.draft.survival import Survival
 
@@ -106,101 +106,120 @@ class Asked(NamedTuple):
 
 
 class Budget(Unlimited):
-    """The budget of an engine.
+    """The budget of an engine: its prices, and what is known of each drafter.
 
-    table  prices that were measured; None: they are learnt.
-    now    a clock, in seconds."""
+    table   prices that were measured; None: they are learnt. now: a clock, in seconds.
+    plain   when a round without drafts is timed.
+    rounds  rounds so far. tokens, time: those of the last rounds; time is in rounds of plain decoding."""
 
     def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
         self.prices = table.prices if table is not None else Prices()
-        self._table, self.now = table, now
+        self.table, self.now = table, now
         # Weak: combinators may make drafters and forget them, and these may hold much text.
-        self._drafts: WeakKeyDictionary[Drafter, Drafts] = WeakKeyDictionary()
-        self._plain, self._is_plain = Trials(2 * WAIT), False
-        self._round = self._rows = self._context = 0
-        self._tokens = self._time = 8.0  # the last rounds' tokens, over those of plain decoding in the same time
+        self.drafts: WeakKeyDictionary[Drafter, Drafts] = WeakKeyDictionary()
+        self.plain, self.rounds = Trials(2 * WAIT), 0
+        self.tokens = self.time = 8.0
+
+    def open(self, rows: Sequence[Request]) -> PricedRound:
+        self.rounds += 1
+        return PricedRound(self, rows)
+
+    def drop(self, row: Request) -> None:
+        for known in self.drafts.values():
+            known.drop(row.id)
+
+    def known(self, drafter: Drafter) -> Drafts:
+        """What is known of a drafter."""
+        if drafter not in self.drafts:
+            self.drafts[drafter] = Drafts(*(self.table.of(drafter) if self.table is not None else (None, ())))
+        return self.drafts[drafter]
+
+
+class PricedRound(Allowance):
+    """What a round of `rows`, which are decoding, may draft at the budget's prices, which are in tokens here.
+
+    rate  tokens a second. node: the price of a drafted node. any: of the first one, too.
+    room  most nodes of all rows, because prices are not known beyond."""
+
+    def __init__(self, budget: Budget, rows: Sequence[Request]) -> None:
+        self.budget, self.prices, self.rows = budget, budget.prices, rows
+        self._count, self._context = max(len(rows), 1), sum(map(len, rows))
         self._asked: dict[int, list[Asked]] = {}
         self._drafting = 0.0
-        self._rate = self._node = self._any = 0.0
-        self._room = UNKNOWN
+        self.rate = self.node = self.any = 0.0
+        self.room = UNKNOWN
+        gain = budget.tokens / budget.time
+        # Where drafts seem to gain nothing a round without them costs nothing, but they may only seem so.
+        self._is_plain = not self.prices.is_fixed and budget.plain.due(budget.rounds, max(gain - 1, 0.2))
+        if self.prices.known:
+            terms = self.prices.terms
+            self.rate = self._count * max(gain, 1.0) / self._seconds(0)
+            self.node, self.any = self.rate * terms["node"], self.rate * terms["draft"]
+            self.room = MOST if self.prices.is_fixed else max(2 * self.prices.largest, UNKNOWN)
 
     # Before drafting ------------------------------------------------------------------------------------------
 
-    def begin(self, rows: Sequence[Request]) -> None:
-        """Compute the prices, in tokens, of a round of `rows`, which are decoding."""
-        self._round, self._rows, self._context = self._round + 1, max(len(rows), 1), sum(map(len, rows))
-        self._asked, self._drafting = {}, 0.0
-        gain = self._tokens / self._time
-        # Where drafts seem to gain nothing a round without them costs nothing, but they may only seem so.
-        self._is_plain = not self.prices.is_fixed and self._plain.due(self._round, max(gain - 1, 0.2))
-        if self.prices.known:
-            plain, terms = self._seconds(0), self.prices.terms
-            self._rate = self._rows * max(gain, 1.0) / plain
-            self._node, self._any = self._rate * terms["node"], self._rate * terms["draft"]
-            self._room = MOST if self.prices.is_fixed else max(2 * self.prices.largest, UNKNOWN)
-
-    def ask(self, drafter: Drafter, rows: Sequence[Request]) -> list[DraftTree]:
-        if getattr(drafter, "parts", ()) and type(drafter).propose is not Drafter.propose:
-            return super().ask(drafter, rows)  # which asks its parts
-        known = self._known(drafter)
-        limits = self._limits(known, rows)
-        views = [row if n == row.max_draft else View(row, max_draft=n) for row, n in zip(rows, limits, strict=True)]
-        asked = [(row, view) for row, view, limit in zip(rows, views, limits, strict=True) if limit > 0]
+    def ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[DraftTree]:
+        if drafter.parts:
+            return super().ask(drafter, asks)  # which asks its parts
+        known, budget = self.budget.known(drafter), self.budget
+        asked = [Ask(row, n) for (row, _), n in zip(asks, self._limits(known, asks), strict=True) if n > 0]
         if not asked:
-            return [DraftTree.root(row.last_token) for row in rows]
-        began = self.now()
-        trees = stamp(drafter.propose([view for _, view in asked]), drafter)
-        seconds, calls = self.now() - began, max(tree.calls for tree in trees)
+            return [DraftTree.root(row.last_token) for row, _ in asks]
+        began = budget.now()
+        trees = stamp(drafter.propose(asked), drafter)
+        seconds, calls = budget.now() - began, max(tree.calls for tree in trees)
         if known.is_fixed:
             seconds = known.times.seconds(len(asked), max(calls, 1))
         elif known.begun.issuperset(row.id for row, _ in asked):
             known.times.note(len(asked), max(calls, 1), seconds)
         self._drafting += seconds
-        for (row, view), tree in zip(asked, trees, strict=True):
+        for (row, most), tree in zip(asked, trees, strict=True):
             known.begun.add(row.id)
             known.steps |= calls > 0 or not tree.may_be_cut
-            self._drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
-            self._asked.setdefault(row.id, []).append(Asked(known, view.max_draft, tree.max_depth))
+            budget.drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
+            self._asked.setdefault(row.id, []).append(Asked(known, most, tree.max_depth))
             if tree.num_drafted:
                 known.width += 0.1 * (tree.num_drafted / tree.max_depth - known.width)
         made = dict(zip((row.id for row, _ in asked), trees, strict=True))
-        return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+        return [made.get(row.id) or DraftTree.root(row.last_token) for row, _ in asks]
 
-    def gain(self, drafter: Drafter, row: Request) -> float:
-        known = self._known(drafter)
+    def gain(self, drafter: Drafter, ask: Ask) -> float:
+        known = self.budget.known(drafter)
         if not self.prices.known:
             return 0.0
-        return self._depth(known, row, self._rows)[1] if known.steps else known.worth_of(row.id)
+        return self._depth(known, ask, self._count)[1] if known.steps else known.worth_of(ask.row.id)
 
-    def _limits(self, known: Drafts, rows: Sequence[Request]) -> list[int]:
+    def _limits(self, known: Drafts, asks: Sequence[Ask]) -> list[int]:
         """The largest depth of a draft for each row."""
-        most = [max(row.max_draft, 0) for row in rows]
+        most = [max(ask.most, 0) for ask in asks]
         if self._is_plain:
-            return [0] * len(rows)
+            return [0] * len(asks)
         if not self.prices.known:
-            return [min(limit, max(UNKNOWN // self._rows, 1)) for limit in most]
-        price, call = self._seconds(0), known.times.seconds(len(rows))
+            return [min(limit, max(UNKNOWN // self._count, 1)) for limit in most]
+        price, call = self._seconds(0), known.times.seconds(len(asks))
         if known.steps:
-            chosen = [self._depth(known, row, len(rows)) for row in rows]
+            chosen = [self._depth(known, ask, len(asks)) for ask in asks]
             limits = [depth for depth, _ in chosen]
-            pays = sum(gain for _, gain in chosen) > self._any and any(limits)
-            trial, share = [min(most[0], PROBE)] + [0] * (len(rows) - 1), PROBE * call / price
+            pays = sum(gain for _, gain in chosen) > self.any and any(limits)
+            trial, share = [min(most[0], PROBE)] + [0] * (len(asks) - 1), PROBE * call / price
         else:
-            cost = self._rate * call / len(rows)
-            limits = [limit if known.worth_of(row.id) >= cost else 0 for row, limit in zip(rows, most, strict=True)]
+            cost = self.rate * call / len(asks)
+            worth = [known.worth_of(row.id) for row, _ in asks]
+            limits = [limit if brings >= cost else 0 for brings, limit in zip(worth, most, strict=True)]
             pays, trial, share = any(limits), most, call / price
         if pays:
             known.asks.reset()
             return limits
-        return trial if known.asks.due(self._round, share) else [0] * len(rows)
+        return trial if known.asks.due(self.budget.rounds, share) else [0] * len(asks)
 
-    def _depth(self, known: Drafts, row: Request, rows: int) -> tuple[int, float]:
+    def _depth(self, known: Drafts, ask: Ask, rows: int) -> tuple[int, float]:
         """The depth that pays most for a row among `rows`, and the expected tokens beyond their price that it
         brings."""
-        if row.max_draft < 1:
+        if ask.most < 1:
             return 0, 0.0
-        stands, drafted = known.survival.asked(row.id, min(row.max_draft, max(self._room // rows, 1)))
-        step = self._node * known.width + self._rate * known.times.seconds(rows) / rows
+        stands, drafted = known.survival.asked(ask.row.id, min(ask.most, max(self.room // rows, 1)))
+        step = self.node * known.width + self.rate * known.times.seconds(rows) / rows
         gains = (stands - step * drafted).cumsum()
         best = int(gains.argmax())
         return (best + 1, float(gains[best])) if gains[best] > 0 else (0, 0.0)
@@ -208,7 +227,7 @@ class Budget(Unlimited):
     # After drafting -------------------------------------------------------------------------------------------
 
     def value(self, tree: DraftTree, row: Request) -> float:
-        return float(np.maximum(self._stands(tree, row) - self._node, 0.0).sum())
+        return float(np.maximum(self._stands(tree, row) - self.node, 0.0).sum())
 
     def _paid(self, known: Drafts, stands: Floats, price: float, pays: bool = True) -> int:
         """How many of a draft's nodes to verify: those that pay, and now and then a few more, which may stand more
@@ -218,42 +237,43 @@ class Budget(Unlimited):
             known.checks.reset()
             return count
         share = (PROBE * self.prices.terms["node"] + self.prices.terms["draft"] * (not pays)) / self._seconds(0)
-        return count + (1 + self._round % PROBE if known.checks.due(self._round, share) else 0)
+        return count + (1 + self.budget.rounds % PROBE if known.checks.due(self.budget.rounds, share) else 0)
 
     def _stands(self, tree: DraftTree, row: Request) -> Floats:
         """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]."""
-        return self._known(tree.owner).survival.of(tree, row.id)
+        return self.budget.known(tree.owner).survival.of(tree, row.id)
 
-    def cut(self, rows: Sequence[Request], trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         """Cut trees to the nodes that pay, and now and then a few more. Those that must stay whole stay as they are."""
-        made = list(trees)
+        made, known = list(trees), self.budget.known
         if not self.prices.known:
             return made
         open_ = [i for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut]
-        stands, price = {i: self._stands(trees[i], rows[i]) for i in open_}, self._node
-        if sum(len(stands[i]) for i in open_) > self._room:  # no more than twice what the prices are known for
+        stands, price = {i: self._stands(trees[i], self.rows[i]) for i in open_}, self.node
+        if sum(len(stands[i]) for i in open_) > self.room:  # no more than twice what the prices are known for
             every = np.concatenate([stands[i] for i in open_])
-            price = max(price, float(np.partition(every, -self._room)[-self._room]))
+            price = max(price, float(np.partition(every, -self.room)[-self.room]))
         paid = {i: np.maximum(of - price, 0.0) for i, of in stands.items()}
         gain, is_whole = float(sum(paid[i].sum() for i in open_)), any(not tree.may_be_cut for tree in trees)
-        pays = is_whole or gain > self._any
-        left = 1.0 if is_whole else max(1 - self._any / gain, 0.0) if gain > 0 else 0.0
+        pays = is_whole or gain > self.any
+        left = 1.0 if is_whole else max(1 - self.any / gain, 0.0) if gain > 0 else 0.0
         for i in open_:
-            made[i] = _first(trees[i], stands[i], self._paid(self._known(trees[i].owner), stands[i], price, pays))
-        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+            made[i] = _first(trees[i], stands[i], self._paid(known(trees[i].owner), stands[i], price, pays))
+        for i, (row, tree) in enumerate(zip(self.rows, trees, strict=True)):
             for by, *_ in self._asked.get(row.id, ()):
-                worth = paid[i] if i in open_ and by is self._known(tree.owner) else ()
+                worth = paid[i] if i in open_ and by is known(tree.owner) else ()
                 by.note_worth(row.id, left * float(sum(worth)))
         return made
 
     # After the round ------------------------------------------------------------------------------------------
 
-    def observe(
+    def close(
         self, rows: Sequence[Request], trees: Sequence[DraftTree], accepted: Sequence[Accepted], seconds: float | None
     ) -> None:
+        budget = self.budget
         for row, tree, done in zip(rows, trees, accepted, strict=True):
-            for by, limit, length in self._asked.pop(row.id, ()):
-                is_own = tree.num_drafted > 0 and by is self._drafts.get(tree.owner)
+            for by, limit, length in self._asked.get(row.id, ()):
+                is_own = tree.num_drafted > 0 and by is budget.drafts.get(tree.owner)
                 if is_own:
                     by.survival.note(row.id, tree, done.path, length)
                 verified = (limit if length <= tree.max_depth else tree.max_depth) if is_own else limit * (length == 0)
@@ -261,29 +281,19 @@ class Budget(Unlimited):
                     by.survival.note_asked(length, limit, (len(done.path) - 1) * is_own, verified)
         nodes = sum(tree.num_drafted for tree in trees)
         if not nodes:
-            self._plain.put_off(self._round)
-        if seconds is None or len(rows) != self._rows:
+            budget.plain.put_off(budget.rounds)
+        if seconds is None or len(rows) != self._count:
             return
         if self.prices.is_fixed:
             seconds = self._seconds(nodes)
-        self.prices.note(self._rows, nodes, self._context, seconds)
+        self.prices.note(self._count, nodes, self._context, seconds)
         if self.prices.known:
             seconds = min(seconds, Prices.SPIKE * self._seconds(nodes))
-            self._tokens += fmean(len(done.tokens) for done in accepted) - self._tokens / 64
-            self._time += (seconds + self._drafting) / self._seconds(0) - self._time / 64
-
-    def drop(self, row: Request) -> None:
-        self._asked.pop(row.id, None)
-        for known in self._drafts.values():
-            known.drop(row.id)
+            budget.tokens += fmean(len(done.tokens) for done in accepted) - budget.tokens / 64
+            budget.time += (seconds + self._drafting) / self._seconds(0) - budget.time / 64
 
     def _seconds(self, nodes: int) -> float:
-        return max(self.prices.seconds(self._rows, nodes, self._context), INSTANT)
-
-    def _known(self, drafter: Drafter) -> Drafts:
-        if drafter not in self._drafts:
-            self._drafts[drafter] = Drafts(*(self._table.of(drafter) if self._table is not None else (None, ())))
-        return self._drafts[drafter]
+        return max(self.prices.seconds(self._count, nodes, self._context), INSTANT)
 
 
 def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:

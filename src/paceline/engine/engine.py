@@ -34,13 +34,14 @@ from paceline.core.round import Plan, Round, score_prompts
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import UNLIMITED, Drafter, rebind, rooted
+from paceline.draft.base import UNLIMITED, Allowance, Ask, Drafter, rebind, rooted
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.engine.crowded import Crowded
-from paceline.engine.memory import Memory, parse_bytes
 from paceline.engine.prompt import Prompt, encode, is_chat
+from paceline.engine.room import Room, parse_bytes
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
+from paceline.engine.seats import Seats
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
 from paceline.target.base import Target
 from paceline.target.threads import Threads
@@ -124,7 +125,8 @@ class Engine:
         self.target.check(self.drafter.needs)
         limited = config.budget and self.drafter.drafts  # plain decoding has nothing to learn, and pays nothing
         self.budget = Budget(self.drafter.price_table) if limited else UNLIMITED
-        self.memory = self._memory(config.cache_memory, self._can_reuse())
+        self._allowance = Allowance()
+        self.room, self.seats = self._make_room(config.cache_memory)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(config.exact_profile)
@@ -151,7 +153,7 @@ class Engine:
         before, plan = self._begin(), Plan([], [], [])
         try:
             failed = self._admit()
-            ready = self.memory.ready(self.rows)
+            ready = self.seats.ready(self.rows)
             self._recall()
             plan = self._plan(self.schedule.select(ready))
             began = self.budget.now()
@@ -166,7 +168,6 @@ class Engine:
 
     def _plan(self, turns: Sequence[Turn]) -> Plan:
         """Plan the round: rows that are decoding run a draft, the others a piece of their prompt."""
-        self.drafter.begin_round(sum(turn.chunk for turn in turns), self.budget)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Plan([], [], [])
         for row, chunk in turns:
@@ -178,7 +179,7 @@ class Engine:
             elif row.id in trees:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
-                self.memory.note_draft(row, len(tree))
+                self.room.note_draft(row, len(tree))
             else:  # its drafter failed
                 continue
             plan.rows.append(row)
@@ -191,13 +192,16 @@ class Engine:
         """Ask the drafter for a tree for each row. If it fails at a row, it is asked again for the others.
 
         Returns trees by row id."""
-        while rows:
+        while True:
+            self._allowance = self.budget.open(rows)
+            self.drafter.begin_round(self._allowance)
+            if not rows:
+                return {}
             with _Guard(rows) as guard:
-                self.budget.begin(rows)
-                trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
+                asks = [Ask(row, row.max_draft) for row in rows]
+                trees = self._allowance.cut(self._allowance.ask(self.drafter, asks))
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
             rows = [row for row in rows if row not in guard.failed]
-        return {}
 
     def _verify(self, plan: Plan) -> Verdict | None:
         """Run ONE forward of the target over all segments. If it fails, all rows end, and the verdict is None."""
@@ -218,7 +222,7 @@ class Engine:
         """Apply the acceptance rule to each row's tree. A piece of a prompt is accepted whole."""
         if verdict is None:
             return [Failed(MethodError("its forward failed"))] * len(plan)
-        outcomes: list[Outcome] = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
+        outcomes: list[Outcome] = [Accepted([0], []) for _ in plan.segments]
         deciding = [i for i in range(len(plan)) if verdict.count(i)]
         rows, trees = [plan.rows[i] for i in deciding], [plan.trees[i] for i in deciding]
         decided: Sequence[Outcome] = []
@@ -227,8 +231,6 @@ class Engine:
         for i, outcome in zip(deciding, decided or map(guard.outcome, rows), strict=True):
             if isinstance(outcome, Failed):
                 _fail(plan.rows[i], outcome.error)
-            elif plan.is_prompt(i):
-                outcome.path = list(range(len(plan.segments[i].tokens)))
             outcomes[i] = outcome
         self.clock.lap("accept")
         return outcomes
@@ -239,8 +241,9 @@ class Engine:
         for i, (row, outcome) in enumerate(zip(plan.rows, outcomes, strict=True)):
             if isinstance(outcome, Accepted):
                 with _Guard([row]) as guard:
-                    self.target.commit(row.slot, outcome.path)
-                    row.cached += len(outcome.path)
+                    kept = plan.kept(i, outcome)
+                    self.target.commit(row.slot, kept)
+                    row.cached += len(kept)
                 outcomes[i] = guard.outcome(row, outcome)
         self.clock.lap("commit")
         deltas = []
@@ -256,14 +259,14 @@ class Engine:
         """Show the budget and the drafter a round whose forward and acceptance took `seconds`."""
         if len(round):
             with _Guard(round.rows):
-                self.memory.keep_states(round)
-                decoding = round.only([i for i in range(len(round)) if not round.is_prompt(i)])
+                self.seats.keep_states(round)
+                decoding = round.only(round.drafts())
                 alone = seconds if len(decoding) == len(plan) else None
                 if alone is not None and self.target.device.type == "cpu":
                     nodes, context = sum(tree.num_drafted for tree in decoding.trees), sum(map(len, decoding.rows))
                     self._crowded.note(len(decoding), nodes, context, alone)
                 if len(decoding):
-                    self.budget.observe(decoding.rows, decoding.trees, decoding.accepted, alone)
+                    self._allowance.close(decoding.rows, decoding.trees, decoding.accepted, alone)
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
@@ -277,7 +280,7 @@ class Engine:
     @property
     def longest(self) -> int:
         """Most tokens of a prompt and its answer, which the context and the memory leave. Answers end there."""
-        return self.memory.longest
+        return self.room.longest
 
     @property
     def has_work(self) -> bool:
@@ -304,7 +307,7 @@ class Engine:
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
-        self.memory.check(len(tokens))
+        self.room.check(len(tokens))
         most, ends = self.longest, self.target.eos_token_ids
         return Row(self._next_id, tokens, params, max_context=most, eos_token_ids=ends, detokenizer=detokenizer)
 
@@ -329,18 +332,19 @@ class Engine:
         unnamed = copy(target)
         unnamed.weights_fingerprint = ""  # heads for earlier weights draft for these
         rebind(self.drafter, unnamed)
-        self.target, before = target, self.memory
-        self.memory = self._memory(before.budget, before.reuse)
-        if before.cache is not None and self.memory.cache is not None:
-            self.memory.cache.take_memory(before.cache)
+        self.target, before = target, self.room
+        self.room, self.seats = self._make_room(before.budget)
+        if before.cache is not None and self.room.cache is not None:
+            self.room.cache.take_memory(before.cache)
 
-    def _memory(self, budget: int | str | None, reuse: bool) -> Memory:
-        config, disk = self.config, None
+    def _make_room(self, budget: int | str | None) -> tuple[Room, Seats]:
+        config, reuse, disk = self.config, self._can_reuse(), None
         if config.prefix_cache is not None:
             disk = config.prefix_cache, parse_bytes(config.prefix_cache_size, "prefix_cache_size")
-        layers = max(len(drafter.needs.hidden_layers) for drafter in self.drafter.choices)
+        layers = max(len(drafter.needs.hidden_layers) for drafter in self.drafter.choices) if reuse else 0
         state = layers * self.target.hidden_size * self.target.dtype.itemsize
-        return Memory(self.target, budget, max_batch=config.max_batch, reuse=reuse, disk=disk, state_bytes=state)
+        room = Room(self.target, budget, max_batch=config.max_batch, state_bytes=state)
+        return room, Seats(room, reuse=reuse, disk=disk)
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
@@ -355,11 +359,12 @@ class Engine:
     def _admit(self) -> list[Row]:
         """Preempt rows that have outgrown the memory, and let requests join while they fit. Returns those that failed.
         """
-        for row in self.memory.preempt(self.rows):
+        for row in self.room.preempt(self.rows):
+            self.seats.release(row)
             self.rows.remove(row)
             self.waiting.appendleft(row)
         joining, failed = self.schedule.admit(self.waiting, self.rows), list[Row]()
-        while joining and self.memory.has_room(joining[0], self.rows, len(joining)):
+        while joining and self.room.has_room(joining[0], self.rows, len(joining)):
             self._join(joining.pop(0))
             failed += self._drop_ended()
         self.waiting.extendleft(reversed(joining))
@@ -369,7 +374,7 @@ class Engine:
         self.rows.append(row)
         with _Guard([row]):
             needs = self.drafter.of(row).needs
-            self.memory.start(row, self.rows, None if needs.callback_layer is not None else needs.hidden_layers)
+            self.seats.start(row, self.rows, None if needs.callback_layer is not None else needs.hidden_layers)
             row.joined = row.joined or perf_counter()
             self.clock.lap("rows")
             (self.drafter.restart if row.preempted else self.drafter.start)(row)
@@ -377,13 +382,13 @@ class Engine:
 
     def _recall(self) -> None:
         """Show the states of reused tokens to drafters that read those of every token, like a piece of the prompt."""
-        for row, states in self.memory.recalled():
-            path, none = list(range(row.cached)), torch.empty(0, self.target.vocab_size, device=self.target.device)
+        for row, states in self.seats.recalled():
+            none = torch.empty(0, self.target.vocab_size, device=self.target.device)
             segment = Segment.chunk(row.slot, row.tokens[: row.cached], last=False)
             verdict = Verdict.on([segment], none, dict(states), (none, none.long()))
             tree = DraftTree.root(int(segment.tokens[-1]))
             with _Guard([row]):
-                self.drafter.of(row).observe(Round([row], [tree], [segment], verdict, [Accepted(path, [])]))
+                self.drafter.of(row).observe(Round([row], [tree], [segment], verdict, [Accepted([0], [])]))
 
     def _drop_ended(self) -> list[Row]:
         """Let the rows that have ended leave the batch. Returns them."""
@@ -396,7 +401,7 @@ class Engine:
     def _leave(self, row: Row) -> None:
         """Free a row's slot, if it has one, and let the drafter forget the row, if it was told of it."""
         if row.slot >= 0:
-            self.memory.end(row)
+            self.seats.end(row)
         if not row.joined:
             return
         row.ended = perf_counter()

@@ -23,7 +23,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import UNLIMITED, Drafter
+from paceline.draft.base import UNLIMITED, Allowance, Ask, Drafter
 from paceline.draft.recording import Chains
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
@@ -38,14 +38,22 @@ class HostRow(Row):
     """A request of another engine, which holds its keys and values.
 
     max_tokens  most new tokens.
-    most        most tokens of a draft."""
+    most        most tokens of a draft.
+    ends        tokens that end its answer there; here it goes on until the host drops it."""
 
-    def __init__(self, id: int, prompt: Sequence[int] | IntArray, max_tokens: int, most: int = MAX_TOKENS):
+    def __init__(
+        self, id: int, prompt: Sequence[int] | IntArray, max_tokens: int, most: int = MAX_TOKENS,
+        ends: Sequence[int] = (),
+    ):  # fmt: skip
         # The seed must be the same in every process that drafts for the request.
         params = SamplingParams(max_tokens=max(1, min(max_tokens, MAX_TOKENS)), seed=id)
         super().__init__(id, prompt, params, max_context=len(prompt) + MAX_TOKENS)
-        self.most = most
+        self.most, self._host_ends = most, frozenset(ends)
         self.draft: DraftTree | None = None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self._host_ends
 
     @property
     def max_draft(self) -> int:
@@ -69,13 +77,14 @@ class History:
             drafter.bind(facts)
         self.drafter = Chains(drafter, facts.vocab_size)
         self.budget = Budget(drafter.price_table, perf_counter) if paced else UNLIMITED
-        self.most = most
+        self.most, self._ends = most, tuple(facts.eos_token_ids)
+        self._allowance = Allowance()
         self._began: float | None = None
         self._ids = count()
 
     def start(self, prompt: Sequence[int] | IntArray, max_tokens: int) -> HostRow:
         """A new request with at most `max_tokens` new tokens."""
-        row = HostRow(next(self._ids), prompt, max_tokens, self.most)
+        row = HostRow(next(self._ids), prompt, max_tokens, self.most, self._ends)
         try:
             self.drafter.start(row)
         except BaseException:
@@ -85,9 +94,9 @@ class History:
 
     def draft(self, rows: Sequence[HostRow]) -> list[IntArray]:
         """The chain to verify after each row; empty: decode plainly. Times the host's round until `advance`."""
-        self.drafter.begin_round(0, self.budget)
-        self.budget.begin(rows)
-        trees = self.budget.cut(rows, self.budget.ask(self.drafter, rows))
+        allowance = self._allowance = self.budget.open(rows)
+        self.drafter.begin_round(allowance)
+        trees = allowance.cut(allowance.ask(self.drafter, [Ask(row, row.max_draft) for row in rows]))
         self._began = perf_counter()
         for row, tree in zip(rows, trees, strict=True):
             row.draft = tree
@@ -110,7 +119,7 @@ class History:
             round.segments.append(Segment.tree(0, tree))
             round.accepted.append(_accepted(tree, np.asarray(gained, np.int64)))
         if round.rows:
-            self.budget.observe(round.rows, round.trees, round.accepted, seconds)
+            self._allowance.close(round.rows, round.trees, round.accepted, seconds)
             self.drafter.observe(round)
 
     def drop(self, row: HostRow, complete: bool = True) -> None:

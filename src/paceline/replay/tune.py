@@ -8,7 +8,7 @@ Times of rounds are measured in the real engine with drafts of random sizes, at 
 and the acceptance of its drafts come from replaying the answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count, cycle, islice
 from random import Random
 from time import perf_counter
@@ -20,7 +20,7 @@ from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
+from paceline.draft.base import Allowance, Ask, Drafter
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
@@ -108,8 +108,7 @@ class Tuning:
     @property
     def recording(self) -> Recording:
         """The target's facts for drafters that are replayed; it cannot run."""
-        facts = {field.name: getattr(self.target, field.name) for field in fields(Recording)}
-        return Recording(**facts | {"tokenizer": self.tokenizer})
+        return Recording.elsewhere(self.target, tokenizer=self.tokenizer)
 
     def check(self) -> None:
         """MethodError for a drafter that does not exist or cannot be replayed."""
@@ -124,7 +123,8 @@ class Tuning:
                 replay(drafter, answer, i, tally)
         timed, ids = _Timed(drafter), count(FIRST_ROW)
         for batch in (1, 8, 1, 8):
-            walks = [Walk(next(ids), answer) for answer in islice(cycle(answers), TIMED_ANSWERS)]
+            some, ends = islice(cycle(answers), TIMED_ANSWERS), self.target.eos_token_ids
+            walks = [Walk(next(ids), answer, ends) for answer in some]
             for first in range(0, len(walks), batch):
                 together = walks[first : first + batch]
                 for walk in together:
@@ -151,10 +151,13 @@ class _Timed(Drafter):
     def start(self, row: Request) -> None:
         self.inner.start(row)
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+    def begin_round(self, budget: Allowance) -> None:
+        self.inner.begin_round(budget)
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         began = perf_counter()
-        trees = self.inner.propose(rows)
-        self.times.note(len(rows), max(1, *(tree.calls for tree in trees)), perf_counter() - began)
+        trees = self.inner.propose(asks)
+        self.times.note(len(asks), max(1, *(tree.calls for tree in trees)), perf_counter() - began)
         return trees
 
     def observe(self, round: Round) -> None:
@@ -175,20 +178,20 @@ class _Probe(Drafter):
         self._shape = (0, 0, 0)
         self._began = 0.0
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        most = self._random.choice((0, 1, 2, 4, 8, 16, WIDEST))
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        widest = self._random.choice((0, 1, 2, 4, 8, 16, WIDEST))
         share = self._random.choice((0.2, 1.0))
         trees = []
-        for row in rows:
-            size = self._random.randint(0, most) if self._random.random() < share else 0
-            drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
+        for row, most in asks:
+            size = self._random.randint(0, widest) if self._random.random() < share else 0
+            drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, most))
             trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(rows), sum(tree.num_drafted for tree in trees), sum(map(len, rows))
+        self._shape = len(asks), sum(tree.num_drafted for tree in trees), sum(len(row) for row, _ in asks)
         self._began = perf_counter()
         return trees
 
     def observe(self, round: Round) -> None:
-        if self.learns and not self.prefill_tokens and self._shape[0] == len(round):
+        if self.learns and self._shape[0] == len(round) and not any(map(round.is_prompt, range(len(round)))):
             self.prices.note(*self._shape, perf_counter() - self._began)
 
 

@@ -37,7 +37,6 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.engine.engine import Engine
 from paceline.target.base import Target
-from paceline.target.cache import CachedTarget
 from paceline.workbench.chance import TILTS, bounds
 from paceline.workbench.reference import PIECE, SCALES, is_tie, noise_of
 
@@ -64,7 +63,7 @@ def read(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Read `text` in a cache of its own, in forwards of `width` from token `start` on, else of `before`. Yields
     after each of them (i, logits [k, V] of the tokens text[i : i + k]); k is 0 within the beginning."""
-    target = target.apart() if isinstance(target, CachedTarget) else target
+    target = target.apart()
     slot, at = target.add_row(len(text)), 0
     try:
         while at < len(text) - 1:

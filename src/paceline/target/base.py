@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
+from paceline.target.linear import Linear
+from paceline.target.shape import Shape
 from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 
@@ -61,7 +63,11 @@ LayerCallback = Callable[[int, torch.Tensor], None]
 
 
 class Facts(Protocol):
-    """The properties of a model that drafters know. The model may run in another engine."""
+    """The properties of a model that drafters know. The model may run in another engine.
+
+    quantised, activations, exact, folder, threads  as in `Target`; None, too, where it runs elsewhere.
+    ends    input embedding [V, H] and output head; None: they are not to be had.
+    inside  the model's layers; None: they are not to be had."""
 
     name: str
     vocab_size: int
@@ -73,12 +79,51 @@ class Facts(Protocol):
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
+    quantised: str | None
+    activations: int | None
+    exact: bool
+    folder: Path | None
+
+    @property
+    def threads(self) -> Threads | None: ...
+    @property
+    def ends(self) -> tuple[torch.Tensor, Linear] | None: ...
+    @property
+    def inside(self) -> Inside | None: ...
+
+
+class Inside(Facts, Protocol):
+    """What heads may know of a model that they run parts of.
+
+    norm    weight of the final norm [H]. ops: its elementwise steps. cache: the rows' keys and values.
+    layers  each with its bytes of weights, `nbytes`.
+    new_cache, run_layers, logits: as in `paceline.target.decoder.Decoder`."""
+
+    shape: Shape
+    head: Linear
+    norm: torch.Tensor
+    ops: Any
+    cache: Any
+    weight_bytes: int
+    expert_share: float
+    recurrent: bool
+
+    @property
+    def embedding(self) -> torch.Tensor: ...
+    @property
+    def layers(self) -> Sequence[Any]: ...
+    def new_cache(self, layers: int, first: int | None = None) -> Any: ...
+    def run_layers(
+        self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: Any = None
+    ) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor: ...
 
 
 class Target(Facts, ABC):
     """The model that the engine runs. Besides `Facts`:
 
     max_context          largest number of tokens of a row.
+    cache                its rows' keys and values; a `RaggedCache` can be shared and laid out anew.
     weight_bytes         bytes of weights that a forward over a single token reads. Of the input embedding that is one
                          row, which does not count, unless it is also the output head.
     weights_fingerprint  differs between two trainings.
@@ -96,6 +141,7 @@ class Target(Facts, ABC):
     recurrent            rows have a state, which cannot forget committed tokens."""
 
     weight_bytes: int = 0
+    cache: Any = None
     weights_fingerprint: str = ""
     quantised: str | None = None
     activations: int | None = None
@@ -106,9 +152,26 @@ class Target(Facts, ABC):
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
     same_on_any_processor = False
-    exact = False
+    exact: bool = False
     expert_share = 0.0
     recurrent = False
+
+    @property
+    def ends(self) -> tuple[torch.Tensor, Linear] | None:
+        return None
+
+    @property
+    def inside(self) -> Inside | None:
+        return None
+
+    @property
+    def products(self) -> Sequence[Linear]:
+        """Its products with weights, where they are ours."""
+        return ()
+
+    def apart(self) -> Target:
+        """A target of the same weights with rows of its own, if that can be had; else itself."""
+        return self
 
     @property
     def prefix_key(self) -> str:

@@ -24,7 +24,7 @@ from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
 from paceline.target import kernels
 from paceline.target.attention import Layer, TorchOps
-from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
+from paceline.target.base import BEFORE_NORM, Inside, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
@@ -142,6 +142,14 @@ class Decoder(CachedTarget):
         if isinstance(self._table, torch.Tensor):
             return self._table
         return self._table.dense().to(self.dtype)
+
+    @property
+    def ends(self) -> tuple[torch.Tensor, Linear]:
+        return self.embedding, self.head
+
+    @property
+    def inside(self) -> Inside:
+        return self
 
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """The states [N, H] before the first layer."""

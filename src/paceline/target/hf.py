@@ -27,7 +27,7 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.checks import check_shapes
 from paceline.target.folder import fingerprint, one_line
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
-from paceline.target.linear import aligned
+from paceline.target.linear import Linear, aligned
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 """For each segment, its logits [num_logits, V] and hidden states {layer: [n, H]}."""
@@ -114,6 +114,14 @@ class HFTarget(CachedTarget):
         config = self.model.config.to_dict()
         own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
         return f"{super().prefix_key} {own}"
+
+    @property
+    def ends(self) -> tuple[torch.Tensor, Linear] | None:
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        if not isinstance(embedding, torch.nn.Embedding) or not isinstance(head, torch.nn.Linear):
+            return None
+        bias = None if head.bias is None else head.bias.detach()
+        return embedding.weight.detach(), Linear(head.weight.detach(), bias)
 
     @torch.no_grad()
     def trim_head(self, ids: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from paceline.core.segment import Segment
-from paceline.draft.models.fixed_tree import FixedTree
+from paceline.draft.models.fixed_tree import HeadsDrafter, HeadsModel
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.errors import PacelineError
@@ -182,24 +182,24 @@ def slot_lines(fits: Sequence[Fit]) -> list[str]:
 
 
 @torch.inference_mode()
-def measure_heads(target: Target, drafter: FixedTree, examples: Iterable[Example]) -> list[Fit]:
+def measure_heads(target: Target, model: HeadsModel, examples: Iterable[Example]) -> list[Fit]:
     """How often the candidates of each depth are the target's best token, over the answers of `examples`, all of which
-    have prompts. The drafter is bound to the target; heads that read drafted tokens read the text's."""
-    fits = [Fit() for _ in range(drafter.heads.depth)]
+    have prompts. The heads are bound to the target; heads that read drafted tokens read the text's."""
+    fits = [Fit() for _ in range(model.heads.depth)]
     for example in examples:
         tokens = np.array([*(example.prompt or ()), *example.tokens])[: target.max_context]
         slot = target.add_row(len(tokens))
         segment = Segment(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=len(tokens), is_prompt=True)
-        verdict = target.verify([segment], drafter.needs)
+        verdict = target.verify([segment], model.needs)
         target.drop_row(slot)
         best_tokens = verdict.logits.argmax(-1).cpu()
-        read = drafter.read_text(tokens, verdict.hidden[drafter.heads.layer])
+        read = model.read_text(tokens, verdict.hidden[model.heads.layer])
         first = len(example.prompt or ()) - 1  # the position before the answer's first token
         for k, fit in enumerate(fits):
             last = len(tokens) - 2 - k  # for larger t, token t + 2 + k is after the answer
             if first >= last:
                 break
-            best = torch.from_numpy(drafter.candidates(read[first:last, k], k))
+            best = torch.from_numpy(model.candidates(read[first:last, k], k))
             fit.rank(best, best_tokens[first + k + 1 : last + k + 1])
     return fits
 
@@ -219,17 +219,17 @@ def command(
     `amphista` do the same when they end."""
     use_threads(threads)
     drafter = create(heads)
-    if not isinstance(drafter, FixedTree):
+    if not isinstance(drafter, HeadsDrafter):
         raise PacelineError(f"{heads} does not fill a tree of fixed shape: there is nothing to measure for it")
-    check_folder(Path(drafter.folder))
+    check_folder(drafter.folder)
     console = Console(stderr=True)
     tokenizer = load_tokenizer(target)
     model = load(target, tokenizer=tokenizer)
     drafter.bind(model)
-    drafter.use_ranks()
+    drafter.model.use_ranks()
     examples = list(islice(read_examples(data, tokenizer, need_prompts=True), answers))
     with console.status(f"{len(examples)} answers ..."):
-        fits = measure_heads(model, drafter, examples)
+        fits = measure_heads(model, drafter.model, examples)
     write_slots(drafter.folder, fits)
     console.print("\n".join(slot_lines(fits)), highlight=False)
     console.print(f"wrote {drafter.folder / SLOTS_FILE}")

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.tree import Floats
-from paceline.draft.cost import time_forwards
-from paceline.errors import PacelineError
+from paceline.core.clock import seconds_of
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree, Floats
+from paceline.draft.cost import forward_times
 from paceline.target.base import Target
 from paceline.target.load import load
 from paceline.train.data import Rows
@@ -27,6 +28,9 @@ from paceline.train.student import Student
 
 TOKENS = 1 << 12  # tokens of held-out rows that are measured each time, over all sources; a row of each at least
 HALF = 0.6  # share of the tokens read up to which an earlier figure counts as one of half the training
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
+REPEATS = 4
+CONTEXT = 32  # tokens of the row below which those trees are verified
 LITTLE = 0.01  # share of the tokens a round below which twice the training is hardly worth it
 
 
@@ -51,7 +55,7 @@ class Outlook:
     def of(cls, student: Student, held: Mapping[str, Rows], target: Any, log: Sequence[Mapping[str, Any]]) -> Outlook:
         """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
         model = load(target)
-        forward = _timed(model)
+        forward = time_forwards(model)
         wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
         once, each = (count * wide / model.weight_bytes for count in student.read_weights())
         few = {
@@ -61,7 +65,7 @@ class Outlook:
         }
         seen = [(row["tokens"], row["expected"]["tokens"]) for row in log if "expected" in row]
         # Loaded anew each time: between two times, its memory is free for the training.
-        return cls(student, few, forward, lambda: _timed(load(target)), once, each, seen)
+        return cls(student, few, forward, lambda: time_forwards(load(target)), once, each, seen)
 
     def look(self, tokens_read: int) -> tuple[dict[str, float], str]:
         """Figures for the log, and a line: what is expected after so many tokens."""
@@ -92,10 +96,25 @@ class Outlook:
         return now - before[-1] if before else None
 
 
-def _timed(target: Target) -> Floats:
-    if (times := time_forwards(target)) is None:
-        raise PacelineError(f"{target.name} cannot be timed here")
-    return times
+def time_forwards(target: Target) -> Floats:
+    """`forward_times` of one row here, the least of REPEATS at each size."""
+    slot = target.add_row(CONTEXT + 2 * SIZES[-1])
+    try:
+        prompt = np.arange(CONTEXT) % target.vocab_size
+        target.verify([Segment.chunk(slot, prompt, last=True)])
+        target.commit(slot, range(CONTEXT))
+        sizes = [size for size in SIZES if CONTEXT + size <= target.max_context]
+        return forward_times({size: min(_timed(target, slot, size) for _ in range(REPEATS)) for size in sizes})
+    finally:
+        target.drop_row(slot)
+
+
+def _timed(target: Target, slot: int, size: int) -> float:
+    """Seconds of a forward over a bushy tree of `size` nodes; nothing is committed."""
+    tokens = np.arange(size) % target.vocab_size
+    tree = DraftTree(tokens, np.array([-1, *((node - 1) // 2 for node in range(1, size))]))
+    # Reading a number waits for an accelerator.
+    return seconds_of(lambda: target.verify([Segment.tree(slot, tree)]).logits[0, 0].item())
 
 
 def tokens_a_round(fits: Sequence[Fit]) -> list[float]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import njit
@@ -21,7 +22,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import Drafter, Unlimited
+from paceline.draft.base import UNLIMITED, Ask, Drafter, Unlimited
 from paceline.draft.registry import create, names
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError, PacelineError
@@ -134,9 +135,17 @@ def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
 def _bound(spec: str, target: Facts) -> Drafter:
     drafter = create(spec)
     drafter.bind(target)
-    if drafter.price_table is not None:  # its prices hold here, too
-        drafter.begin_round(0, Budget(drafter.price_table))
     return drafter
+
+
+_BUDGETS: WeakKeyDictionary[Drafter, Unlimited] = WeakKeyDictionary()
+
+
+def _budget(drafter: Drafter) -> Unlimited:
+    """The budget of a drafter in all its replays: a recording has no prices but those that the drafter was given."""
+    if drafter not in _BUDGETS:
+        _BUDGETS[drafter] = UNLIMITED if drafter.price_table is None else Budget(drafter.price_table)
+    return _BUDGETS[drafter]
 
 
 def tokens_only(target: Facts) -> list[str]:
@@ -167,11 +176,11 @@ class _Recorded(Row):
 class Walk:
     """A row whose answer is recorded: a greedy target's verdict on drafts, without the target.
 
-    id: no two rows of a drafter share one."""
+    id    no two rows of a drafter share one. ends: the target's end tokens."""
 
-    def __init__(self, id: int, recorded: RecordedAnswer):
-        self.text = np.concatenate([recorded.prompt, recorded.answer])
-        self.row = _Recorded(id, recorded.prompt, PARAMS, max_context=len(self.text) + SLACK)
+    def __init__(self, id: int, recorded: RecordedAnswer, ends: Sequence[int] = ()):
+        self.text, prompt = np.concatenate([recorded.prompt, recorded.answer]), recorded.prompt
+        self.row = _Recorded(id, prompt, PARAMS, max_context=len(self.text) + SLACK, eos_token_ids=ends)
         self.row.record(self.text)
 
     @property
@@ -205,7 +214,7 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
     """Replay one answer, and add what became of the drafts to `tally`.
 
     The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""
-    walk = Walk(id, recorded)
+    walk = Walk(id, recorded, drafter.eos_token_ids)
     began = perf_counter()
     drafter.start(walk.row)
     tally.seconds += perf_counter() - began
@@ -219,18 +228,19 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
 def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
     """A round of one or more rows; returns the trees, cut to what the rows may draft."""
     rows: list[Row] = [walk.row for walk in walks]
-    budget, learns = drafter.budget, type(drafter).observe is not Drafter.observe
+    budget, learns = _budget(drafter), type(drafter).observe is not Drafter.observe
     began = perf_counter()
-    budget.begin(rows)
-    trees = budget.cut(rows, budget.ask(drafter, rows))
+    allowance = budget.open(rows)
+    drafter.begin_round(allowance)
+    trees = allowance.cut(allowance.ask(drafter, [Ask(row, row.max_draft) for row in rows]))
     tally.seconds += perf_counter() - began
     trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
-    if not learns and type(budget) is Unlimited:
+    if not learns and budget is UNLIMITED:
         for walk, tree in zip(walks, trees, strict=True):
             walk.advance(tree, tally)
         return trees
     accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
-    budget.observe(rows, trees, accepted, 0.0)
+    allowance.close(rows, trees, accepted, 0.0)
     if learns:
         # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
         round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
@@ -244,7 +254,7 @@ def drop(drafter: Drafter, walk: Walk, tally: Tally) -> None:
     """The row has ended."""
     walk.row.finish_reason = "stop"
     began = perf_counter()
-    drafter.budget.drop(walk.row)
+    _budget(drafter).drop(walk.row)
     drafter.drop(walk.row)
     tally.seconds += perf_counter() - began
 

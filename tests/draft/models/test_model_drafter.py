@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import models, native
+from tests.asks import asked
 from tests.draft.answered import disturbed
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
 from tests.draft.prompts import PROMPTS, plain
@@ -22,8 +23,7 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Drafter, Unlimited
-from paceline.draft.cost import best_sizes, forward_times
+from paceline.draft.base import UNLIMITED, Allowance, Ask, Drafter, Unlimited
 from paceline.draft.fallback import Fallback
 from paceline.draft.likeliest import Likeliest
 from paceline.draft.models.draft_model import Draft as Growing
@@ -110,9 +110,9 @@ UNSURE = np.zeros(6)
 
 def propose(made: ModelDrafter, prompt: Sequence[int], params: SamplingParams = GREEDY, **target: object) -> DraftTree:
     made.bind(TableTarget(vocab_size=6, **target))
-    row = Row(0, prompt, params, max_context=4096)
+    row = Row(0, prompt, params, max_context=4096, eos_token_ids=target.get("eos", ()))
     made.start(row)
-    (tree,) = made.propose([row])
+    (tree,) = made.propose(asked(row))
     return tree
 
 
@@ -225,7 +225,7 @@ def test_rows_stop_at_different_lengths_and_the_others_go_on():
     rows = [Row(i, [first], GREEDY, max_context=4096) for i, first in enumerate(ends)]
     for row in rows:
         made.start(row)
-    trees = made.propose(rows)
+    trees = made.propose(asked(*rows))
     assert [tree.num_drafted for tree in trees] == [2, 5, 1]
     assert [tree.calls for tree in trees] == [2, 5, 1]
     assert table.ran == [[1, 1, 1], [1, 1], [1], [1], [1]]
@@ -239,20 +239,6 @@ def test_the_rule_hears_how_many_drafted_tokens_stood():
     stood = [n * times for one in out for n, times in enumerate(one.stats.accepted)]
     assert sum(one.accepted for one in heard) == sum(stood) > 0
     assert sum(one.drafted for one in heard) == sum(one.stats.draft_tokens for one in out)
-
-
-def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
-    target, sizes = TableTarget(vocab_size=8, order=2, seed=4), []
-    made = drafter(like(target), tree="auto")
-    made.bind(target)
-    times = forward_times({1: 1.0, 30: 1.0, 64: 64.0})
-    made.proposer.size = lambda chances, beside: best_sizes(chances, times, beside)
-    row = Row(0, [1, 2, 3], GREEDY, max_context=100)
-    made.start(row)
-    for beside in (0, 29):
-        made.begin_round(beside)
-        sizes += [tree.num_drafted for tree in made.propose([row])]
-    assert sizes[0] > sizes[1] == 0
 
 
 def test_two_of_a_kind_do_not_take_each_others_drafts():
@@ -342,7 +328,7 @@ def test_the_kept_nodes_hang_together_whatever_ties() -> None:
             growth.expand(logits, Likeliest(6, None))
             if not growth.descend():
                 break
-        tree = growth.tree()
+        tree, _ = growth.proposal()
         assert len(tree) - 1 == min(growth.size, len(growth.found)), trial
         assert (tree.parent[1:] < np.arange(1, len(tree))).all()
         assert all(tree.depth[node] == tree.depth[tree.parent[node]] + 1 for node in range(1, len(tree)))
@@ -356,7 +342,8 @@ class Checking(OnModel):
 
     checked = 0
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        rows = [row for row, _ in asks]
         for row in rows:
             n = self.model.length(row)
             if n:
@@ -366,18 +353,23 @@ class Checking(OnModel):
                 torch.testing.assert_close(kv[:, :, self.model.slot(row)], kv[:, :, fresh], atol=2e-5, rtol=1e-4)
                 self.network.drop_row(fresh)
                 self.checked += 1
-        return super().propose(rows)
+        return super().propose(asks)
 
 
-class Pruning(Unlimited):
+class Pruned(Allowance):
     """Cuts the first leaf of every tree that may be cut, so that the nodes behind it have other numbers."""
 
-    def cut(self, rows: Sequence[Row], trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         return [self.pruned(tree) if tree.may_be_cut and tree.num_drafted > 1 else tree for tree in trees]
 
     def pruned(self, tree: DraftTree) -> DraftTree:
         leaf = next(node for node in range(1, len(tree)) if not tree.children(node))
         return tree.keeping(np.delete(np.arange(len(tree)), leaf))
+
+
+class Pruning(Unlimited):
+    def open(self, rows: Sequence[Row]) -> Allowance:
+        return Pruned()
 
 
 GROWN = {"stop": "fixed", "tree": 16, "width": 4}

@@ -5,6 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from tests.asks import asked
 from tests.draft.drafting import DraftTable, Replaying, like
 from tests.draft.tongues import STORY, Knowing, letters, spelled, telling, tongues
 from tests.fakes import TableTarget
@@ -128,11 +129,11 @@ def test_the_cache_is_cut_back_to_what_still_holds(tables) -> None:
     start = target.tokenizer.encode_text("the cat sat on the m")
     row = Row(0, start, SamplingParams(max_tokens=30), max_context=4096)
     made.start(row)
-    trees = made.propose([row])
+    trees = made.propose(asked(row))
     before = made.model.bridge.text(row).tolist()
     made.observe(shown([row], trees, [Accepted([0], [0])]))
     row.extend(target.tokenizer.encode_text("ats"))
-    made.propose([row])
+    made.propose(asked(row))
     after = made.model.bridge.text(row).tolist()
     same = next(i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
     assert (same, len(after)) == (len(before) - 2, len(before) - 1), "a space and m, then one token for mats"

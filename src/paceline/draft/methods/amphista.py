@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
+from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
 from paceline.target.base import BEFORE_NORM, Facts
@@ -29,19 +29,19 @@ class AmphistaHeads(Heads):
 
     def __init__(self, config: FixedTreeConfig, target: Facts):
         path = config.checkpoint
-        target = self.target = native(target, "amphista has layers of the target's kind")
+        inside = self.target = native(target, "amphista has layers of the target's kind")
         written, tensors = open_drafter(path, Amphista.name, target)
         network = written.get("network", {})
         check_numbers(path, {"heads": network.get("heads")}, most=64)
-        self.depth, s = network["heads"], target.shape
+        self.depth, s = network["heads"], inside.shape
         inner = s.intermediate_size if network.get("encoder_ffn", True) else None
         joint = JointHeads(self.depth, s.hidden_size, s.num_heads, inner, s.eps)
         outputs = [f"lm_heads.{k}.weight" for k in range(self.depth if network.get("own_heads") else 0)]
-        shapes = own_shapes(target, STAGES) | {"fusion2.weight": (s.hidden_size, 2 * s.hidden_size)} | shapes_of(joint)
+        shapes = own_shapes(inside, STAGES) | {"fusion2.weight": (s.hidden_size, 2 * s.hidden_size)} | shapes_of(joint)
         check_all(path, tensors, shapes | dict.fromkeys(outputs, (s.vocab_size, s.hidden_size)))
         here = placed(tensors, target, config.dtype)
         self.fusion = linear([here["fusion2.weight"]], None, target.dtype)
-        self.layers = own_layers(here, STAGES, target)
+        self.layers = own_layers(here, STAGES, inside)
         self.network = load_module(joint, here, target)
         self.outputs = [linear([here[name]], None, target.dtype) for name in outputs] or None
         self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
@@ -58,7 +58,7 @@ class AmphistaHeads(Heads):
         return self.target.ops.norm(read.flatten(0, 1), self.target.norm).view(read.shape)
 
 
-class Amphista(FixedTree):
+class Amphista(HeadsDrafter):
     """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
 
     name = "amphista"

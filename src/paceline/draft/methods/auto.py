@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Request
+from paceline.draft.base import Ask, Drafter, DraftTree, Facts
 from paceline.draft.cost import Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.options import Options, option
@@ -64,24 +64,24 @@ class Auto(Fallback):
                     raise MethodError(f"the table {self.config.table} {lacks}. {mend}")
                 self.price_table.drafters[part] = spec
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        trees = [DraftTree.root(row.last_token) for row in rows]
-        values = [0.0] * len(rows)
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        trees = [DraftTree.root(row.last_token) for row, _ in asks]
+        values = [0.0] * len(asks)
         for part in self._order():
             asked = [
                 i
-                for i, (row, tree, value) in enumerate(zip(rows, trees, values, strict=True))
-                if not tree.num_drafted or self.budget.gain(part, row) > value
+                for i, (ask, tree, value) in enumerate(zip(asks, trees, values, strict=True))
+                if not tree.num_drafted or self.budget.gain(part, ask) > value
             ]
             if not asked:
                 continue
             brought = []
-            for i, tree in zip(asked, self.budget.ask(part, [rows[i] for i in asked]), strict=True):
-                value = self.budget.value(tree, rows[i]) if tree.num_drafted else 0.0
+            for i, tree in zip(asked, self.budget.ask(part, [asks[i] for i in asked]), strict=True):
+                value = self.budget.value(tree, asks[i].row) if tree.num_drafted else 0.0
                 brought.append(value)
                 if tree.num_drafted and (not trees[i].num_drafted or value > values[i]):
                     trees[i], values[i] = tree, value
-            if len(asked) == len(rows) and isfinite(mean := fmean(brought)):
+            if len(asked) == len(asks) and isfinite(mean := fmean(brought)):
                 before = self._brought.get(part, mean)
                 self._brought[part] = before + (mean - before) / FADE
         return trees

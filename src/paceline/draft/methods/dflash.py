@@ -30,7 +30,7 @@ from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Block, BlockModel, BlockTree
+from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Ranked
 from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
 from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.options import option
@@ -164,8 +164,7 @@ class DFlashConfig(FeatureConfig):
 
 
 class DFlashModel(StatesModel, BlockModel):
-    """A model that fills blocks. A draft's `features` are the states [D, H] and the logits [D, K] of its block's
-    positions, before any bias."""
+    """A model that fills blocks."""
 
     def __init__(self, network: DFlashNetwork, config: DFlashConfig, target: Facts):
         super().__init__(target, network.taps, network.cache, self.read)
@@ -181,14 +180,14 @@ class DFlashModel(StatesModel, BlockModel):
 
     def room(self, row: Request) -> int:
         known = self.pending.cached(row) + self.pending.count(row)
-        return min(row.max_draft, self.form.block - (not self.form.from_anchor)) if known == len(row) - 1 else 0
+        return self.form.block - (not self.form.from_anchor) if known == len(row) - 1 else 0
 
     def read(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         self.network.read(states, segments)
         return states
 
     @torch.inference_mode()
-    def fill(self, drafts: Sequence[Draft]) -> None:
+    def fill(self, drafts: Sequence[Draft]) -> list[Filled]:
         """Run the drafts' blocks. They have their full length, as in training, but at the context's end."""
         rows, blocks = [draft.row for draft in drafts], []
         self.pending.read_waiting(rows)
@@ -201,41 +200,44 @@ class DFlashModel(StatesModel, BlockModel):
         logits = self.head(read) * self.form.scale
         logits = logits if not self.form.cap else self.form.cap * (logits / self.form.cap).tanh()
         logits[:, self.padding] = -torch.inf
-        for draft, *features in zip(drafts, read.split(counts), logits.split(counts), strict=True):
-            draft.features = features
+        return [Filled(*each) for each in zip(logits.split(counts), read.split(counts), strict=True)]
 
-    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def next(self, drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
         """Logits [R, K] of each draft's next position; with a Markov head, after the token before it (DSpark)."""
-        logits = super().extend(drafts, num_logits)
+        logits = super().next(drafts, filled)
         before = _before(drafts, logits)
         if not self.form.best:
             return logits + self.network.bias(before) if self.form.rank else logits
-        states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
         values, columns = logits.topk(min(self.form.best, logits.shape[-1]))
-        chosen = values + self.network.bias(before[:, None], columns, states[:, None])[:, 0]
+        chosen = values + self.network.bias(before[:, None], columns, _states(drafts, filled)[:, None])[:, 0]
         return torch.full_like(logits, -torch.inf).scatter(-1, columns, chosen)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
         states of accepted tokens come to `pending` from the target."""
 
-    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: stop.StopRule) -> list[float]:
+    def signals(
+        self, drafts: Sequence[Draft], filled: Sequence[Filled], logits: torch.Tensor, rule: stop.StopRule
+    ) -> list[float]:
         if not self.form.has_confidence or not isinstance(rule, stop.Confidence):
-            return super().signals(drafts, logits, rule)
-        states = torch.stack([draft.features[0][len(draft.drafted)] for draft in drafts])
+            return super().signals(drafts, filled, logits, rule)
+        states = _states(drafts, filled)
         return self.network.confidence(states, _before(drafts, states))
 
-    def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        return super().candidates(draft, depth, min(ranks, self.form.best or ranks))
+    def candidates(self, draft: Draft, filled: Filled, ranks: int) -> Ranked:
+        return super().candidates(draft, filled, min(ranks, self.form.best or ranks))
 
-    def shares(self, draft: Draft, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+    def shares(
+        self, draft: Draft, filled: Filled, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor
+    ) -> torch.Tensor:
         """As in `BlockModel`. A Markov head corrects the probabilities of the candidates, not of other tokens."""
-        shares = super().shares(draft, tokens, columns, logs)
+        shares = super().shares(draft, filled, tokens, columns, logs)
         if not self.form.rank:
             return shares
         before = torch.cat([tokens.new_full((1, tokens.shape[1]), draft.tokens[-1]), tokens[:-1]])
         others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
-        states = draft.features[0][: len(tokens), None]
+        assert filled.states is not None
+        states = filled.states[: len(tokens), None]
         params = draft.row.params  # at a temperature both q and the time of a candidate change by the bias
         weight = 1.0 if params.is_greedy else 2 * POWER / params.temperature
         bias = weight * self.network.bias(before, columns, states).float()
@@ -259,8 +261,13 @@ class DFlash(ModelDrafter):
 
     def proposer_of(self, model: DFlashModel) -> Block | BlockTree:  # type: ignore[override]
         if self.config.tree:
-            return BlockTree(model, self.config.width, self.tree_size)
+            return BlockTree(model, self.config.width, self.config.tree)
         return Block(model, self.rule)
+
+
+def _states(drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
+    """The states [R, H] of each draft's next position."""
+    return torch.stack([one.states[len(draft.drafted)] for draft, one in zip(drafts, filled, strict=True)])  # type: ignore[index]
 
 
 def _before(drafts: Sequence[Draft], like: torch.Tensor) -> torch.Tensor:

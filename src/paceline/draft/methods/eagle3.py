@@ -19,7 +19,7 @@ from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Proposer
+from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Proposer
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.draft.published.eagle import MASK, OUTPUT, Eagle3Head
 from paceline.target.base import Facts
@@ -75,7 +75,7 @@ class ParallelModel(BlockModel, FeatureModel):
 
     network: Eagle3Network
 
-    def fill(self, drafts: Sequence[Draft]) -> None:
+    def fill(self, drafts: Sequence[Draft]) -> list[Filled]:
         network, token = self.network, self.network.mask
         assert token is not None
         mask = network.first(network.weights[MASK][None])
@@ -86,8 +86,7 @@ class ParallelModel(BlockModel, FeatureModel):
             for d, own in zip(drafts, nodes, strict=True)
         ]
         _, read = self._forward([*chain(*nodes)], torch.cat(features), parts)
-        for draft, logits in zip(drafts, self.head(read).split([d.most for d in drafts]), strict=True):
-            draft.features = [logits]
+        return [Filled(logits) for logits in self.head(read).split([d.most for d in drafts])]
 
 
 class Eagle3(ModelDrafter):
@@ -108,5 +107,5 @@ class Eagle3(ModelDrafter):
         if not isinstance(model, ParallelModel):
             return super().proposer_of(model)
         if self.config.tree:
-            return BlockTree(model, self.config.width, self.tree_size)
+            return BlockTree(model, self.config.width, self.config.tree)
         return Block(model, self.rule)

@@ -15,7 +15,7 @@ class Forced(Drafter):
     lossless = "yes"
     paper = "-"
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         forced = getattr(row.params.grammar, "forced", None)  # not every grammar knows the tokens that must come next
         tokens = [] if forced is None else forced(row.tokens[row.prompt_length :].tolist())
-        return self.chain_after(row, np.array(tokens[: row.max_draft], np.int64))
+        return self.chain_after(row, np.array(tokens[:most], np.int64))

@@ -118,11 +118,11 @@ class Hierarchy(Drafter):
                 lines = self._array.continuations(low, high, SAMPLE, self.config.n - 1, skip=length)
                 yield from frequent_paths(lines, self.config.k * (self.config.n - 1))
 
-    def draft(self, row: Request) -> DraftTree:
-        long, most = self.config.n - 1, self.config.nodes or self.config.k * self.config.n
+    def draft(self, row: Request, most: int) -> DraftTree:
+        long, nodes = self.config.n - 1, self.config.nodes or self.config.k * self.config.n
         sequences = [gram if len(gram) == long else gram + (-1,) * (long - len(gram)) for gram in self.collect(row)]
-        grams, ends = np.array(sequences, np.int64).reshape(-1, long), np.array([*self.end_tokens(row)], np.int64)
-        tokens, parent = _tree(row.last_token, grams, min(long, row.max_draft), most, ends)
+        grams, ends = np.array(sequences, np.int64).reshape(-1, long), np.array([*row.ends], np.int64)
+        tokens, parent = _tree(row.last_token, grams, min(long, most), nodes, ends)
         return DraftTree(tokens, parent, source=self.name if len(tokens) > 1 else "")
 
 

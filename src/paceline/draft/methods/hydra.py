@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.checkpoint import check_all
-from paceline.draft.models.fixed_tree import Best, FixedTree, FixedTreeConfig, Heads
+from paceline.draft.models.fixed_tree import Best, FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed, table_and_head
 from paceline.draft.models.networks import PREFIX, GroundedHeads, load_module, shapes_of
 from paceline.draft.published.heads import read_hydra
@@ -88,7 +88,7 @@ def _ways(tree: Template, nodes: IntArray, depth: int) -> IntArray:
     return np.stack(way, 1)
 
 
-class Hydra(FixedTree):
+class Hydra(HeadsDrafter):
     """Drafts a fixed tree level by level with heads that read the drafted tokens above each node."""
 
     name = "hydra"

@@ -74,7 +74,7 @@ class Jacobi(Drafter):
         self._tables.pop(row.id, None)
         self._random.pop(row.id, None)
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         """Draft the copied chain, then the shape with the table's tokens. Siblings have different tokens."""
         # Missing rows of the table get random tokens of the text, without its last one.
         table = self._tables[row.id]
@@ -94,18 +94,18 @@ class Jacobi(Drafter):
         node = 0
         if self.config.retrieve == "ngram":
             copied = after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent")
-            for token in copied[: row.max_draft].tolist():
+            for token in copied[:most].tolist():
                 node = add(node, token)
         nodes = [0]
         for above, slot, rank in self._shape:
-            if slot == row.max_draft:
+            if slot == most:
                 break  # shallow nodes come first
             nodes.append(add(nodes[above], table[slot][rank]))
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 
     def observe(self, round: Round) -> None:
         """Fill the tables from the slots of the round's trees, whichever drafter made them."""
-        decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
+        decided = [i for i in round.drafts() if round.accepted[i].tokens]
         nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
         for i, at in zip(decided, nodes, strict=True):
             row = round.rows[i]

@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.models import stop
 from paceline.draft.models.checkpoint import check_all, open_drafter
-from paceline.draft.models.draft_model import Draft, segments
+from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
-from paceline.draft.models.proposers import Proposer
+from paceline.draft.models.proposers import Proposal, Proposer
 from paceline.draft.models.states import StatesModel
 from paceline.draft.options import option
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
-from paceline.target.base import Facts, Needs
-from paceline.target.decoder import Decoder
+from paceline.target.base import Facts, Inside, Needs
 from paceline.target.quantised.blocks import tensors_of
 from paceline.target.shape import Shape
 
@@ -55,7 +55,7 @@ class Adapter:
 
     weights  tensors by the names in `adapter_shapes`."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
+    def __init__(self, weights: Mapping[str, torch.Tensor], target: Inside, dtype: Precision = "auto"):
         here = placed(weights, target, dtype)
         self.nbytes, norms = nbytes(here), tensors_of(here)
         self.attention = Attention(here, target.shape, target.ops)
@@ -76,9 +76,9 @@ class Adapter:
 class EarlyModel(StatesModel):
     """The first exit: the target's first layers run drafted tokens, and the adapter reads their early states.
 
-    A draft's `features` are the early states of its nodes, from the root on."""
+    early  the early states of the nodes of each row's draft, from the root on, by row."""
 
-    def __init__(self, adapter: Adapter, exit: int, target: Decoder, config: KangarooConfig):
+    def __init__(self, adapter: Adapter, exit: int, target: Inside, config: KangarooConfig):
         super().__init__(target, (exit,), adapter.cache, self.run_head)
         self.needs = Needs(hidden_layers=(exit,), resume_layer=exit)
         self.adapter, self.exit, self.target, self.head = adapter, exit, target, target.head
@@ -89,12 +89,21 @@ class EarlyModel(StatesModel):
             self.head = target.head.rows(self.columns)
         early = sum(layer.nbytes for layer in target.layers[:exit])
         self.weight_bytes = early + adapter.nbytes + self.head.nbytes
+        self.early: dict[int, list[torch.Tensor]] = {}
+
+    def begin(self, row: Request, most: int = 0) -> Draft:
+        self.early[row.id] = []
+        return super().begin(row, most)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.early.pop(row.id, None)
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         states = []
         for draft, early in zip(drafts, self.run_early(drafts), strict=True):
-            states += [early] if draft.num_run else [self.pending.of(draft.row), early]
-        return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
+            states += [early] if self.ran[draft.row.id] else [self.pending.of(draft.row), early]
+        return self.head(self.adapter(torch.cat(states), self.segments(drafts, num_logits)))
 
     def run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
         """Run the target's first layers over each draft's new nodes, from the root on. Returns the states [nodes, H] of
@@ -103,10 +112,10 @@ class EarlyModel(StatesModel):
         for draft in drafts:
             root = draft.num_committed - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.num_run - root, 0)))
+            early.append(Segment(draft.row.slot, tokens, parent, start=sum(map(len, self.early[draft.row.id]))))
         states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
         for draft, of_row in zip(drafts, states, strict=True):
-            draft.features.append(of_row)
+            self.early[draft.row.id].append(of_row)
         return states
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -114,9 +123,6 @@ class EarlyModel(StatesModel):
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         return self.adapter(states, segments)
-
-    def wrap(self, proposer: Proposer) -> Proposer:
-        return WithStates(proposer, self)
 
 
 class WithStates:
@@ -128,16 +134,16 @@ class WithStates:
     def __init__(self, proposer: Proposer, model: EarlyModel):
         self.proposer, self.model = proposer, model
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        trees = self.proposer.propose(drafts, beside)
-        orders = [order_of_tree(*each) for each in zip(drafts, trees, strict=True)]
-        late = [draft for draft in drafts if draft.num_run < len(draft.tokens)]
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        proposals, ran = self.proposer.propose(drafts), self.model.ran
+        orders = [order_of_tree(draft, *of, ran[draft.row.id]) for draft, of in zip(drafts, proposals, strict=True)]
+        late = [draft for draft in drafts if ran[draft.row.id] < len(draft.tokens)]
         if late:
             self.model.run_early(late)
-        for draft, tree, order in zip(drafts, trees, orders, strict=True):
+        for draft, (tree, _), order in zip(drafts, proposals, orders, strict=True):
             self.model.target.cache.arrange(draft.row.slot, order)
-            tree.hidden = torch.cat(draft.features)[order]
-        return trees
+            tree.hidden = torch.cat(self.model.early[draft.row.id])[order]
+        return proposals
 
 
 class Kangaroo(ModelDrafter):
@@ -152,20 +158,24 @@ class Kangaroo(ModelDrafter):
     def open(self, target: Facts) -> EarlyModel:
         """The model with its adapter. MethodError if the target does not run natively, or the adapter is not for it."""
         path = self.config.checkpoint
-        target = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
+        inside = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
         config, weights = open_drafter(path, self.name, target)
         exit = exit_layer(path, config, target.num_layers)
-        check_all(path, weights, adapter_shapes(target.shape))
-        return EarlyModel(Adapter(weights, target, self.config.dtype), exit, target, self.config)
+        check_all(path, weights, adapter_shapes(inside.shape))
+        return EarlyModel(Adapter(weights, inside, self.config.dtype), exit, inside, self.config)
+
+    def proposer_of(self, model: DraftModel) -> Proposer:
+        return WithStates(super().proposer_of(model), self.model)
 
 
-def order_of_tree(draft: Draft, tree: DraftTree) -> list[int]:
-    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added."""
+def order_of_tree(draft: Draft, tree: DraftTree, nodes: Sequence[int | None], ran: int) -> list[int]:
+    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added.
+
+    nodes  as in `Proposal`. ran: number of the draft's nodes that were run."""
     root = draft.num_committed - 1
     order: list[int] = []
-    spare = iter(range(draft.num_run, len(draft.tokens)))
-    nodes = zip(tree.tokens.tolist(), tree.parent.tolist(), draft.run_index, strict=True)
-    for token, parent, number in nodes:
+    spare = iter(range(ran, len(draft.tokens)))
+    for token, parent, number in zip(tree.tokens.tolist(), tree.parent.tolist(), nodes, strict=True):
         number = next(spare, None) if number is None else number
         if number is None:
             number = len(draft.tokens)

@@ -10,7 +10,7 @@ Acceptance is lossless; the authors' typical acceptance, which is not, is left o
 
 import torch
 
-from paceline.draft.models.fixed_tree import FixedTree, FixedTreeConfig, Heads
+from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import nbytes, placed
 from paceline.draft.models.networks import ResidualHeads, load_module
 from paceline.draft.published.heads import SHARED, TOKENS, read_medusa
@@ -36,7 +36,7 @@ class MedusaHeads(Heads):
         return torch.stack([head(states) for head in list(self.network)[:depth]], 1)
 
 
-class Medusa(FixedTree):
+class Medusa(HeadsDrafter):
     """Drafts a fixed tree with K heads that read the target's last state alone."""
 
     name = "medusa"

@@ -17,9 +17,9 @@ from weakref import finalize
 
 import torch
 
-from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Plan, Request
+from paceline.draft.base import Ask, Drafter, DraftTree, Facts, Needs, Plan, Request
 from paceline.draft.methods.model import Model, check_tokenizer
-from paceline.draft.models.branches import SPREAD, Ask, Lookahead, Top, Window, top_of
+from paceline.draft.models.branches import SPREAD, Lookahead, Next, Top, Window, top_of
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.options import Options, option, quoted
@@ -85,11 +85,11 @@ class Counts:
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
-    def add(self, asks: Sequence[Ask], windows: Sequence[Window]) -> None:
+    def add(self, asked: Sequence[Next], windows: Sequence[Window]) -> None:
         """Count a round's windows."""
-        for ask, window in zip(asks, windows, strict=False):
+        for one, window in zip(asked, windows, strict=False):
             if window.hit is not None:
-                (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
+                (self.hits if window.hit else self.misses)[len(one.new) - 1] += 1
 
 
 class Mirror(Drafter):
@@ -177,13 +177,13 @@ class Mirror(Drafter):
                 log.warning("mirror: the draft's process is gone (%s); decoding goes on without drafts", why)
                 self.close()
 
-    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        able = [row for row in rows if row.max_draft > 0]
-        asks = [Ask(row.id, row.tokens[self._known[row.id] :].tolist()) for row in able]
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        able = [row for row, most in asks if most > 0]
+        asked = [Next(row.id, row.tokens[self._known[row.id] :].tolist()) for row in able]
         windows: list[Window] = []
-        if asks:
-            self._tell(lambda side: windows.extend(side.windows(asks)))
-        self.counts.add(asks, windows)
+        if asked:
+            self._tell(lambda side: windows.extend(side.windows(asked)))
+        self.counts.add(asked, windows)
         self._has_window = {window.id for window in windows}
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {}
@@ -192,7 +192,7 @@ class Mirror(Drafter):
             tree.source = self.name if window.tokens else ""
         if self.config.source == "draft" and isinstance(self.side, Lookahead):
             self.side.look_ahead()
-        return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+        return [trees.get(row.id) or DraftTree.root(row.last_token) for row, _ in asks]
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
         """Look ahead, with candidates of the early exit after every node of the windows."""
@@ -215,18 +215,18 @@ class EarlyExit:
     def __init__(self, config: MirrorConfig, target: Facts):
         from paceline.draft.models.layers import native
 
-        target = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
+        inside = native(target, f"mirror: source={config.source} reads a middle layer", "source=draft")
         layer = target.num_layers // 2 if config.layer is None else config.layer
         last = target.num_layers - 1
         if not 0 < layer <= last:
             raise MethodError(f"mirror: layer is {layer}, and {target.name} has {last + 1}: it is 1 to {last}")
-        self.layer, self._target = layer, target
-        self._columns, self._head = None, target.head
+        self.layer, self._target = layer, inside
+        self._columns, self._head = None, inside.head
         if config.vocab is not None:
             from paceline.draft.models.vocab import kept_tokens
 
             self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
-            self._head = target.head.rows(self._columns)
+            self._head = inside.head.rows(self._columns)
         self._count = SPREAD * config.candidates + 1
 
     def candidates(self, states: torch.Tensor) -> list[Top]:

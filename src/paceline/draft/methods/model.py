@@ -18,6 +18,7 @@ import torch
 from paceline.draft.models.checkpoint import check_target, recorded_target
 from paceline.draft.models.draft_model import DraftModel, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
+from paceline.draft.models.proposers import Proposer
 from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts, Target
@@ -73,13 +74,19 @@ class Model(ModelDrafter):
         columns = trim(network, config, target)
         return TextModel(network, target.vocab_size, columns, context=config.context)
 
+    def proposer_of(self, model: DraftModel) -> Proposer:
+        from paceline.draft.models.tokenizers import Retokenized, TextDrafts
+
+        proposer = super().proposer_of(model)
+        return Retokenized(proposer, model) if isinstance(model, TextDrafts) else proposer
+
 
 def load_network(config: ModelConfig, target: Facts) -> Target:
     """Load the draft model. MethodError if it cannot draft for the target as the options say."""
     path = config.checkpoint
     own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a quantised draft model stays quantised
     network = load(path, dtype=own if config.dtype == "auto" else config.dtype, device=target.device)
-    if getattr(target, "exact", False):  # then a row's draft must not depend on its batch either
+    if target.exact:  # then a row's draft must not depend on its batch either
         with suppress(ModelError):
             network.make_exact()
     if target.tokenizer is None and network.vocab_size != target.vocab_size:

@@ -33,7 +33,7 @@ from paceline.errors import MethodError
 from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
-from paceline.target.decoder import Decoder, computed_with
+from paceline.target.decoder import computed_with
 from paceline.target.folder import find, gguf_of, is_gguf
 from paceline.target.linear import linear
 from paceline.target.quantised.blocks import tensors_of, within
@@ -45,21 +45,21 @@ class MtpNetwork(Network):
     """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
 
     def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
-        check_head(path, tensors, target.shape if isinstance(target, Decoder) else None)
-        target = neural.native(target, NEEDS_KIND, "eagle3")
-        shape = self.shape = head_shape(target.shape, tensors)
+        check_head(path, tensors, target.inside.shape if target.inside is not None else None)
+        inside = neural.native(target, NEEDS_KIND, "eagle3")
+        shape = self.shape = head_shape(inside.shape, tensors)
         # A family's offset of norms counts for all of them.
         parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
         computed = tensors_of({name: computed_with(part, tensors[name], shape) for name, part in parts.items()})
         here = neural.placed(computed, target, dtype)
-        self.ops, self.weights = target.ops, tensors_of(here)
+        self.ops, self.weights = inside.ops, tensors_of(here)
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
-        self.layer = Layer(within(here, "layers.0."), shape, target.ops, shape.layers[0])
+        self.layer = Layer(within(here, "layers.0."), shape, inside.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = neural.table_and_head(target)
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
-        self.nbytes = neural.nbytes(here) - round((1 - target.expert_share) * of_experts)
+        self.nbytes = neural.nbytes(here) - round((1 - inside.expert_share) * of_experts)
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
@@ -87,7 +87,7 @@ class Mtp(ModelDrafter):
 
     def open(self, target: Facts) -> FeatureModel:
         """The head in the folder or file that is named, or in the target's."""
-        named = self.config.checkpoint or getattr(target, "folder", None)
+        named = self.config.checkpoint or target.folder
         if named is None:
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])

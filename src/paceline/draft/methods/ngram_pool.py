@@ -132,16 +132,15 @@ class NgramPool(Drafter):
         if self._pools.pop(row.id, None) is not None:
             self._past.of(row.params.cache_salt).learn(row)
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         pool = self._pools[row.id]
         pool.update(row.tokens)
         stores = (pool, *self._past.of(row.params.cache_salt).halves)
         known = islice(chain.from_iterable(one.after(row.last_token) for one in stores), self.config.guesses)
-        ends = self.end_tokens(row)
-        guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
+        guesses = [up_to_end(np.array(gram[:most]), row.ends, keep=True) for gram in known]
         draft = merge([DraftTree.root(row.last_token), *(self.chain_after(row, guess) for guess in guesses)])
         window = self._windows.get(row.id)
-        return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
+        return window.hang(draft) if window is not None and window.depth <= most else draft
 
 
 def _best(logits: torch.Tensor, nodes: list[int]) -> list[int]:

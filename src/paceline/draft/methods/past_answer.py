@@ -59,12 +59,11 @@ class PastAnswer(Drafter):
         self._old: dict[int, tuple[IntArray, int]] = {}  # by row: its old answer, and tokens of it that were compared
 
     def start(self, row: Request) -> None:
-        past = getattr(row, "past", None)
-        old = self._known(row).to(row.tokens[: row.prompt_length]) if past is None else past
+        old = self._known(row).to(row.tokens[: row.prompt_length]) if row.past is None else row.past
         if old is not None:
             self._old[row.id] = old, 0
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         if row.id not in self._old:
             return DraftTree.root(row.last_token)
         old, compared = self._old[row.id]
@@ -75,11 +74,11 @@ class PastAnswer(Drafter):
             return DraftTree.root(row.last_token)
         self._old[row.id] = old, done
         piece = self.config.draft if self.config.first is None else max(self.config.first, done)
-        return self.chain_after(row, old[done : done + min(piece, self.config.draft, row.max_draft)])
+        return self.chain_after(row, old[done : done + min(piece, self.config.draft, most)])
 
     def drop(self, row: Request) -> None:
         self._old.pop(row.id, None)
-        if row.is_complete and row.num_new and getattr(row, "past", None) is None:
+        if row.is_complete and row.num_new and row.past is None:
             self._known(row).remember(row.tokens[: row.prompt_length], row.tokens[row.prompt_length :].copy())
 
     def _known(self, row: Request) -> Answers:

@@ -33,13 +33,13 @@ class Prediction(Drafter):
     def start(self, row: Request) -> None:
         self._texts[row.id] = np.asarray(row.params.prediction, np.int64), 0
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         text, before = self._texts[row.id]
         place = self._after(row.tokens[row.prompt_length :], text, before)
         if place is None:
             return DraftTree.root(row.last_token)
         self._texts[row.id] = text, place
-        return self.chain_after(row, text[place : place + min(self.config.draft, row.max_draft)])
+        return self.chain_after(row, text[place : place + min(self.config.draft, most)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
         """The place in the text after the longest match with the end of the answer: the first at or after `before`,

@@ -71,7 +71,7 @@ class PromptLookup(Drafter):
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray, past: Finished = Finished()) -> IntArray:
-        """The tokens that the rule proposes after `text` int64 [n], before cuts at end tokens and `max_draft`."""
+        """The tokens that the rule proposes after `text` int64 [n], before it is cut at end tokens and in length."""
         shortest, longest = self.config.ngrams
         full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
@@ -87,10 +87,10 @@ class PromptLookup(Drafter):
             past = self._past.of(row.params.cache_salt)
             past.text = np.concatenate([row.tokens, [*_SEPARATOR], past.text])[: self.config.past]
 
-    def draft(self, row: Request) -> DraftTree:
-        drafted = self.lookup(row.tokens, self._past.of(row.params.cache_salt))[: row.max_draft]
+    def draft(self, row: Request, most: int) -> DraftTree:
+        drafted = self.lookup(row.tokens, self._past.of(row.params.cache_salt))[:most]
         if self.config.variant == "transformers":
-            drafted = up_to_end(drafted, self.end_tokens(row), keep=False)
+            drafted = up_to_end(drafted, row.ends, keep=False)
         return self.chain_after(row, drafted)
 
 

@@ -90,18 +90,17 @@ class Recycling(Drafter):
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
             if len(successors):
-                path = [0] if round.is_prompt(i) else round.accepted[i].path
                 # Copies, so that their type is the same always and one version is compiled.
-                nodes = np.array(tree.tokens), np.array(tree.depth), np.array(path)
+                nodes = np.array(tree.tokens), np.array(tree.depth), np.array(round.accepted[i].path)
                 _update(self.matrix(row), *nodes, successors)
 
     def drop(self, row: Request) -> None:
         self._matrices.pop(row.id, None)
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         template = self.template
-        size = template.within(row.max_draft)
-        ends = np.array([*self.end_tokens(row)], np.int64)
+        size = template.within(most)
+        ends = np.array([*row.ends], np.int64)
         tokens, above = _grow(self.matrix(row), row.last_token, template.parent, template.rank, size, ends)
         return DraftTree(tokens, above, source=self.name)
 

@@ -49,13 +49,12 @@ class Rest(Drafter):
         self._array = SuffixArray.of(open_for(target, self.config.checkpoint))
         self._array.warm_up()
 
-    def draft(self, row: Request) -> DraftTree:
-        ends = self.end_tokens(row)
+    def draft(self, row: Request, most: int) -> DraftTree:
         # After an end token a corpus has another document.
-        if row.last_token in ends or row.last_token == self._array.end_token:
+        if row.last_token in row.ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         config = self.config
         skip, lo, hi = self._array.longest(row.tokens, config.longest, config.shortest)
-        depth = min(config.length, row.max_draft)
-        tokens, parent, _ = self._array.heaviest(lo, hi, skip, config.nodes, depth, ends, config.hits)
+        depth = min(config.length, most)
+        tokens, parent, _ = self._array.heaviest(lo, hi, skip, config.nodes, depth, row.ends, config.hits)
         return self.tree_after(row, tokens, parent)

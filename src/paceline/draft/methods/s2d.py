@@ -30,8 +30,7 @@ from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.options import option
 from paceline.errors import MethodError
-from paceline.target.base import Facts
-from paceline.target.decoder import Decoder
+from paceline.target.base import Facts, Inside
 from paceline.target.load import SMALL_FILES, find
 
 LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
@@ -63,7 +62,7 @@ class Section:
     waiting      states [n, H], before layer `first`, of the next nodes to run, by slot.
     exits_taken  number of times that a draft left here."""
 
-    def __init__(self, model: Decoder, first: int, last: int, threshold: float):
+    def __init__(self, model: Inside, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
         self.deeper: Section | None = None
         layers = [layer.nbytes for layer in model.layers]
@@ -106,7 +105,7 @@ class SortedNetwork:
     sections    its layers, cut at its exits.
     num_tokens  number of the target's tokens; its own head may have more rows, of padding."""
 
-    def __init__(self, decoder: Decoder, exits: Sequence[tuple[int, float]], num_tokens: int):
+    def __init__(self, decoder: Inside, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
         self.max_context, self.vocab_size, self.recurrent = decoder.max_context, decoder.vocab_size, decoder.recurrent
         lasts = [last for last, _ in exits]
@@ -224,10 +223,10 @@ class Sorted(ModelDrafter):
         own_tokenizer(self.config, target)
         decoder = load_network(self.config, target)
         columns = trim(decoder, self.config, target)
-        if not isinstance(decoder, Decoder):
+        if decoder.inside is None:
             raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
         used = exits_in_use(exits, self.thresholds or thresholds or [SURE], decoder.num_layers)
-        network = self.network = SortedNetwork(decoder, used, target.vocab_size)
+        network = self.network = SortedNetwork(decoder.inside, used, target.vocab_size)
         self.sections = network.sections
         return TextModel(network, target.vocab_size, columns, run=network.run, context=self.config.context)
 

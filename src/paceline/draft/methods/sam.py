@@ -72,13 +72,13 @@ class Sam(Drafter):
         if self._automata.pop(row.id, None) is not None:
             self._past.of(row.params.cache_salt).learn(row, *self.eos_token_ids[:1])
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         """Copy after the longest match; of equal matches the row's own is first, then the corpus's, then the newest
         request's."""
-        most, ends, automaton = min(self.config.draft, row.max_draft), self.end_tokens(row), self._automata[row.id]
+        longest, ends, automaton = min(self.config.draft, most), row.ends, self._automata[row.id]
         automaton.extend(row.tokens[len(automaton) :])
         length, start = automaton.match()
-        copied, found = continuation(row.tokens, start, most), None
+        copied, found = continuation(row.tokens, start, longest), None
         if self._corpus is not None and row.last_token != self._corpus.end_token:  # after which nothing follows
             skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
             if skip > length:
@@ -86,13 +86,13 @@ class Sam(Drafter):
         for past in self._past.of(row.params.cache_salt).halves:
             matched, place = past.automaton.after(row.tokens[-TAIL:])
             if matched > length:
-                length, copied, found = matched, past.text[place : place + most].astype(np.int64), None
+                length, copied, found = matched, past.text[place : place + longest].astype(np.int64), None
                 ends = ends.union(self.eos_token_ids)
         size = min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
         if length < self.config.min_match or size < 1:
             return DraftTree.root(row.last_token)
         if self._corpus is not None and found is not None:
-            tokens, parent, _ = self._corpus.heaviest(*found, size, row.max_draft, ends)
+            tokens, parent, _ = self._corpus.heaviest(*found, size, most, ends)
             return self.tree_after(row, tokens, parent)
         return self.chain_after(row, up_to_end(copied[:size], ends, keep=True))
 

@@ -77,12 +77,11 @@ class Suffix(Drafter):
         if self._trees.pop(row.id, None) is not None:
             self._past.of(row.params.cache_salt).learn(row)
 
-    def draft(self, row: Request) -> DraftTree:
+    def draft(self, row: Request, most: int) -> DraftTree:
         tree = self._trees[row.id]
         tree.append(row.tokens[len(tree) :])
         config, context = self.config, row.tokens[1 - self.config.depth :]
-        most = min(config.draft, row.max_draft)
-        sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
+        sizes = min(config.draft, most), config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = tree.speculate(context, *sizes)
         for text in (*self._past.of(row.params.cache_salt).halves, *self._corpus):
             best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)

@@ -17,7 +17,7 @@ itself, and more of them where verification is likelier to end: Kumar et al. 202
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, takewhile, zip_longest
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ import torch
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
-from paceline.draft.base import View
+from paceline.draft.base import Ask
 from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Chain, top_with_logprobs
@@ -46,8 +46,8 @@ def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> li
     return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
 
 
-class Ask(NamedTuple):
-    """A request for a row's window.
+class Next(NamedTuple):
+    """A request for a row's next window.
 
     new  the row's tokens since the last request."""
 
@@ -72,11 +72,12 @@ class Window:
 class Branch:
     """The next window for one outcome (a, v).
 
-    draft  the root, y_1..y_a, v (`draft.num_assumed` = a + 1), and then the window.
+    draft  the root, y_1..y_a, v, and then the window. before: the number of tokens before the window.
     nodes  nodes of v and of the window's tokens that were run, in the row's tree.
     tops   candidates after each of these nodes."""
 
     draft: Draft
+    before: int
     nodes: list[int]
     tops: list[Top] = field(default_factory=list)
 
@@ -131,10 +132,10 @@ class Lookahead:
         self._out = [other for other in self._out if other is not state]
         self.drafter.drop(state.row)
 
-    def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """The next window of each row in `asks`."""
-        self._out = [self._states[ask.id] for ask in asks]
-        hits = [self._settle(state, ask.new) for state, ask in zip(self._out, asks, strict=True)]
+    def windows(self, asked: Sequence[Next]) -> list[Window]:
+        """The next window of each row that is asked for."""
+        self._out = [self._states[one.id] for one in asked]
+        hits = [self._settle(state, one.new) for state, one in zip(self._out, asked, strict=True)]
         missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
         drafts = self._fresh([state for state in missed if self.fresh or state.main is None])
         for state in missed:
@@ -143,7 +144,8 @@ class Lookahead:
         for state, hit in zip(self._out, hits, strict=True):
             main = _tree(state)
             state.window = main.drafted
-            windows.append(Window(state.row.id, state.window, hit, main.calls))
+            ran = 0 if hit else self.model.ran[state.row.id]
+            windows.append(Window(state.row.id, state.window, hit, max(ran - main.num_committed + 1, 0)))
         return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
@@ -156,7 +158,7 @@ class Lookahead:
             return None
         same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
         accepted = sum(1 for _ in same)
-        nodes = range(min(main.num_committed + accepted, main.num_run))
+        nodes = range(min(main.num_committed + accepted, self.model.ran[state.row.id]))
         self.model.commit(main, nodes)
         if accepted < len(new) - 1:
             return None
@@ -169,16 +171,14 @@ class Lookahead:
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
         """Make a branch the row's window. Its keys and values are moved, not computed again."""
         self.model.arrange(state.row, [node - committed for node in branch.nodes])
-        tokens = branch.draft.tokens[branch.draft.num_assumed :]  # v, now the row's last token, and the window
-        main = Draft.chain(state.row, tokens, branch.draft.ends)
-        main.num_committed, main.num_run = 1, len(branch.nodes)
-        state.main, state.tops = main, branch.tops
+        state.main, state.tops = Draft.chain(state.row, branch.draft.tokens[branch.before - 1 :]), branch.tops
+        state.main.num_committed = 1  # v, now the row's last token, before the window
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
         """Draft windows now, as plain speculation does. Returns drafts by row id."""
         for state in states:
             state.tops = []
-        drafts = active = self.drafter.begin([state.row for state in states])
+        drafts = active = self.drafter.begin([Ask(state.row, state.row.max_draft) for state in states])
         while active:
             logits = self.chain.run(active, [1] * len(active))
             going, tops = self._step(active, logits)
@@ -190,15 +190,17 @@ class Lookahead:
     def _empty(self, state: _State) -> Draft:
         """A window without tokens."""
         state.tops, row = [], state.row
-        if self.model.room(row) > 0:
+        if self._room(row) > 0:
             self.model.catch_up(row)
-        return self.model.begin(row, self.drafter.end_tokens(row))
+        return self.model.begin(row)
+
+    def _room(self, row: Row) -> int:
+        """The largest number of tokens that can be drafted after a row."""
+        return min(row.max_draft, self.model.room(row))
 
     def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[Top]]:
         """Let drafts grow by the logits of a forward. Returns the drafts that go on, and the candidates for the
         position that was decided, of each draft; none without candidates."""
-        for draft in drafts:
-            draft.num_run = len(draft.tokens)
         going = self.chain.grow(drafts, logits)
         return going, self._tops(logits) if self.num_candidates else []
 
@@ -223,14 +225,14 @@ class Lookahead:
 
     def _has_room(self, state: _State) -> bool:
         """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
-        length = len(state.window)
-        return self.model.room(View(state.row, max_draft=length + 1)) > length
+        return self.model.room(state.row) > len(state.window)
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting did not run: branches may follow them."""
-        unrun = [_tree(state) for state in states if _tree(state).num_run < len(_tree(state).tokens)]
+        ran = self.model.ran
+        unrun = [_tree(state) for state in states if ran[state.row.id] < len(_tree(state).tokens)]
         if unrun:
-            counts = [len(main.tokens) - max(main.num_run, main.num_committed - 1) for main in unrun]
+            counts = [len(main.tokens) - max(ran[main.row.id], main.num_committed - 1) for main in unrun]
             tops = iter(self._tops(self.chain.run(unrun, counts)))
             for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
@@ -255,12 +257,13 @@ class Lookahead:
         root = main.num_committed - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            row = state.row
-            most = min(self.drafter.rule.most(row.id), self.model.room(row) - (a + 1))
-            draft = replace(Draft.chain(row, path, main.ends), num_committed=1, num_assumed=a + 1, most=most)
-            if most > 0 and not main.ends.intersection(path[1:]):
+            row, before = state.row, len(path)
+            most = min(self.drafter.rule.most(row.id), self._room(row) - (a + 1))
+            draft = Draft.chain(row, path, most + a + 1)
+            draft.num_committed = 1  # for noise belongs to places after the row's last token
+            if most > 0 and not row.ends.intersection(path[1:]):
                 main.add(v, root + a)
-                state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
+                state.table[a, v] = Branch(draft, before, [len(main.tokens) - 1])
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:

@@ -10,7 +10,7 @@ they are named themselves, and only tensors of them."""
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,8 +48,9 @@ class TargetFacts:
     @classmethod
     def of(cls, target: Facts) -> Self:
         """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
-        facts = {f.name: getattr(target, f.name) for f in fields(cls) if f.name != "tokenizer_fingerprint"}
-        return cls(tokenizer_fingerprint=target.tokenizer.fingerprint if target.tokenizer else "", **facts)
+        tokenizer = target.tokenizer.fingerprint if target.tokenizer else ""
+        sizes = target.hidden_size, target.num_layers, target.vocab_size
+        return cls(target.name, tokenizer, target.weights_fingerprint, *sizes)
 
 
 def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:

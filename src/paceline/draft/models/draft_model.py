@@ -8,8 +8,9 @@ was accepted whole, more where another drafter drafted in between."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,49 +22,33 @@ from paceline.core.tree import IntArray
 from paceline.target.base import Needs, Target
 from paceline.target.cache import CachedTarget
 
-if TYPE_CHECKING:
-    from paceline.draft.models.proposers import Proposer
+ANY = 1 << 30
+"""As a number of tokens: there is no bound."""
 
 
 @dataclass
 class Draft:
-    """Nodes that the model runs, in the order in which it runs them.
+    """Nodes that a model runs, in the order in which it runs them.
 
     tokens, parent  nodes and their parents. The first `num_committed` nodes are committed tokens that the model has not
                     run; the last of them is the tree's root. The others are drafted.
-    ends            tokens after which nothing can be accepted.
-    most            largest number of tokens to draft.
-    num_assumed     number of drafted tokens that count as committed; the window begins after them (`branches.py`).
-    num_run         number of nodes that were run. calls: number of forwards so far.
-    features        states [n, H] of the nodes run so far, for models that use states.
-    run_index       number here of each node of the proposed tree; None if it was never run."""
+    most            largest number of tokens to draft; of a tree, its depth."""
 
     row: Request
     num_committed: int
     tokens: list[int]
     parent: list[int]
-    ends: frozenset[int] = frozenset()
     most: int = 0
-    num_assumed: int = 0
-    num_run: int = 0
-    calls: int = 0
-    features: list[torch.Tensor] = field(default_factory=list)
-    run_index: list[int | None] = field(default_factory=list)
 
     @classmethod
-    def chain(cls, row: Request, committed: list[int], ends: frozenset[int] = frozenset()) -> Draft:
+    def chain(cls, row: Request, committed: list[int], most: int = 0) -> Draft:
         """An empty draft after the tokens `committed`, which the model has not run."""
-        return cls(row, len(committed), committed, list(range(-1, len(committed) - 1)), ends)
+        return cls(row, len(committed), committed, list(range(-1, len(committed) - 1)), most)
 
     @property
     def drafted(self) -> list[int]:
         """Tokens drafted so far."""
         return self.tokens[self.num_committed :]
-
-    @property
-    def length(self) -> int:
-        """Drafted tokens of a chain, without those that count as committed."""
-        return len(self.tokens) - self.num_committed - self.num_assumed
 
     @property
     def position(self) -> int:
@@ -79,24 +64,6 @@ class Draft:
         """Add a node after the last one, or after node `parent`."""
         self.parent.append(len(self.tokens) - 1 if parent is None else parent)
         self.tokens.append(token)
-
-    def accepted(self, path: Sequence[int]) -> list[int]:
-        """The nodes to commit when `path` of the proposed tree is accepted: those of them that were run."""
-        nodes = list(range(self.num_committed))
-        for node in path[1:]:
-            index = self.run_index[node] if node < len(self.run_index) else None  # another drafter went on
-            if index is None:
-                break
-            nodes.append(index)
-        return nodes
-
-
-def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[[Request], int]) -> list[Segment]:
-    """Each draft's nodes not run yet, with logits for its last `num_logits[i]`. slot: a row's slot in the cache."""
-    return [
-        Segment(slot(d.row), np.array(d.tokens), np.array(d.parent), start=d.num_run, num_logits=count)
-        for d, count in zip(drafts, num_logits, strict=True)
-    ]
 
 
 class DraftModel:
@@ -114,9 +81,10 @@ class DraftModel:
     weight_bytes = 0
     notes: Sequence[str] = ()
 
-    def wrap(self, proposer: Proposer) -> Proposer:
-        """The proposer to use with this model: `proposer`, or one around it that changes its trees."""
-        return proposer
+    @cached_property
+    def ran(self) -> dict[int, int]:
+        """The number of nodes of each row's draft that were run, by row; the proposer counts them."""
+        return {}
 
     def start(self, row: Request) -> None:
         """Add a row, of which nothing has been run."""
@@ -126,25 +94,37 @@ class DraftModel:
         """Forget a row, if it was started."""
         raise NotImplementedError
 
+    def slot(self, row: Request) -> int:
+        """A row's slot in the model's cache."""
+        raise NotImplementedError
+
     def length(self, row: Request) -> int:
         """The number of the row's tokens that have been run and kept."""
         raise NotImplementedError
 
     def room(self, row: Request) -> int:
         """The largest number of tokens that can be drafted after a row now. With 0, nothing is run for it."""
-        return row.max_draft
+        return ANY
 
     def catch_up(self, row: Request) -> None:
         """Run the waiting text of a row, such as a prompt, in chunks, but not its last tokens."""
 
-    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
-        """Begin a draft of a row. ends: tokens after which nothing can be accepted."""
-        return Draft.chain(row, row.tokens[self.length(row) :].tolist(), ends)
+    def begin(self, row: Request, most: int = 0) -> Draft:
+        """Begin a draft of a row, of at most `most` tokens."""
+        self.ran[row.id] = 0
+        return Draft.chain(row, row.tokens[self.length(row) :].tolist(), most)
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run each draft's nodes from `num_run` on. Returns logits [sum(num_logits), K], those of draft i after its
+        """Run each draft's nodes that were not run. Returns logits [sum(num_logits), K], those of draft i after its
         last `num_logits[i]` nodes."""
         raise NotImplementedError
+
+    def segments(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> list[Segment]:
+        """Each draft's nodes that were not run."""
+        return [
+            Segment(self.slot(d.row), np.array(d.tokens), np.array(d.parent), self.ran[d.row.id], count)
+            for d, count in zip(drafts, num_logits, strict=True)
+        ]
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         """Keep those nodes of `draft` that are in `nodes`, ascending from 0, and forget the others that were run."""
@@ -157,7 +137,7 @@ class DraftModel:
 
 CHUNK = 512  # most tokens of a prompt in one forward of the draft model
 MAX_UNREAD = 16
-"""Most tokens that wait for a draft, where one that is not committed leaves as much as a hundred keys and values."""
+"""Most tokens of a row that wait in a recurrent model: each of them leaves as much as a hundred keys and values."""
 
 Run = Callable[[Sequence[Draft], Sequence[Segment]], torch.Tensor]
 """run(drafts, segments): logits [M, K] after the segments' last `num_logits` nodes, a segment for each draft."""
@@ -190,6 +170,7 @@ class TextModel(DraftModel):
         if row.id in self._slots:  # it is not if there was no memory to start it
             self.network.drop_row(self._slots.pop(row.id))
         self._first.pop(row.id, None)
+        self.ran.pop(row.id, None)
 
     def _open(self, row: Request, first: int) -> None:
         """Give a row a slot, for its tokens from `first` on."""
@@ -212,7 +193,7 @@ class TextModel(DraftModel):
             return 0  # the text has a token of the target's padding, which the draft model lacks
         # The last drafted token is not run.
         unread = self.network.max_context - (len(row) - self._begins(row))
-        return int(min(row.max_draft, unread + 1))
+        return int(unread + 1)
 
     def _begins(self, row: Request) -> int:
         """The number of the first token that the draft model sees in this round: `context` tokens back if more than
@@ -238,7 +219,7 @@ class TextModel(DraftModel):
         self.commit(chunk, range(len(tokens)))
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        return self._run(drafts, segments(drafts, num_logits, self.slot))[:, : self.vocab_size]
+        return self._run(drafts, self.segments(drafts, num_logits))[:, : self.vocab_size]
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.network.commit(self._slots[draft.row.id], nodes)
@@ -248,7 +229,9 @@ class TextModel(DraftModel):
         cast(CachedTarget, self.network).truncate(self._slots[row.id], count)
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
-        """Move the keys and values of `nodes`, run but not committed, to the places after the row, in that order.
+        """Move the keys and values of `nodes`, run but not committed, to the places after the row, in that order. They
+        are then what was run of the row's draft.
 
         nodes: how far after the row's last committed token each lies, from 0."""
         cast(CachedTarget, self.network).cache.arrange(self._slots[row.id], nodes)
+        self.ran[row.id] = len(nodes)

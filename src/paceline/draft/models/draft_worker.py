@@ -13,15 +13,16 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from weakref import finalize
 
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
-from paceline.draft.models.branches import Ask, Candidates, Lookahead, Window
-from paceline.target.base import Facts, Target
+from paceline.draft.models.branches import Candidates, Lookahead, Next, Window
+from paceline.draft.recording import Recording
+from paceline.target.base import Facts
 
 START_S = 300.0  # most seconds for starting the process and loading its model
 
@@ -33,11 +34,10 @@ class Closed(Exception):
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
     """The facts of `target` for the process, which has the draft model on `device`. Of the tokenizer, only name and
     fingerprint are sent."""
-    facts = {name: getattr(target, name) for name in Facts.__annotations__}
     tokenizer = target.tokenizer and SimpleNamespace(
         fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
     )
-    return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
+    return Recording.elsewhere(target, tokenizer=tokenizer, device=device)
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class DraftWorker:
     def drop(self, id: int) -> None:
         self._send("drop", id)
 
-    def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        windows: list[Window] = self._ask("windows", asks)
+    def windows(self, asked: Sequence[Next]) -> list[Window]:
+        windows: list[Window] = self._ask("windows", asked)
         return windows
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
@@ -153,7 +153,7 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        with target.threads.at(len(cores)) if isinstance(target, Target) else nullcontext():
+        with target.threads.at(len(cores)) if target.threads is not None else nullcontext():
             yield
     finally:
         os.sched_setaffinity(0, before)

@@ -15,10 +15,8 @@ from transformers import PretrainedConfig
 from paceline.core.segment import Segment
 from paceline.errors import MethodError
 from paceline.target.attention import Layer, TorchOps, begin
-from paceline.target.base import Facts
+from paceline.target.base import Facts, Inside
 from paceline.target.cache import RaggedCache, Writer
-from paceline.target.decoder import Decoder
-from paceline.target.hf import HFTarget
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear
 from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
@@ -37,7 +35,7 @@ PRECISION = (
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
     """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU.
     Their products round inputs to as many bits as the target's do, to 8 if it has no blocks."""
-    if precision == "auto" and target.device.type == "cpu" and getattr(target, "quantised", None):
+    if precision == "auto" and target.device.type == "cpu" and target.quantised:
         precision = "int8"  # in the target's dtype, float32, a draft would read four times as much
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
@@ -46,7 +44,7 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
     made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision)
     for weight in made.values():
         if isinstance(weight, Blocks):
-            weight.activations = getattr(target, "activations", None) or weight.activations
+            weight.activations = target.activations or weight.activations
     return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
 
 
@@ -57,16 +55,11 @@ def nbytes(weights: WeightsByName, *without: str) -> int:
 
 def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
     """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
-    if isinstance(target, Decoder):
-        return target.embedding, target.head
-    if isinstance(target, HFTarget):
-        embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
-        if isinstance(embedding, torch.nn.Embedding) and isinstance(head, torch.nn.Linear):
-            bias = None if head.bias is None else head.bias.detach()
-            return embedding.weight.detach(), Linear(head.weight.detach(), bias)
-    raise MethodError(
-        f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
-    )
+    if (ends := target.ends) is None:
+        raise MethodError(
+            f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
+        )
+    return ends
 
 
 def is_copy(own: Tensor | None, table: Tensor) -> bool:
@@ -77,12 +70,12 @@ def is_copy(own: Tensor | None, table: Tensor) -> bool:
     return torch.equal(own, table) or torch.allclose(own, table, rtol=2**-7, atol=1e-6)
 
 
-def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Decoder:
-    """Check that the target is a native decoder, and return it. MethodError for another one.
+def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Inside:
+    """The target's layers. MethodError if it does not run in the native decoder.
 
     what  the method, and the reason why it needs one. instead: an alternative."""
-    if isinstance(target, Decoder):
-        return target
+    if target.inside is not None:
+        return target.inside
     raise MethodError(
         f"{what}, and {target.name} runs in transformers: it needs a model of a family that the native decoder runs, "
         f"or {instead}"
@@ -154,7 +147,7 @@ class HeadLayers:
 def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
     """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions."""
     shape = Shape.of(config)
-    kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
+    kind = TorchOps if target.inside is None else type(target.inside.ops)
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
     prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
     return HeadLayers(weights, prefixes, shape, kind(cos, sin, shape.eps), target)
@@ -172,12 +165,12 @@ def check_width(path: str, width: int, target: Facts) -> None:
 # Layers of the target's shape ----------------------------------------------------------------------------------------
 
 
-def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Decoder) -> HeadLayers:
+def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Inside) -> HeadLayers:
     """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
     return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
 
 
-def own_shape(target: Decoder, layers: int) -> Shape:
+def own_shape(target: Inside, layers: int) -> Shape:
     """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
     s = target.shape
     return Shape(
@@ -186,6 +179,6 @@ def own_shape(target: Decoder, layers: int) -> Shape:
     )  # fmt: skip
 
 
-def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def own_shapes(target: Inside, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Name and shape of the tensors of `own_layers`."""
     return head_shapes(own_shape(target, 1), prefixes)

@@ -4,36 +4,37 @@
 step. `Block` and `BlockTree` take all tokens from one forward.
 
     proposer = Chain(model, rule)
-    trees = proposer.propose([model.begin(row, ends) for row in rows])"""
+    [(tree, nodes)] = proposer.propose([model.begin(row, most=5)])"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from math import exp, inf
-from typing import Any, NamedTuple, Protocol
+from math import inf
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from paceline.core.tree import DraftTree
+from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.likeliest import Likeliest, likeliest_columns, top_with_logprobs
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.stop import StopRule
 from paceline.draft.shapes import RankPath, best_first
 
-Fitting = Callable[[Sequence[Sequence[float]], int], Sequence[int]]
-"""fitting(chances, beside): how many of each row's nodes pay, the likeliest ones, given the probability of each, if
-`beside` other tokens are in the same forward."""
+
+class Proposal(NamedTuple):
+    """A tree, and the number in its draft of each of its nodes; None: the model has not run it."""
+
+    tree: DraftTree
+    nodes: Sequence[int | None]
 
 
 class Proposer(Protocol):
     """Anything that makes trees of drafts."""
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """Grow the empty `drafts`. Returns the tree of each.
-
-        beside  number of other tokens of the forward that will verify them."""
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        """Grow the empty `drafts`. Returns the tree of each."""
 
 
 class Stepwise:
@@ -43,11 +44,9 @@ class Stepwise:
         self.model, self.rule = model, rule
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Call `DraftModel.extend`, and count the nodes and forwards."""
+        """Call `DraftModel.extend`, and count the nodes that were run."""
         logits = self.model.extend(drafts, num_logits)
-        for draft in drafts:
-            draft.num_run = len(draft.tokens)
-            draft.calls += 1
+        self.model.ran.update({draft.row.id: len(draft.tokens) for draft in drafts})
         return logits
 
     def is_enough(self, draft: Draft, drafted: int, signal: float) -> bool:
@@ -62,11 +61,11 @@ class Chain(Stepwise):
         super().__init__(model, rule)
         self.likeliest = Likeliest(model.vocab_size, model.columns)
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
         active = list(drafts)
         while active:
             active = self.grow(active, self.run(active, [1] * len(active)))
-        return [chain_tree(draft) for draft in drafts]
+        return [chain_proposal(draft, self.model.ran[draft.row.id]) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]. Returns the chains that go on."""
@@ -81,7 +80,9 @@ class Chain(Stepwise):
         return [
             draft
             for draft, signal, token in zip(drafts, signals, tokens, strict=True)
-            if token is not None and not self.is_enough(draft, draft.length, signal) and token not in draft.ends
+            if token is not None
+            and not self.is_enough(draft, len(draft.drafted), signal)
+            and token not in draft.row.ends
         ]
 
 
@@ -102,7 +103,7 @@ class Growth:
     level   numbers of the candidates that are run next, best first; at first the root, -1.
     depth   depth of their children.
     width   largest number of children of a node, and of nodes of a level.
-    size    number of candidates to verify; it may change while the tree grows."""
+    size    number of candidates to verify."""
 
     def __init__(self, draft: Draft, width: int, size: int):
         self.draft, self.width, self.size = draft, width, size
@@ -125,27 +126,27 @@ class Growth:
 
     def descend(self) -> bool:
         """Make the best new candidates the next level. Returns False if none of them would be verified."""
-        new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.ends]
+        new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.row.ends]
         self.level = new[: self.width]
         for candidate in self.level:
             self._node[candidate] = len(self.draft.tokens)
             self.draft.add(self.found[candidate].token, self._node[self.found[candidate].parent])
-        self.depth += 1
+        self.depth += bool(self.level)
         return bool(self.level)
 
     def _best(self) -> list[int]:
         """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
         return sorted(range(len(self.found)), key=lambda c: -self.found[c].score)[: self.size]
 
-    def tree(self) -> DraftTree:
+    def proposal(self) -> Proposal:
         """The tree of the best candidates, in the order of their numbers."""
         chosen = sorted(self._best())
         number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
-        self.draft.run_index = [self._node.get(candidate) for candidate in number]
         nodes = [self.found[candidate] for candidate in chosen]
         parents, chances = [number[node.parent] for node in nodes], np.exp([0.0, *(node.score for node in nodes)])
         tokens, root = [node.token for node in nodes], self.draft.row.last_token
-        return DraftTree.of(root, tokens, parents, chances=chances, calls=self.draft.calls)
+        tree = DraftTree.of(root, tokens, parents, chances=chances, calls=self.depth)
+        return Proposal(tree, [self._node.get(candidate) for candidate in number])
 
 
 class BestTree(Stepwise):
@@ -155,15 +156,15 @@ class BestTree(Stepwise):
     whole path; the `width` best of a level are run next; in the end the best `size` candidates of all levels are
     verified. The stop rule looks at the best node of a level, and its children stay candidates.
 
-    size  number of candidates to verify, or a function that gives it after every level."""
+    size  number of candidates to verify."""
 
-    def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int | Fitting):
+    def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int):
         super().__init__(model, rule)
         self.width, self.size = width, size
         self.likeliest = Likeliest(model.vocab_size, model.columns)
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        growths = [Growth(draft, self.width, self.size if isinstance(self.size, int) else 0) for draft in drafts]
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        growths = [Growth(draft, self.width, self.size) for draft in drafts]
         active = list(growths)
         while active:
             levels = [len(growth.level) for growth in active]
@@ -171,53 +172,63 @@ class BestTree(Stepwise):
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
             for growth, of_row in zip(active, logits.split(levels), strict=True):
                 growth.expand(of_row, self.likeliest)
-            if not isinstance(self.size, int):
-                sizes = self.size([[exp(one.score) for one in growth.found] for growth in growths], beside)
-                for growth, size in zip(growths, sizes, strict=True):
-                    growth.size = size
             active = [
                 growth
                 for growth, signal in zip(active, signals, strict=True)
                 if not self.is_enough(growth.draft, growth.depth, signal) and growth.descend()
             ]
-        return [growth.tree() for growth in growths]
+        return [growth.proposal() for growth in growths]
 
 
-def chain_tree(draft: Draft) -> DraftTree:
-    """The draft as a chain."""
+def chain_proposal(draft: Draft, ran: int) -> Proposal:
+    """The draft as a chain, of which the model has run the first `ran` nodes: a token in each forward but the first."""
     root, end = draft.num_committed - 1, len(draft.tokens)
-    draft.run_index = [node if node < draft.num_run else None for node in range(root, end)]
-    return DraftTree.chain(draft.row.last_token, draft.drafted, calls=draft.calls)
+    tree = DraftTree.chain(draft.row.last_token, draft.drafted, calls=max(ran - root, 1))
+    return Proposal(tree, [node if node < ran else None for node in range(root, end)])
 
 
 # All tokens from one forward ------------------------------------------------------------------------------------------
 
-MOST = 63  # nodes of a tree, where its size is decided by what pays
+
+class Filled(NamedTuple):
+    """A block that was run: logits [D, K] of its positions, before any bias, and their states [D, H], if they are read.
+    """
+
+    logits: torch.Tensor
+    states: torch.Tensor | None = None
+
+
+class Ranked(NamedTuple):
+    """The candidates of a block's positions: tokens int64 [depth, ranks]; their order, best first, and their shares,
+    [depth, rows, ranks], with a row for each candidate of the position before, or one if they do not depend on it."""
+
+    tokens: IntArray
+    order: IntArray
+    shares: IntArray
 
 
 class BlockModel(DraftModel):
     """A model that predicts all tokens of a draft in one forward."""
 
-    def fill(self, drafts: Sequence[Draft]) -> None:
-        """Run every draft's block. Its positions do not know yet which tokens are drafted before them. The last of a
-        draft's `features` are then the logits [D, K] of its positions."""
+    def fill(self, drafts: Sequence[Draft]) -> list[Filled]:
+        """Run every draft's block. Its positions do not know yet which tokens are drafted before them."""
         raise NotImplementedError
 
-    def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def next(self, drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
         """Logits [R, K] of each draft's next position."""
-        return torch.stack([draft.features[-1][len(draft.drafted)] for draft in drafts])
+        return torch.stack([one.logits[len(draft.drafted)] for draft, one in zip(drafts, filled, strict=True)])
 
-    def signals(self, drafts: Sequence[Draft], logits: torch.Tensor, rule: StopRule) -> list[float]:
+    def signals(
+        self, drafts: Sequence[Draft], filled: Sequence[Filled], logits: torch.Tensor, rule: StopRule
+    ) -> list[float]:
         """The numbers by which the stop rule decides on the next token of every chain.
 
         logits  [R, K], from which that token is taken."""
         return rule.signals(logits)
 
-    def candidates(self, draft: Draft, depth: int, ranks: int) -> tuple[Any, Any, Any]:
-        """The likeliest `ranks` tokens of the first `depth` positions, int64 [depth, ranks]; their order, best first,
-        and their probabilities, [depth, rows, ranks], with a row for each candidate of the position before, or one row
-        if they do not depend on it."""
-        row, logits = draft.row, draft.features[-1][:depth].contiguous()
+    def candidates(self, draft: Draft, filled: Filled, ranks: int) -> Ranked:
+        """The likeliest `ranks` tokens of the first `draft.most` positions."""
+        row, logits = draft.row, filled.logits[: draft.most].contiguous()
         if row.params.is_greedy:
             columns, logs = top_with_logprobs(logits, ranks, None)
         else:
@@ -225,10 +236,12 @@ class BlockModel(DraftModel):
             places = range(row.num_new, row.num_new + len(logits))
             columns, logs = (made.to(logits.device) for made in likeliest_columns(row, places, logits, ranks, ids))
         tokens = columns if self.columns is None else self.columns[columns]
-        shares, order = self.shares(draft, tokens, columns, logs).sort(-1, descending=True)
-        return tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy()
+        shares, order = self.shares(draft, filled, tokens, columns, logs).sort(-1, descending=True)
+        return Ranked(tokens.cpu().numpy(), order.cpu().numpy(), shares.cpu().numpy())
 
-    def shares(self, draft: Draft, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:
+    def shares(
+        self, draft: Draft, filled: Filled, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor
+    ) -> torch.Tensor:
         """The probabilities of `candidates` in their order by the positions' logits, of which the logarithms are `logs`
         [depth, ranks]."""
         return logs.exp()[:, None]
@@ -241,51 +254,40 @@ class Block(Chain):
 
     model: BlockModel
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        if drafts:
-            self.model.fill(drafts)
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        blocks = dict(zip((draft.row.id for draft in drafts), self.model.fill(drafts) if drafts else (), strict=True))
         active = list(drafts)
         while active:
-            logits = self.model.extend(active, [1] * len(active))
-            active = self.add(active, logits, self.model.signals(active, logits, self.rule))
-        for draft in drafts:
-            draft.calls = 1
-        return [chain_tree(draft) for draft in drafts]
+            filled = [blocks[draft.row.id] for draft in active]
+            logits = self.model.next(active, filled)
+            active = self.add(active, logits, self.model.signals(active, filled, logits, self.rule))
+        return [chain_proposal(draft, 0) for draft in drafts]
 
 
 class BlockTree:
     """Trees of the paths that are most probable by a block's distributions (DDTree, Ringel and Romano 2026, arXiv
     2604.12989, algorithm 1).
 
-    size   number of nodes, or a function that gives it.
-    width  number of candidates at each position."""
+    size   number of nodes. width: number of candidates at each position."""
 
-    def __init__(self, model: BlockModel, width: int, size: int | Fitting):
+    def __init__(self, model: BlockModel, width: int, size: int):
         self.model, self.width, self.size = model, width, size
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        """Draft one tree for each text; `beside` is the number of other rows of the round."""
-        if not drafts:
-            return []
-        self.model.fill(drafts)
-        most = self.size if isinstance(self.size, int) else MOST
-        grown = [self.best_paths(draft, most) for draft in drafts]
-        sizes: Sequence[int] = [most] * len(drafts)
-        if not isinstance(self.size, int):
-            sizes = self.size([[*chances.values()] for chances, _ in grown], beside)
-        trees = []
-        for draft, (chances, tokens), size in zip(drafts, grown, sizes, strict=True):
-            number = {(): 0} | {path: n for n, path in enumerate(list(chances)[:size], 1)}
-            above = [number[path[:-1]] for path in number if path]
-            likely = np.array([chances.get(path, 1.0) for path in number])
-            drafted = [tokens[path] for path in number if path]
-            trees.append(DraftTree.of(draft.tokens[-1], drafted, above, chances=likely, calls=1))
-            draft.run_index = [None] * len(number)
-        return trees
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        filled = self.model.fill(drafts) if drafts else []
+        return [self._tree(draft, one) for draft, one in zip(drafts, filled, strict=True)]
 
-    def best_paths(self, draft: Draft, count: int) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
-        """The `count` most probable paths, in falling order: their probabilities, and the last token of each."""
-        tokens, order, shares = self.model.candidates(draft, draft.most, min(count, self.width))
+    def _tree(self, draft: Draft, filled: Filled) -> Proposal:
+        chances, tokens = self.best_paths(draft, filled)
+        number = {(): 0} | {path: n for n, path in enumerate(chances, 1)}
+        above = [number[path[:-1]] for path in number if path]
+        likely = np.array([chances.get(path, 1.0) for path in number])
+        tree = DraftTree.of(draft.tokens[-1], [tokens[path] for path in number if path], above, chances=likely, calls=1)
+        return Proposal(tree, [None] * len(number))
+
+    def best_paths(self, draft: Draft, filled: Filled) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
+        """The `size` most probable paths, in falling order: their probabilities, and the last token of each."""
+        tokens, order, shares = self.model.candidates(draft, filled, min(self.size, self.width))
         place: dict[RankPath, int] = {(): 0}  # of a path's last token among its position's candidates
         token: dict[RankPath, int] = {}
 
@@ -297,8 +299,8 @@ class BlockTree:
             if path:
                 place[path] = int(order[at - 1, given(path[:-1]), path[-1]])
                 token[path] = int(tokens[at - 1, place[path]])
-            if at == len(tokens) or token.get(path) in draft.ends:
+            if at == len(tokens) or token.get(path) in draft.row.ends:
                 return []
             return [share for share in shares[at, given(path)].tolist() if share > 0]  # which no NaN is
 
-        return best_first(below, count), token
+        return best_first(below, self.size), token

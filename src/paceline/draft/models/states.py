@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from paceline.core.round import Round
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models import stop
-from paceline.draft.models.draft_model import Draft, DraftModel, segments
+from paceline.draft.models.draft_model import ANY, Draft, DraftModel
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
 from paceline.draft.options import option
@@ -129,7 +129,7 @@ class Pending:
 class StatesModel(DraftModel):
     """Base of models that read the target's states, which wait in `pending` until a draft begins."""
 
-    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache, run_head: RunHead):
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead):
         self.vocab_size = target.vocab_size
         self.pending = Pending(target, layers, cache, run_head)
         self.needs = Needs(hidden_layers=tuple(sorted(layers)))
@@ -139,6 +139,10 @@ class StatesModel(DraftModel):
 
     def drop(self, row: Request) -> None:
         self.pending.drop(row)
+        self.ran.pop(row.id, None)
+
+    def slot(self, row: Request) -> int:
+        return self.pending.slot(row)
 
     def length(self, row: Request) -> int:
         return self.pending.cached(row)
@@ -157,7 +161,7 @@ class FeatureConfig(ModelDrafterConfig):
     checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
     stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
     draft: int | None = option(4, "most tokens drafted a round; for a tree, its depth", least=1)
-    tree: int | Literal["auto"] = option(16, TREE, least=0)
+    tree: int = option(16, TREE, least=0)
     dtype: Precision = option("auto", PRECISION)
 
 
@@ -200,29 +204,34 @@ class FeatureModel(StatesModel):
         self.network = network
         self.head, self.columns = head_of(network, config, target)
         self.weight_bytes = network.nbytes + self.head.nbytes
+        self._made: dict[int, list[torch.Tensor]] = {}  # by row, the output [n, H] of its draft's nodes so far
 
     def length(self, row: Request) -> int:
         return 1 + self.pending.cached(row)
 
     def room(self, row: Request) -> int:
-        return row.max_draft if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
+        return ANY if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
-        tokens = [token for draft in drafts for token in draft.tokens[draft.num_run :]]
-        parts = segments(drafts, num_logits, self.pending.slot)
+        tokens = [token for draft in drafts for token in draft.tokens[self.ran[draft.row.id] :]]
+        for draft in drafts:
+            if not self.ran[draft.row.id]:
+                self._made[draft.row.id] = []
+        parts = self.segments(drafts, num_logits)
         out, read = self._forward(tokens, features, parts)
         for draft, of_row in zip(drafts, out.split([segment.num_run for segment in parts]), strict=True):
-            draft.features.append(of_row)
+            self._made[draft.row.id].append(of_row)
         return self.head(read)
 
     def _features(self, draft: Draft) -> torch.Tensor:
         """The features of the nodes to be run: made of the target's states in the first step, later their parents'
         output.
         """
-        if not draft.num_run:
+        ran = self.ran[draft.row.id]
+        if not ran:
             return self.network.first(self.pending.of(draft.row))
-        return torch.cat(draft.features)[draft.parent[draft.num_run :]]
+        return torch.cat(self._made[draft.row.id])[draft.parent[ran:]]
 
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
@@ -232,6 +241,7 @@ class FeatureModel(StatesModel):
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         # Drafted nodes were run on the head's own output. The target's states of accepted ones come to `pending`.
         self.pending.cache.commit(self.pending.slot(draft.row), range(draft.num_committed))
+        self._made.pop(draft.row.id, None)
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
         """Read committed states, as `RunHead`."""

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
 import numpy as np
 import torch
 
+from paceline.core.noise import Noise
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.base import View, up_to_ends
+from paceline.draft.base import up_to_ends
 from paceline.draft.models.draft_model import Draft, DraftModel, TextModel
-from paceline.draft.models.proposers import Proposer
+from paceline.draft.models.proposers import Proposal, Proposer
 from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Target
@@ -200,15 +200,67 @@ class VocabBridge:
         return row.tokens[max(0, at - SPLIT) : at].tolist()
 
 
+@dataclass(frozen=True)
+class OwnText:
+    """A request as the draft model reads it.
+
+    of      the request, whose attributes the others are.
+    tokens  its text in the draft model's tokens. params, ends: those by which the model drafts."""
+
+    of: Request
+    tokens: IntArray
+    params: SamplingParams
+    ends: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def id(self) -> int:
+        return self.of.id
+
+    @property
+    def slot(self) -> int:
+        return self.of.slot
+
+    @property
+    def noise(self) -> Noise:
+        return self.of.noise
+
+    @property
+    def last_token(self) -> int:
+        return self.of.last_token
+
+    @property
+    def prompt_length(self) -> int:
+        return self.of.prompt_length
+
+    @property
+    def num_new(self) -> int:
+        return self.of.num_new
+
+    @property
+    def expected_length(self) -> int:
+        return len(self.tokens) + self.of.expected_length - len(self.of)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.of.is_complete
+
+    @property
+    def past(self) -> IntArray | None:
+        return self.of.past
+
+
 class Translating(DraftModel):
     """Base of draft models that have another tokenizer than the target: `inner` reads every row in its own tokens."""
 
     def __init__(self, inner: TextModel, bridge: VocabBridge, notes: Sequence[str] = ()):
-        self.inner, self.bridge, self.notes = inner, bridge, notes
+        self.inner, self.bridge, self.notes, self.ran = inner, bridge, notes, inner.ran
         self.vocab_size, self.columns, self.weight_bytes = inner.vocab_size, inner.columns, inner.weight_bytes
         self._held: dict[int, IntArray] = {}  # by row, the tokens in the cache
 
-    def read(self, row: Request, **own: Any) -> View:
+    def read(self, row: Request) -> OwnText:
         """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
         change when it goes on. The last token is always cut off, so that it is run again for the next one."""
         ids = self.bridge.text(row)
@@ -219,7 +271,7 @@ class Translating(DraftModel):
             differs = np.flatnonzero(held[:n] != there[:n])
             self._held[row.id] = held = held[: differs[0] if len(differs) else n]
             self.inner.truncate(row, len(held))
-        return View(row, tokens=ids, expected_length=len(ids) + row.expected_length - len(row), **own)
+        return OwnText(row, ids, row.params, row.ends)
 
     def start(self, row: Request) -> None:
         self.inner.start(self.read(row))
@@ -252,8 +304,8 @@ class Translating(DraftModel):
 class SharedTokens(Translating):
     """tli: drafts are the target's tokens, of those that both vocabularies have."""
 
-    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
-        return replace(self.inner.begin(self.read(row), ends), row=row)
+    def begin(self, row: Request, most: int = 0) -> Draft:
+        return replace(self.inner.begin(self.read(row), most), row=row)
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         return self.inner.extend([replace(draft, tokens=self.bridge.ids(draft)) for draft in drafts], num_logits)
@@ -266,16 +318,13 @@ class TextDrafts(Translating):
     """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` converts them
     to the target's tokens."""
 
-    def begin(self, row: Request, ends: frozenset[int]) -> Draft:
-        text = self.read(row, params=SamplingParams(), target_row=row, target_ends=ends)
-        return self.inner.begin(text, frozenset(self.inner.network.eos_token_ids))
+    def begin(self, row: Request, most: int = 0) -> Draft:
+        ends = frozenset(self.inner.network.eos_token_ids)
+        return self.inner.begin(replace(self.read(row), params=SamplingParams(), ends=ends), most)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         # What was accepted is seen when the row's text is read.
-        self.keep(draft, draft.tokens, range(draft.num_run))
-
-    def wrap(self, proposer: Proposer) -> Proposer:
-        return Retokenized(proposer, self)
+        self.keep(draft, draft.tokens, range(self.ran[draft.row.id]))
 
 
 class Retokenized:
@@ -284,16 +333,16 @@ class Retokenized:
     def __init__(self, proposer: Proposer, model: TextDrafts):
         self.proposer, self.bridge = proposer, model.bridge
 
-    def propose(self, drafts: Sequence[Draft], beside: int = 0) -> list[DraftTree]:
-        self.proposer.propose(drafts, beside)
-        return [self._retokenized(draft) for draft in drafts]
+    def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
+        proposals = self.proposer.propose(drafts)
+        return [self._retokenized(draft, tree.calls) for draft, (tree, _) in zip(drafts, proposals, strict=True)]
 
-    def _retokenized(self, draft: Draft) -> DraftTree:
-        text = cast(View, draft.row)
-        tokens = np.array(self.bridge.retokenize(text.target_row, draft.drafted)[: text.max_draft], np.int64)
-        tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), text.target_ends)
-        draft.run_index = [None] * (len(tokens) + 1)
-        return DraftTree.chain(text.last_token, tokens, calls=draft.calls)
+    def _retokenized(self, draft: Draft, calls: int) -> Proposal:
+        assert isinstance(draft.row, OwnText)
+        row = draft.row.of
+        tokens = np.array(self.bridge.retokenize(row, draft.drafted), np.int64)
+        tokens, _ = up_to_ends(tokens, np.arange(len(tokens)), row.ends)
+        return Proposal(DraftTree.chain(row.last_token, tokens, calls=calls), [None] * (len(tokens) + 1))
 
 
 def across_tokenizers(

@@ -45,7 +45,7 @@ def read_eagle(
     neural.check_width(path, shape.hidden_size, target)
     check_all(path, tensors, eagle_shapes(shape, list(tensors)))
     # Quantising changes the target's table, and so does its training (`Drafter.bind`).
-    is_plain = target.weights_fingerprint and getattr(target, "quantised", None) is None
+    is_plain = target.weights_fingerprint and target.quantised is None
     if is_plain and not neural.is_copy(tensors.get(TABLE), neural.table_and_head(target)[0]):
         raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
     return layers, {name: tensor for name, tensor in tensors.items() if name != TABLE}

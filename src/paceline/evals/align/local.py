@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.request import Request as DraftedRow
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
+from paceline.draft.base import Ask, Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
@@ -118,12 +118,12 @@ class ScopedDrafter(Drafter):
         self._of[row.id] = drafter
         drafter.start(row)
 
-    def propose(self, rows: Sequence[DraftedRow]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         trees: dict[int, DraftTree] = {}
-        for drafter in dict.fromkeys(self._of[row.id] for row in rows):
-            own = [row for row in rows if self._of[row.id] is drafter]
-            trees |= {row.id: tree for row, tree in zip(own, drafter.propose(own), strict=True)}
-        return [trees[row.id] for row in rows]
+        for drafter in dict.fromkeys(self._of[row.id] for row, _ in asks):
+            own = [ask for ask in asks if self._of[ask.row.id] is drafter]
+            trees |= {row.id: tree for (row, _), tree in zip(own, drafter.propose(own), strict=True)}
+        return [trees[row.id] for row, _ in asks]
 
     def observe(self, round: Round) -> None:
         """Nothing to do: the inner drafters learn from `row.tokens` (see `can_be_scoped`)."""

@@ -1,0 +1,194 @@
+"""Seats: the rows in the cache, and whose keys and values each of them takes over."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.tree import IntArray
+from paceline.engine.prefix_cache import BLOCK, PrefixCache
+from paceline.engine.prefixes import SHORTEST, Share, beginning, common
+from paceline.engine.room import Room
+from paceline.errors import PacelineError
+from paceline.target.cache import RaggedCache
+
+log = logging.getLogger("paceline.memory")
+
+
+@dataclass(eq=False)
+class Seat:
+    """A row in the cache.
+
+    share   with whom it may share keys and values.
+    waits   it is held back until it has taken over what it can reuse: of `lead`, an older row that is computing them,
+            `least` tokens; without a lead, of a prefix.
+    states  states [n, L * H] of its tokens in the cache, as they came; None: none are kept."""
+
+    row: Row
+    share: Share
+    waits: bool = False
+    lead: Row | None = None
+    least: int = 0
+    states: list[torch.Tensor] | None = None
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers of its states, in their order."""
+        return sorted(self.share.layers)
+
+    @property
+    def hidden(self) -> dict[int, torch.Tensor]:
+        """Its states [n, H] by layer; empty if none are kept."""
+        if not self.layers or not self.states:
+            return {}
+        return dict(zip(self.layers, torch.cat(self.states).chunk(len(self.layers), -1), strict=True))
+
+
+class Seats:
+    """The rows in the cache. Without `reuse`, or for a target without a `RaggedCache`, they share nothing.
+
+    disk  folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
+
+    def __init__(self, room: Room, *, reuse: bool, disk: tuple[str | Path, int] | None = None):
+        self.room, self.prefixes, self.target = room, room.prefixes, room.target
+        self.reuse = reuse and room.cache is not None
+        self.disk = None if disk is None else self._disk(*disk)
+        self._of: dict[int, Seat] = {}
+        self._recalled: list[tuple[Row, Mapping[int, torch.Tensor]]] = []
+
+    def _disk(self, folder: str | Path, most: int) -> PrefixCache:
+        if self.target.recurrent:
+            raise PacelineError(f"prefix_cache stores keys and values, and {self.target.name} has recurrent states too")
+        if not self.reuse:
+            raise PacelineError(
+                "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
+                "rows of any length, and a drafter that does not read whole prompts"
+            )
+        layers, two, _, heads, _, dim = self._cache.kv.shape
+        return PrefixCache(folder, self.target, (layers, two, heads, BLOCK, dim), most)
+
+    @property
+    def _cache(self) -> RaggedCache:
+        assert self.room.cache is not None
+        return self.room.cache
+
+    def start(self, row: Row, running: Sequence[Row], layers: Collection[int] | None = ()) -> None:
+        """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
+
+        layers  layers whose states its drafter reads of every token. None: the row can reuse nothing."""
+        self.room.enter(row)
+        seat = self._of[row.id] = Seat(row, Share(row.params.cache_salt, frozenset(layers or ())))
+        if not self.reuse:
+            return
+        if seat.layers:
+            seat.states = []
+        if layers is None or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
+            return
+        tokens = row.tokens[:-1]
+        self._load(tokens, seat.share)
+        seat.waits, seat.least = True, self.prefixes.best(tokens, seat.share)[0] + SHORTEST
+        for other in self._alike(seat, running):
+            shared = common(other.tokens, tokens)
+            if other.cached >= shared:  # else it will have them all
+                shared = self._cache.reusable(other.slot, shared)
+            if other.id < row.id and shared > seat.least:
+                seat.least, seat.lead = shared, other
+        if self.target.recurrent:
+            # Later prompts may branch off at this prompt's end, and where it diverges from an earlier one.
+            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, seat.share))]
+            for one, length in [*marks, *([(seat.lead, seat.least)] if seat.lead is not None else [])]:
+                self._cache.mark(one.slot, length)
+
+    def _load(self, tokens: IntArray, share: Share) -> None:
+        """Load the stored prefix of `tokens` if it is longer than the one in memory. The disk has no states."""
+        if self.disk is not None and not share.layers:
+            kv = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
+            if kv is not None and self.room.make_room(kv.shape[3]):
+                self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=share.salt)
+
+    def keep_states(self, round: Round) -> None:
+        """Keep the states of the tokens that a round committed, for rows whose drafters read them."""
+        for i, row in enumerate(round.rows):
+            seat = self._of[row.id]
+            if seat.states is not None:
+                seat.states.append(torch.cat([round.committed(i, layer) for layer in seat.layers], -1))
+
+    def recalled(self) -> list[tuple[Row, Mapping[int, torch.Tensor]]]:
+        """Rows that reuse tokens since the last call, with the states [reused, H] by layer that their drafters read."""
+        recalled, self._recalled = self._recalled, []
+        return recalled
+
+    def ready(self, running: Sequence[Row]) -> Sequence[Row]:
+        """The rows that may run in this round."""
+        ready = list(running)
+        for seat in [seat for row in running if (seat := self._of[row.id]).waits]:
+            if seat.lead is not None and seat.lead in running and seat.lead.cached < seat.least:
+                ready.remove(seat.row)
+                continue
+            seat.waits = False
+            try:
+                self._take_over(seat, running)
+            except (MemoryError, RuntimeError):  # then its tokens are run
+                log.exception("request %d could not reuse the keys and values of its prompt", seat.row.id)
+        return ready
+
+    def _take_over(self, seat: Seat, running: Sequence[Row]) -> None:
+        """Copy the keys and values of the row or prefix with the longest common beginning. The last token is run."""
+        row, cache = seat.row, self._cache
+        tokens = row.tokens[:-1]
+        shared, prefix = self.prefixes.best(tokens, seat.share)
+        alike = self._alike(seat, running)
+        reach = {r: cache.reusable(r.slot, min(r.cached, common(r.tokens, tokens))) for r in alike}
+        lead = max(reach, key=reach.__getitem__, default=row)
+        live = reach.get(lead, 0)
+        if max(shared, live) < SHORTEST:
+            return
+        if prefix is not None and shared >= live:
+            (kv, state), hidden = prefix.take(shared), prefix.hidden
+        else:
+            kv, state = cache.copy(lead.slot, live), cache.states(lead.slot).get(live)
+            hidden = self._of[lead.id].hidden if seat.states is not None else {}
+        cache.paste(row.slot, kv, state)
+        row.cached = kv.shape[3]
+        row.reused += row.cached
+        if seat.states is not None:
+            reused = {layer: hidden[layer][: row.cached] for layer in seat.layers}
+            seat.states = [torch.cat(list(reused.values()), -1)]
+            self._recalled.append((row, reused))
+
+    def _alike(self, seat: Seat, running: Sequence[Row]) -> list[Row]:
+        """The running rows whose texts begin as that of the seat's row, and whose states it could read."""
+        seats, begins = [self._of[row.id] for row in running], beginning(seat.row.tokens, seat.share.salt)
+        able = [one for one in seats if seat.share.layers <= one.share.layers]
+        return [one.row for one in able if beginning(one.row.tokens, one.share.salt) == begins]
+
+    def release(self, row: Row) -> None:
+        """Forget a row that lost its slot, and will be run again."""
+        del self._of[row.id]
+
+    def end(self, row: Row) -> None:
+        """Free a row's slot. Its keys and values are copied for later requests if they fit into the budget."""
+        seat = self._of.pop(row.id, None)
+        try:
+            if seat is not None and self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
+                self._store(seat)
+                if self.disk is not None:
+                    prompt = row.tokens[: min(row.cached, row.prompt_length)]
+                    self.disk.store(prompt, partial(self._cache.copy, row.slot), row.params.cache_salt)
+        except Exception:  # the row's answer stands, and other rows must not suffer
+            log.exception("request %d is not kept for reuse", row.id)
+        finally:
+            self.target.drop_row(row.slot)
+
+    def _store(self, seat: Seat) -> None:
+        row = seat.row
+        tokens, states = row.tokens[: row.cached].copy(), self._cache.states(row.slot)
+        size = sum(state.nbytes for state in states.values())
+        if self.prefixes.common(tokens, seat.share) < len(tokens) and self.room.make_room(row.cached, size):
+            kv = self._cache.copy(row.slot, row.cached)
+            self.prefixes.add(tokens, kv, states, seat.share.salt, seat.hidden)
