@@ -42,8 +42,8 @@ from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.shapes import RankPath
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 
 VOCAB_SIZE, EOS = 32_000, 2
 """Of the made-up text."""

@@ -31,16 +31,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 from paceline import DraftTree, Engine, SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.base import Drafter
-from paceline.target.attention import TorchOps
+from paceline.formats.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
+from paceline.kernels.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
+from paceline.kernels.integer import IntegerPanels
+from paceline.kernels.ops import TorchOps
+from paceline.kernels.products import Panels
+from paceline.kernels.steps import FusedOps
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
-from paceline.target.kernels.integer import IntegerPanels
-from paceline.target.kernels.products import Panels
-from paceline.target.kernels.steps import FusedOps
 from paceline.target.layout import plan
 from paceline.target.load import load
-from paceline.target.quantised.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
-from paceline.target.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
 
 CONTEXT = 256
 WARM = 3

@@ -272,8 +272,8 @@ def random_decoder(config: Any, device: str) -> Any:
     """A decoder of that shape with random weights in bfloat16."""
     import torch
 
+    from paceline.formats.shape import weight_shapes
     from paceline.target.decoder import Decoder
-    from paceline.target.shape import weight_shapes
 
     torch.manual_seed(0)
 

@@ -38,7 +38,7 @@ from paceline.bench.metrics import speedup, speedup_interval, tokens_per_second
 from paceline.bench.record import ANSWERS, Answer, good, read_answers
 from paceline.bench.report import describe, read_run
 from paceline.draft.spec import parse, split
-from paceline.target.folder import fingerprint
+from paceline.formats.folder import fingerprint
 
 RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
 PUBLISHED = Path(__file__).with_name("published.toml")

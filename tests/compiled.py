@@ -27,7 +27,7 @@ def compile_all() -> None:
     """The target's kernels; and bind every drafter that needs no checkpoint, which compiles what it has, and those that
     read a corpus."""
     for name in KERNELS:
-        import_module(f"paceline.target.kernels.{name}")
+        import_module(f"paceline.kernels.{name}")
     tokens_only(Recording(None, (2,), 320))
     reader = target(".")
     reader.tokenizer = None

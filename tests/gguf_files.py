@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.target.quantised.blocks import Blocks, Kind, kind_of
-from paceline.target.shape import Shape
+from paceline.formats.shape import Shape
+from paceline.kernels.blocks import Blocks, Kind, kind_of
 
 INNER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",

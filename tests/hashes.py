@@ -17,9 +17,10 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.core.segment import Segment
+from paceline.formats.precision import quantised
+from paceline.formats.shape import weight_shapes
+from paceline.kernels.blocks import Blocks
 from paceline.target.decoder import Decoder
-from paceline.target.quantised.blocks import Blocks, quantised
-from paceline.target.shape import weight_shapes
 from tests import exact, models
 from tests.drafters import Coupled
 

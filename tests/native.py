@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
+from paceline.formats.precision import quantised
+from paceline.formats.shape import as_checkpoint, weight_shapes
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.quantised.blocks import quantised
-from paceline.target.shape import as_checkpoint, weight_shapes
 from tests import models
 from tests.paths import DEVICE
 

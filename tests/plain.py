@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from paceline.core.noise import Noise
 from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams, probabilities
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 
 
 def questions(file: Path, count: int) -> list[str]:

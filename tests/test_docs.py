@@ -18,8 +18,7 @@ from paceline import Engine, SamplingParams
 from paceline.cli import UsageError, _with_addresses, app, main
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
-from paceline.target import folder, shape
-from paceline.target.quantised import gguf
+from paceline.formats import folder, gguf, shape
 from paceline.train.__main__ import recipe
 from tests import models
 from tests.cli.command import WHERE

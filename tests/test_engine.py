@@ -25,9 +25,9 @@ from paceline.draft.base import Ask, Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Ragged, Turn
 from paceline.errors import PacelineError, PromptError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
-from paceline.target.tokenizer import Tokenizer
 from tests import drafters, models, native, plain
 from tests.fakes import TableTarget
 from tests.pairs import paired

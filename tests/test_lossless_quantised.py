@@ -14,10 +14,10 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.formats.precision import quantised
+from paceline.formats.shape import weight_shapes
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
-from paceline.target.quantised.blocks import quantised
-from paceline.target.shape import weight_shapes
 from tests import drafters, models
 from tests.pairs import paired
 from tests.plain import texts

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from paceline.bench.metrics import partial
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from tests.spec_bench import encode, parting, questions
 
 pytestmark = pytest.mark.slow

@@ -24,10 +24,10 @@ from paceline.engine.prefixes import Prefixes, common
 from paceline.engine.room import SLACK, _free_in_group, parse_bytes
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.decoder import Decoder
-from paceline.target.tokenizer import Tokenizer
 from tests import drafters, models, native
 
 NEW = 80

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline import processor
+from paceline import kernels, processor
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.target import kernels
-from paceline.target.kernels import amx, integer
+from paceline.kernels import amx, integer
 from paceline.workbench import environment
 from tests import models
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks import results
 from safetensors.torch import save_file
 
-from paceline.target.folder import fingerprint
+from paceline.formats.folder import fingerprint
 from tests.bench.runs import make_run
 from tests.paths import REPOSITORY
 

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.core.logits import best_token, softmax
 from paceline.core.sampling import SamplingParams, distributions, nucleus, probabilities, warp
 from paceline.errors import NumericError, PacelineError, shortened
+from paceline.kernels.rows import best_token, softmax
 
 seeds = st.integers(0, 2**31)
 FLOATS = [torch.float32, torch.float64]

@@ -26,9 +26,9 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target import layout
 from paceline.target.decoder import Decoder
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.reference import PlainDecoding, Reference
 from tests import drafters, models, native
 

@@ -13,7 +13,7 @@ from paceline.cli.demo import OTHERS, SETTINGS, _is_there, _meaning
 from paceline.cli.prompts import from_file
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.target import folder
+from paceline.formats import folder
 
 CLI = REPOSITORY / "src" / "paceline" / "cli"
 PROMPTS = CLI / "demo-prompts-tiny.jsonl"

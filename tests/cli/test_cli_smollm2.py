@@ -10,7 +10,7 @@ from tests.gguf_files import write
 from paceline import Engine, SamplingParams
 from paceline.cli.generate import told_apart
 from paceline.errors import ModelError
-from paceline.target import folder
+from paceline.formats import folder
 from paceline.target import load as module
 from paceline.target.load import load
 

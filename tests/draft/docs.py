@@ -7,11 +7,11 @@ import json
 import re
 from pathlib import Path
 
-from paceline.draft.published.dflash import LAYOUT as DFLASH
-from paceline.draft.published.eagle import EAGLE3
-from paceline.draft.published.layout import FLAGS, OTHERS
 from paceline.draft.registry import MethodInfo, describe, names
 from paceline.draft.spec import OptionInfo
+from paceline.formats.heads.dflash import LAYOUT as DFLASH
+from paceline.formats.heads.eagle import EAGLE3
+from paceline.formats.heads.layout import FLAGS, OTHERS
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 BETWEEN = re.compile(r"(<!-- options: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -52,7 +52,7 @@ def _values(option: OptionInfo) -> str:
 
 
 def with_refused(text: str) -> str:
-    """The text of `PUBLISHED` with what `draft/published/` refuses, by the names of its tables."""
+    """The text of `PUBLISHED` with what `formats/heads/` refuses, by the names of its tables."""
     lines = ["Other drafters, by their tensors or by what config.json says that they are:", ""]
     lines += [f"- {what}" for what in OTHERS]
     lines += ["", "| entry of config.json | in files of | what is read |", "|---|---|---|"]

@@ -13,12 +13,12 @@ import torch
 
 from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.engine import Engine
+from paceline.formats.heads.checkpoint import TargetFacts
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Facts
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter
 from tests import models, native

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.shapes import SLOTS_FILE
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.decoder import Decoder
 from paceline.train.heads import (
     AmphistaConfig,

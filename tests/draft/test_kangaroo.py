@@ -21,13 +21,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Ask
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import TargetFacts
+from paceline.formats.shape import Shape, rotary_tables
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
-from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter
 from tests import models

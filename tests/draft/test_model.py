@@ -15,10 +15,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.methods.model import Model, OwnTokenizerConfig, check_tokenizer
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import CHUNK
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from tests import models, native

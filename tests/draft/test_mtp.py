@@ -17,10 +17,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.mtp import Mtp, MtpNetwork
-from paceline.draft.published.gguf import head_in
-from paceline.draft.published.mtp import head_names, head_of
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, PacelineError
+from paceline.formats.heads.gguf import head_in
+from paceline.formats.heads.mtp import head_names, head_of
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, quantise_folder

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.load import load, load_tokenizer
 from paceline.train.saving import save_drafter
 from tests import models

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.logits import top_tokens
+from paceline.kernels.rows import top_tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,9 +15,9 @@ from paceline.cli.prompts import from_file
 from paceline.core.sampling import SamplingParams
 from paceline.draft.shapes import read_paths
 from paceline.errors import PacelineError, PromptError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import NotJSON, Piece, loads, objects, pieces_of
 from paceline.replay.report import read_cost
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import parse_source, read
 from paceline.workbench.conversations import Reading, read_trace
 from paceline.workbench.corpus import texts

@@ -15,11 +15,11 @@ from tests.disk import full_after
 
 from paceline import jsonl
 from paceline.cli.generate import _appended
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.evals.vision import train as vision
 from paceline.evals.vision.options import TrainOptions, TuneOptions
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.jsonl import RECORDS, REQUESTS, Appender, check_log, replacing, write_whole
 from paceline.serve.metrics import RequestLog
 from paceline.train.loop import LoopConfig, Progress, Reporter, load_checkpoint, save_checkpoint

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from paceline.errors import ModelError
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
 from tests import models

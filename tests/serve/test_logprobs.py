@@ -7,8 +7,8 @@ from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.sampling import TokenLogprob
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.responses import Frame, Spelling
-from paceline.target.tokenizer import Tokenizer
 from tests import models
 
 WORDS = ["</s>", "▁the", "▁dog", "s", "▁", "sat", "狼", "<0xC3>", "<0xA9>", "<0x73>"]

@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.transcript import open_tokenizer
 from tests import models
 from tests.draft.tongues import tongues

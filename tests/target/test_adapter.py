@@ -17,8 +17,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
+from paceline.formats.adapter import CONFIG, WEIGHTS
 from paceline.plugins import to_gguf
-from paceline.target.adapter import CONFIG, WEIGHTS
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer, quantise_folder
 

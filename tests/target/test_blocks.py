@@ -6,21 +6,8 @@ import pytest
 import torch
 from tests.gguf_files import random_blocks
 
-from paceline.target.quantised.blocks import (
-    KINDS,
-    PRECISIONS,
-    Q4_0,
-    Q4_K,
-    Q6_K,
-    Q8_0,
-    Blocks,
-    Kind,
-    joined,
-    kind_of,
-    multipliable,
-    quantise,
-    quantised,
-)
+from paceline.formats.precision import PRECISIONS, multipliable, quantised
+from paceline.kernels.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, kind_of, quantise
 
 READABLE = [kind for number in gguf.GGMLQuantizationType if (kind := kind_of(number)) and kind.inputs > 1]
 """All formats of blocks that the package can expand."""
@@ -54,7 +41,7 @@ def test_sizes_are_ggmls() -> None:
 def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = anything(kind)
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
-    monkeypatch.setattr("paceline.target.quantised.blocks.CHUNK", 1000)  # in pieces
+    monkeypatch.setattr("paceline.kernels.blocks.CHUNK", 1000)  # in pieces
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
     few = torch.tensor([3, 0, 63])
     assert torch.equal(bits(blocks.rows(few).dense()), bits(blocks.dense()[few]))
@@ -68,7 +55,7 @@ def test_weights_of_any_dtype_are_made_into_the_references_bytes(kind: Kind, mon
     with np.errstate(all="ignore"):
         right = gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType(kind.number))
     for chunk in (1 << 22, 1000):
-        monkeypatch.setattr("paceline.target.quantised.blocks.CHUNK", chunk)
+        monkeypatch.setattr("paceline.kernels.blocks.CHUNK", chunk)
         made = quantise(weight, kind)
         assert made.shape == weight.shape
         assert torch.equal(made.data, torch.from_numpy(right))

@@ -12,9 +12,9 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import PromptError
+from paceline.formats.marks import Marks
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.load import load_tokenizer
-from paceline.target.marks import Marks
-from paceline.target.tokenizer import Tokenizer
 from zoo.tokenizer import CHAT_TEMPLATE as DEMO
 
 SYSTEM_FIRST = (

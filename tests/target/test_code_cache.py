@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.vectors import UNUSED_DAYS, load_or_compile
+from paceline.kernels import vectors as v
+from paceline.kernels.vectors import UNUSED_DAYS, load_or_compile
 
 
 @pytest.fixture(autouse=True)

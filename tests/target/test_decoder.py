@@ -16,16 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests import models, native
 from transformers import AutoModelForCausalLM
 
+from paceline import kernels
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import ancestors
 from paceline.engine.engine import Engine
-from paceline.target import kernels
+from paceline.formats.shape import Shape
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load, load_tokenizer
-from paceline.target.shape import Shape
 
 
 def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: int = 0) -> Segment:

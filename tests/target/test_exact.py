@@ -10,10 +10,9 @@ import pytest
 import torch
 from tests import exact, models, native
 
-from paceline import Engine, processor
+from paceline import Engine, kernels, processor
 from paceline.core.segment import Segment
 from paceline.errors import ModelError
-from paceline.target import kernels
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear

@@ -20,13 +20,14 @@ from tests.native import TEXT, logits, off
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
+from paceline.formats.gguf import GGUF, config_of, end_tokens, weights_of
+from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
+from paceline.formats.precision import round_inputs
+from paceline.kernels import integer
+from paceline.kernels.blocks import Q8_0, Blocks, quantise
 from paceline.target.decoder import Decoder
-from paceline.target.kernels import integer
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, tokenizer_for
-from paceline.target.quantised.blocks import Q8_0, Blocks, quantise, round_inputs
-from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
-from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
 ELSEWHERE = ("qwen3-bias", *models.HYBRID)  # llama.cpp's Qwen3 has no biases, and files of hybrids are not read
 FAMILIES = [family for family in models.NATIVE if family not in ELSEWHERE]

@@ -14,8 +14,8 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.target.quantised.gguf_tokenizer import RULES, tokenizer_of
-from paceline.target.tokenizer import Tokenizer as Ours
+from paceline.formats.gguf_tokenizer import RULES, tokenizer_of
+from paceline.formats.tokenizer import Tokenizer as Ours
 
 AWKWARD = [
     "", " ", "  ", "\n", "\n\n\n", "\r\n", "\t\tx", " leading", "  two before", "behind  ", "a  b   c    d",

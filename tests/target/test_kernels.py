@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.core.segment import Segment
-from paceline.target.attention import TorchOps
+from paceline.kernels import steps
+from paceline.kernels.ops import TorchOps
+from paceline.kernels.steps import FusedOps
 from paceline.target.cache import RaggedCache
-from paceline.target.kernels import steps
-from paceline.target.kernels.steps import FusedOps
 from paceline.target.layout import plan
 
 EPS, HEADS, KV_HEADS = 1e-5, 6, 2

@@ -22,12 +22,12 @@ from tests.native import off
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, PromptError
+from paceline.formats.folder import INDEX
 from paceline.plugins import to_gguf
 from paceline.rollout.policy import Policy
 from paceline.target import load as module
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.folder import INDEX
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer, quantise_folder
 
@@ -86,7 +86,7 @@ def test_the_last_bits_do_not_depend_on_where_weights_lie_in_the_file(
     native: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tensor more moves all others. The library adds in another order for weights at another place in memory."""
-    monkeypatch.setattr("paceline.target.kernels.preferred", lambda dtype: False)
+    monkeypatch.setattr("paceline.kernels.preferred", lambda dtype: False)
     file = folder / "model.safetensors"
     weights, said = load_file(file), []
     for numbers in range(4):

@@ -12,13 +12,9 @@ import pytest
 import torch
 from tests.gguf_files import random_blocks
 
-from paceline import processor
-from paceline.target import kernels
-from paceline.target.kernels import amx, integer, products
-from paceline.target.kernels.integer import MANY, IntegerPanels
-from paceline.target.kernels.products import Panels
-from paceline.target.linear import BlockLinear, Linear, linear
-from paceline.target.quantised.blocks import (
+from paceline import kernels, processor
+from paceline.kernels import amx, integer, products
+from paceline.kernels.blocks import (
     ACTIVATIONS,
     KINDS,
     Q4_0,
@@ -30,6 +26,9 @@ from paceline.target.quantised.blocks import (
     Kind,
     quantise,
 )  # fmt: skip
+from paceline.kernels.integer import MANY, IntegerPanels
+from paceline.kernels.products import Panels
+from paceline.target.linear import BlockLinear, Linear, linear
 
 HALF, FULL = torch.bfloat16, torch.float32
 ROUNDING = {HALF: 2.0**-8, FULL: 0.0}

@@ -12,14 +12,14 @@ from tests import models
 from tests.native import logits, off
 from tests.pairs import paired
 
-from paceline import processor
+from paceline import kernels, processor
 from paceline.errors import ModelError, PacelineError
-from paceline.target import kernels
+from paceline.formats.precision import exact_dtype, quantised, usual
+from paceline.formats.shape import as_checkpoint, weight_shapes
+from paceline.kernels.blocks import Blocks
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear, Linear
 from paceline.target.load import MEASURED, load, load_tokenizer, quantise_folder
-from paceline.target.quantised.blocks import Blocks, exact_dtype, quantised, usual
-from paceline.target.shape import as_checkpoint, weight_shapes
 
 
 def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Decoder, Decoder]:
@@ -250,9 +250,9 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: py
 
 def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _, blocks, dense = decoders("llama2", "int8")
-    monkeypatch.setattr("paceline.target.kernels.integer.instruction_set", lambda: "plain")
+    monkeypatch.setattr("paceline.kernels.integer.instruction_set", lambda: "plain")
     assert "slowly" in blocks._notes([])[1]
-    monkeypatch.setattr("paceline.target.kernels.integer.supported", lambda: False)
+    monkeypatch.setattr("paceline.kernels.integer.supported", lambda: False)
     assert "expanded" in blocks._notes([])[1]
     assert dense.notes == []
     expanded = decoders("llama2", "int8")[1]

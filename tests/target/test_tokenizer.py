@@ -18,8 +18,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, PromptError
+from paceline.formats.tokenizer import QUICK, SentencePiece, Tokenizer, WindowDetokenizer, fingerprint
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import QUICK, SentencePiece, Tokenizer, WindowDetokenizer, fingerprint
 
 TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
 RANDOM = settings(max_examples=150, deadline=None)

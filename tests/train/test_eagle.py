@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from paceline.core.segment import Segment
 from paceline.draft.methods.eagle import EagleNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.models.checkpoint import TargetFacts, open_drafter
-from paceline.draft.published.eagle import Flags
 from paceline.errors import PacelineError
+from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
+from paceline.formats.heads.eagle import Flags
 from paceline.target.load import load
 from paceline.train import unrolled
 from paceline.train.data import counts_of

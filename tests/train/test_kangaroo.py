@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft.methods.kangaroo import Adapter
-from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.engine.engine import Engine
+from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
 from paceline.target.load import load
 from paceline.train.kangaroo import AdapterModule, KangarooConfig, KangarooLoss
 from paceline.train.loop import LoopConfig

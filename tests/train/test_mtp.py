@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.mtp import MtpNetwork
-from paceline.draft.published.mtp import head_of
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.formats.heads.mtp import head_of
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
 from paceline.train.mtp import MtpConfig, MtpLoss, command

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
+from paceline.formats.adapter import Adapter
+from paceline.formats.folder import tuned_note
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.jsonl import write_whole
-from paceline.target.adapter import Adapter
-from paceline.target.folder import tuned_note
 from paceline.target.load import load
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig

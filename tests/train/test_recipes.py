@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
+from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.load import load
 from paceline.train.__main__ import app
 from paceline.train.loop import Reporter, read_log

@@ -12,7 +12,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.target.adapter import Adapter
+from paceline.formats.adapter import Adapter
 from paceline.target.load import load, quantise_folder
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig, read_log

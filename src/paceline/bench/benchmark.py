@@ -20,7 +20,7 @@ from paceline.bench.runner import Runner, has_answered
 from paceline.bench.setting import Setting, Watch, set_up
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
-from paceline.target.folder import tuned_note
+from paceline.formats.folder import tuned_note
 from paceline.workbench.contestant import Contestant
 from paceline.workbench.environment import machine
 from paceline.workbench.peers import create_peer, parse_peer

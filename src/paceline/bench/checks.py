@@ -16,8 +16,8 @@ from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched,
 from paceline.bench.record import Answer
 from paceline.bench.setting import Setting, Watch
 from paceline.core.noise import Noise
+from paceline.formats.precision import exact_dtype
 from paceline.target.load import load
-from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.contestant import PEER
 from paceline.workbench.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 

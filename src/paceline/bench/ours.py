@@ -21,9 +21,9 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Schedule, Turn, check_schedule, create_schedule, fitted
 from paceline.errors import PacelineError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
 from paceline.target.rectangles import RectangularTarget
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import Ask, Contestant, Reply
 
 REQUESTS = 4

@@ -15,10 +15,10 @@ from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, group
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.engine.scheduler import check_schedule
 from paceline.errors import PromptError
+from paceline.formats.folder import SMALL_FILES, find, gguf_of, is_gguf
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
-from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.environment import environment
 from paceline.workbench.transcript import Transcriber
 

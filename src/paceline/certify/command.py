@@ -21,11 +21,11 @@ from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
+from paceline.formats.folder import is_gguf
+from paceline.formats.precision import exact_dtype
 from paceline.jsonl import write_json, write_whole
 from paceline.target.base import Target
-from paceline.target.folder import is_gguf
 from paceline.target.load import load
-from paceline.target.quantised.blocks import exact_dtype
 from paceline.workbench.client import CompletionError
 from paceline.workbench.endpoint import Endpoint, Remote
 from paceline.workbench.environment import environment

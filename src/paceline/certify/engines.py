@@ -11,9 +11,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.local import Local
 from paceline.target.base import Target
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.client import Completion, CompletionError
 from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
 from paceline.workbench.endpoint import Body, Endpoint

@@ -147,7 +147,7 @@ def demo(
 
 def _installed(screen: Screen) -> str:
     """smollm2, or the tiny model of a checkout where that is not installed."""
-    from paceline.target.folder import gguf_of, is_packaged
+    from paceline.formats.folder import gguf_of, is_packaged
 
     if not is_packaged(SMOLLM2):
         return SMOLLM2

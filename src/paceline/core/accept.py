@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from paceline.core import sampling
-from paceline.core.logits import BROKEN, best_token
 from paceline.core.noise import tokens_of_rows
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
+from paceline.kernels.rows import BROKEN, best_token
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.core.logits import best_or_none, keep_best, log_total, softmax, top_tokens
 from paceline.core.rules import RULES, check
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, shortened
+from paceline.kernels.rows import best_or_none, keep_best, log_total, softmax, top_tokens
 
 WARPING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -272,7 +272,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequen
 
 
 def is_compiled(logits: torch.Tensor) -> bool:
-    """Whether the compiled functions of `paceline.core.logits` take these logits."""
+    """Whether the compiled functions of `paceline.kernels.rows` take these logits."""
     return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
 
 

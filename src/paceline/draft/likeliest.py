@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.core.logits import top_tokens
 from paceline.core.request import Request
 from paceline.core.sampling import best_of_rows, probabilities
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
+from paceline.kernels.rows import top_tokens
 
 POWER = 0.4  # of q / time, in the chances of candidates; see `likeliest_columns`
 

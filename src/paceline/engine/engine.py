@@ -43,9 +43,9 @@ from paceline.engine.room import Room, parse_bytes
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
 from paceline.engine.seats import Seats
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
 from paceline.target.threads import Threads
-from paceline.target.tokenizer import Tokenizer
 
 log = logging.getLogger("paceline.engine")
 

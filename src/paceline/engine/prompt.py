@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.tree import IntArray
 from paceline.errors import PromptError, TooLong
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Plain text, token ids, or chat messages with "role" and "content"."""

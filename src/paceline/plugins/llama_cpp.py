@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from paceline.draft.recording import Recording
 from paceline.errors import ModelError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.plugins.history import History, OneAtATime
-from paceline.target.tokenizer import Tokenizer
 
 LIMIT = 1 << 30  # most tokens of a text: the host does not pass its limit, and cuts drafts itself
 ANY = 1 << 18  # vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case

@@ -21,20 +21,21 @@ from transformers import PretrainedConfig
 
 from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import TABLE, table_and_head
 from paceline.draft.models.vocab import MEMBERS, OFFSETS
-from paceline.draft.published import dflash, eagle
-from paceline.draft.published.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
-from paceline.draft.published.gguf import names_of
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.formats.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
+from paceline.formats.gguf import GGUF
+from paceline.formats.heads import dflash, eagle
+from paceline.formats.heads.checkpoint import open_head
+from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
+from paceline.formats.heads.gguf import names_of
+from paceline.formats.precision import quantised
+from paceline.formats.shape import Shape
 from paceline.jsonl import as_object, replacing
-from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
+from paceline.kernels.blocks import Blocks, Weights
 from paceline.target.load import load, load_tokenizer, read_blocks
-from paceline.target.quantised.blocks import Blocks, Weights, quantised
-from paceline.target.quantised.gguf import GGUF
-from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
 TYPES = {"f32": (torch.float32, 0), "f16": (torch.float16, 1), "q8_0": (torch.float16, 7)}

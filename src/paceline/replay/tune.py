@@ -25,8 +25,8 @@ from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
 WIDEST = 40  # nodes of the largest drafts that are timed

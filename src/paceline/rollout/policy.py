@@ -12,12 +12,12 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
+from paceline.formats.checks import unsupported
+from paceline.formats.folder import untied
+from paceline.formats.shape import as_checkpoint, weight_shapes
 from paceline.target.base import Target
-from paceline.target.checks import unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import untied
 from paceline.target.hf import HFTarget
-from paceline.target.shape import as_checkpoint, weight_shapes
 
 
 class Policy:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.fields import Seed, Strict, TextRequest
 from paceline.serve.settings import Refused
-from paceline.target.tokenizer import Tokenizer
 
 MARKS = {
     "prefix": ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "<PRE>", "<｜fim▁begin｜>", "<|code_prefix|>"),

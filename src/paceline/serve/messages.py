@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import loads
 from paceline.serve.chats import Chats, Event, Form, Parts
 from paceline.serve.fields import IMAGE, ChatRequest, Seed, Strict, Thinking, validated
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import once, problem_of_messages
 from paceline.serve.settings import Refused
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.worker import Job, Unavailable
 
 BILLING = "x-anthropic-billing-header:"

@@ -13,12 +13,12 @@ from uuid import uuid4
 from paceline.core.request import Completion, Delta, RowStats
 from paceline.core.sampling import TokenLogprob
 from paceline.errors import PacelineError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve import reading
 from paceline.serve.chats import Chats, Form, Prompted, only_echo
 from paceline.serve.fields import ChatRequest, Common
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.worker import Job, Unavailable
 
 MANY = 200  # log-probabilities that are written down in a thread

@@ -20,8 +20,8 @@ import torch
 
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.settings import Refused
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.contestant import in_common
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from paceline.errors import PacelineError, shortened
+from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.fields import AllowedTools, Conversation, Tool, ToolChoice
 from paceline.serve.said import once
 from paceline.serve.settings import Refused
-from paceline.target.tokenizer import Tokenizer
 
 _FIXED = {"messages", "tools", "raise_exception", "strftime_now", *jinja2.Environment().globals}
 """Names in a template that are the server's or jinja's."""

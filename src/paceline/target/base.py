@@ -19,10 +19,10 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
+from paceline.formats.shape import Shape
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.linear import Linear
-from paceline.target.shape import Shape
 from paceline.target.threads import Threads
-from paceline.target.tokenizer import Tokenizer
 
 BEFORE_NORM = -1  # in `Needs.hidden_layers`: the states before the final norm
 

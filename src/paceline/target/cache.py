@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from paceline.core.clock import Clock
-from paceline.core.logits import top_tokens
+from paceline.kernels.ops import Pair
+from paceline.kernels.records import Forward
+from paceline.kernels.rows import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 
@@ -24,10 +26,6 @@ if TYPE_CHECKING:
     from paceline.target.recurrent import Recurrence, RecurrentState, State
 
 GRANULE = 64  # capacity is a multiple of this number of tokens
-KEYS, LAYER, VALUES, CAPACITY, POSITIONS, SLOTS, AT, TILES, TILES_AT, ENDS, PLACES, HEADER = range(12)
-"""Indices in `Writer.header`, and their number. KEYS: address of the first layer's keys; LAYER, VALUES: bytes from
-there to the next layer's keys, and to the values; POSITIONS to AT: addresses of arrays of `Layout`; TILES to PLACES:
-`PathPlan.header`."""
 
 
 def in_granules(length: int) -> int:
@@ -37,8 +35,6 @@ def in_granules(length: int) -> int:
 
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 """Views of every layer's keys, and of every layer's values."""
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Two tensors of a forward, such as the summands of a layer's output."""
 
 
 class RaggedCache:
@@ -320,12 +316,12 @@ class Writer:
 
     @cached_property
     def header(self) -> array[int]:
-        """Addresses and sizes of this forward for compiled code: see `HEADER`."""
+        """Addresses and sizes of this forward, a `Forward` of `kernels/records.py`, for compiled code."""
         kv, layout = self._kv, self._layout
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
-        paths = (0,) * 4 if layout.paths is None else layout.paths.header
-        return array("q", (kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
+        paths = () if layout.paths is None else layout.paths.header
+        return array("q", Forward(kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
 
     def read(self, layer: int, group: int) -> Pair:
         """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""

@@ -1,7 +1,7 @@
 """The native decoder: transformers of rotary attention or the gated delta rule, and gated MLPs or mixtures of experts,
 built for decoding.
 
-`target/shape.py` has the families and describes the layers of a model. Unlike an implementation for training, the
+`formats/shape.py` has the families and describes the layers of a model. Unlike an implementation for training, the
 decoder joins Q, K, V into one matrix and gate, up into another, packs rows of different lengths without padding, and
 writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights are stored in the order that
 is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
@@ -18,24 +18,25 @@ import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
-from paceline import processor
+from paceline import kernels, processor
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.target import kernels
-from paceline.target.attention import Layer, TorchOps
+from paceline.formats.folder import fingerprint
+from paceline.formats.precision import describe
+from paceline.formats.shape import Shape, rotary_tables, row_order, weight_shapes
+from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
+from paceline.kernels.ops import Pair, TorchOps
+from paceline.target.attention import Layer
 from paceline.target.base import BEFORE_NORM, Inside, LayerCallback, Needs
-from paceline.target.cache import CachedTarget, Pair, RaggedCache, Writer
-from paceline.target.folder import fingerprint
+from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
 from paceline.target.linear import MAX_ROWS_OWN, Linear, linear
-from paceline.target.quantised.blocks import Blocks, WeightsByName, describe, tensors_of, within
 from paceline.target.recurrent import RecurrentState
-from paceline.target.shape import Shape, rotary_tables, row_order, weight_shapes
 
 if TYPE_CHECKING:
+    from paceline.kernels.program import Programs
     from paceline.target.graphs import Recorder
-    from paceline.target.kernels.program import Programs
 
 
 MOST_ROWS = 4096  # about this number of rows of an embedding in blocks is cached: to expand a row takes 0.5 ms
@@ -54,7 +55,7 @@ def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> tor
 
 
 class Decoder(CachedTarget):
-    """A target of a family in `target/shape.py`.
+    """A target of a family in `formats/shape.py`.
 
     weights              checkpoint tensors by name (`weight_shapes`), cast to `dtype` on `device`. Matrices in blocks
                          stay in blocks; `dtype` is then the dtype of all else.
@@ -128,7 +129,7 @@ class Decoder(CachedTarget):
     def _notes(self, remarks: Sequence[str]) -> list[str]:
         if self.quantised is None:
             return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
-        from paceline.target.kernels import integer
+        from paceline.kernels import integer
 
         note = (
             f"{self.name} has its weights in {self.quantised}: it may answer otherwise than in 16 bits, with drafts or "
@@ -185,9 +186,9 @@ class Decoder(CachedTarget):
     def _compile(self) -> None:
         """Compute all but the products by compiled steps, which are imported on demand. This happens before the first
         answer, because the first compilation takes seconds."""
-        from paceline.target.kernels import attention  # noqa: F401
-        from paceline.target.kernels.program import Programs
-        from paceline.target.kernels.steps import FusedOps
+        from paceline.kernels import attention  # noqa: F401
+        from paceline.kernels.program import Programs
+        from paceline.kernels.steps import FusedOps
 
         self._ops = {rope: FusedOps(ops.cos, ops.sin, ops.eps) for rope, ops in self._ops.items()}
         self.ops, self._programs = self._ops[""], Programs()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
+from paceline.kernels.records import BLOCK, Tile
 
 SHARED_QUERIES = 64  # largest segment of a shared group, in nodes: the others are padded to the longest
 
@@ -256,18 +257,14 @@ def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: In
 
 # Attention along paths -----------------------------------------------------------------------------------------------
 
-BLOCK = 64  # number of keys in a block; blocks begin at position 0 of the text (`kernels/attention.py`)
 TILE = 64  # largest number of queries that share a reading of a block of keys: nodes times query heads of a key head
-SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)  # columns of `PathPlan.tiles`
 
 
 @dataclass(slots=True)
 class PathPlan:
     """Places of the keys of all nodes of a forward. All arrays are int64.
 
-    tiles       [tiles, 6]: nodes of a segment that share a reading of keys. SLOT, FIRST packed node, COUNT of nodes;
-                LIMIT: below this position all their keys lie in order; PATHS: begin of their paths in `places`;
-                STRIDE: length of each path.
+    tiles       [tiles, 6]: `Tile`s of `kernels/records.py`.
     ends        [N + padding]: a node sees positions below this, or the last `window` of them; the last is its own.
     places      flat: the cache places of each node's path from position LIMIT on.
     scores      number of scores of a query head, without a window.
@@ -290,7 +287,7 @@ class PathPlan:
         """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
         if all(segment.num_run > most for segment in segments):
             return None
-        tiles: list[tuple[int, ...]] = []
+        tiles: list[Tile] = []
         places: list[IntArray] = []
         packed = written = 0
         step = max(1, TILE // shared)
@@ -306,7 +303,7 @@ class PathPlan:
                 places.append(paths.ravel())
             for begin in range(0, segment.num_run, step):
                 count = min(step, segment.num_run - begin)
-                tiles.append((segment.slot, packed + begin, count, limit, written + begin * stride, stride))
+                tiles.append(Tile(segment.slot, packed + begin, count, limit, written + begin * stride, stride))
             packed += segment.num_run
             written += segment.num_run * stride
         ends = np.concatenate([n + s.depth[s.start :] + 1 for s, n in zip(segments, lengths, strict=True)])

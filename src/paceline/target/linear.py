@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from paceline import processor
+from paceline import kernels, processor
 from paceline.errors import ModelError
-from paceline.target import kernels
-from paceline.target.quantised.blocks import Blocks, WeightsByName
+from paceline.kernels.blocks import Blocks, WeightsByName
 
 if TYPE_CHECKING:
+    from paceline.kernels.integer import IntegerPanels
+    from paceline.kernels.products import Panels
     from paceline.target.attention import TorchOps
-    from paceline.target.kernels.integer import IntegerPanels
-    from paceline.target.kernels.products import Panels
 
 MAX_ROWS_OWN, SMALL = 64, 8 << 20
 """On AMX, where oneDNN multiplies, our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes.
@@ -58,7 +57,7 @@ class Linear:
         self.panels: Panels | IntegerPanels | None = None
         ours = self.wide and weight.dtype == torch.bfloat16
         if kernels.supported(weight.dtype) if exact or ours else kernels.preferred(weight.dtype):
-            from paceline.target.kernels.products import Panels, fits
+            from paceline.kernels.products import Panels, fits
 
             out = torch.float32 if self.wide else weight.dtype
             self.panels = Panels(weight, self.bias, out) if fits(weight) else None
@@ -84,8 +83,8 @@ class Linear:
         """Also keep the product's `weight` in our kernel's order if that is faster for up to MAX_ROWS_OWN rows. Their
         sums then have a fixed order."""
         if self.packed and not self.is_exact and kernels.supported(weight.dtype):
-            from paceline.target.kernels import amx
-            from paceline.target.kernels.products import Panels, fits
+            from paceline.kernels import amx
+            from paceline.kernels.products import Panels, fits
 
             self.few = Panels(weight, self.bias) if fits(weight) and amx.supported() else None
 
@@ -150,7 +149,7 @@ class BlockLinear(Linear):
         self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
         wide: bool = False, keep: bool = True,
     ):  # fmt: skip
-        from paceline.target.kernels.integer import IntegerPanels
+        from paceline.kernels.integer import IntegerPanels
 
         self.bias, self.divisor, self.is_exact, self.packed = bias, divisor, exact, True
         self.nbytes, self.wide = sum(part.nbytes for part in parts), wide
@@ -177,7 +176,7 @@ def linear(
     all parts are in blocks and this CPU can multiply them. keep: as in `BlockLinear`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
-        from paceline.target.kernels import amx, integer
+        from paceline.kernels import amx, integer
 
         if dtype in integer.DTYPES and integer.supported():
             for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
@@ -233,7 +232,7 @@ def _multiplied_by_us(weight: torch.Tensor) -> bool:
     """Whether our kernel can multiply a weight, or it has at least the 32 bits that need no kernel of ours."""
     if weight.dtype in (torch.float32, torch.float64):
         return True
-    from paceline.target.kernels.products import fits
+    from paceline.kernels.products import fits
 
     return kernels.supported(weight.dtype) and fits(weight)
 

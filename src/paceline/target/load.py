@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,28 +17,20 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
+from paceline.formats import checks
+from paceline.formats import folder as files
+from paceline.formats.adapter import MERGE, Adapter
+from paceline.formats.checkpoint import Checkpoint
+from paceline.formats.folder import INDEX, METHOD, SMALL_FILES, find, open_weights, read_config
+from paceline.formats.precision import PRECISIONS, Precision, in_precision, multipliable, quantised, round_inputs
+from paceline.formats.shape import ROUTER, weight_shapes
+from paceline.formats.tokenizer import SentencePiece, Tokenizer, vocabulary
 from paceline.jsonl import NotJSON, loads
-from paceline.target import checks
-from paceline.target import folder as files
-from paceline.target.adapter import MERGE, Adapter
+from paceline.kernels.blocks import KINDS, Blocks, Weights
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.folder import INDEX, METHOD, SMALL_FILES, find, open_weights, read_config
 from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import (
-    KINDS,
-    PRECISIONS,
-    Blocks,
-    Weights,
-    in_precision,
-    quantised,
-    round_inputs,
-    split_dtype,
-)  # fmt: skip
-from paceline.target.shape import weight_shapes
-from paceline.target.tokenizer import SentencePiece, Tokenizer, vocabulary
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
 """Families that also read images, of which only the text model runs, and the prefix of its tensors."""
 MEASURED = "quality.json"  # in a model folder: the result of `paceline quality --save`
@@ -75,8 +68,7 @@ def load(
     tokenizer    its tokenizer; None: the one beside its weights, if there is one.
 
     Raises ModelError, one line, if the model cannot be found, read or used."""
-    precision, rest = split_dtype(dtype)
-    to, wanted = device_named(device), _dtype(rest)
+    precision, to = Precision.of(dtype, activations), device_named(device)
     adapter = None if files.is_gguf(model) else Adapter.of(model)
     if adapter is not None:
         model = adapter.base
@@ -84,13 +76,11 @@ def load(
     if files.is_gguf(model):
         path = files.gguf_of(model)
         if dtype == "auto" and files.is_packaged(model) and to.type != "cpu":
-            precision = None  # blocks run on CPUs alone
-        to = _cpu(path.name, device) if precision else to
-        made: Target = _load_file(path, wanted, precision, to, native, activations, tokenizer, adapter)
+            precision = replace(precision, weights=None)  # blocks run on CPUs alone
+        to = _cpu(path.name, device) if precision.weights else to
+        made: Target = _load_file(path, precision, to, native, tokenizer)
     else:
-        made = _load_folder(
-            model, wanted, precision, device, to, native, trust_remote_code, activations, tokenizer, adapter
-        )  # fmt: skip
+        made = _load_folder(model, precision, device, to, native, trust_remote_code, tokenizer, adapter)
     if adapter is not None:
         made.name, made.folder = adapter.name, adapter.folder
     if exact or (exact is None and made.exact_is_free):
@@ -100,71 +90,101 @@ def load(
     return made
 
 
+def build(checkpoint: Checkpoint, precision: Precision, device: torch.device) -> Decoder:
+    """The decoder of a checkpoint. ModelError, one line, for a precision that cannot be made of it."""
+    name, remarks = checkpoint.name, [*checkpoint.remarks]
+    weights, made_of = in_precision(name, checkpoint.weights, precision.weights)
+    if precision.weights == "auto":
+        weights, held = multipliable(weights)
+        remarks = [held, *remarks] if held else remarks
+    in_blocks = {} if precision.weights is None else weights
+    dtype = precision.rest
+    if round_inputs(name, in_blocks, precision.activations, dtype) == 16:
+        dtype = dtype or torch.float32
+    made = Decoder(
+        checkpoint.config,
+        weights,
+        name=name,
+        dtype=dtype or checkpoint.dtype or _dtype_of(weights),
+        device=device,
+        eos_token_ids=checkpoint.ends,
+        weights_fingerprint=checkpoint.made_from,
+        made_of=made_of,
+        inverse_frequencies=checkpoint.inverse_frequencies,
+        expand=precision.weights is None,
+        remarks=remarks,
+    )
+    made.sampling = checkpoint.sampling
+    return made
+
+
 def _load_folder(
-    model: str | Path, wanted: torch.dtype | None, precision: str | None, device: str | torch.device, to: torch.device,
-    native: bool | None, trust_remote_code: bool, activations: int | None, tokenizer: Tokenizer | None,
-    adapter: Adapter | None,
+    model: str | Path, precision: Precision, device: str | torch.device, to: torch.device, native: bool | None,
+    trust_remote_code: bool, tokenizer: Tokenizer | None, adapter: Adapter | None,
 ) -> Target:  # fmt: skip
     name, folder, config, tensors = _opened(model, trust_remote_code)
-    in_blocks, makes_blocks = bool(files.quantisation(config)), precision in PRECISIONS
-    if makes_blocks or (in_blocks and precision):
+    if precision.makes_blocks or (files.quantisation(config) and precision.weights):
         to = _cpu(name, device)
-    dtype = wanted or _own_dtype(config, tensors, to)
-    ends = files.eos_token_ids(folder, config)
+    dtype, ends = precision.rest or _own_dtype(config, tensors, to), files.eos_token_ids(folder, config)
     reason = _not_native(config)
-    if makes_blocks and (reason or native is False):
-        why = reason or "native=False asks for another"
-        raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
-    if native and reason:
-        raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
-    if adapter and (reason or native is False):
-        why = reason or "native=False asks for another"
-        raise ModelError(f"{adapter.folder}: only the native decoder merges adapters, and {why}: {MERGE}")
-    if activations is not None and (reason or native is False):
-        raise ModelError(f"{name} runs in transformers, which rounds no activations; leave activations out")
+    _check_native(name, native, reason, precision, adapter)
     checks.check_formats(folder, config, files.quantisation(config), tensors)
+    generation = folder / "generation_config.json"
+    sampling = files.sampling(files.read_json(generation), generation) if generation.exists() else {}
     if native is False or reason:
         from paceline.target import hf
 
         made: Target = hf.load(
             folder, name=name, dtype=dtype, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
+        made.sampling = sampling
     else:
         config = files.untied(config, tensors)
-        remarks: list[str] = []
-        if in_blocks:
-            weights, made_from = read_blocks(folder, config, tensors)
-            remarks = [] if makes_blocks else _measured(folder)
-        else:
-            weights = {**native_weights(folder, config, tensors)}
-            made_from = files.fingerprint(weights)
-        if adapter:
-            config, weights = adapter.applied(config, weights)
-            made_from, remarks = files.fingerprint(weights), [adapter.remark]
-        weights, made_of = in_precision(name, weights, precision)
-        if round_inputs(name, {} if precision is None else weights, activations, wanted) == 16:
-            dtype = wanted or torch.float32
-        made = Decoder(
-            config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
-            made_of=made_of, expand=precision is None, remarks=remarks,
-        )  # fmt: skip
+        weights, made_from, remarks = _weights(folder, config, tensors, precision)
+        own = Checkpoint(name, config, weights, ends, made_from, dtype, sampling=sampling, remarks=remarks)
+        made = build(own.merged(adapter), precision, to)
     made.folder = folder
-    if (generation := folder / "generation_config.json").exists():
-        made.sampling = files.sampling(files.read_json(generation), generation)
     if tokenizer is not None or has_tokenizer(folder):
         made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
     return made
 
 
+def _check_native(
+    name: str, native: bool | None, reason: str | None, precision: Precision, adapter: Adapter | None
+) -> None:
+    """ModelError where the native decoder is asked for, or needed, and cannot run the model, for a `reason`."""
+    if native and reason:
+        raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if native is not False and not reason:
+        return
+    why = reason or "native=False asks for another"
+    if precision.makes_blocks:
+        raise ModelError(f"{name}: {precision.weights} weights are made by the native decoder only, and {why}")
+    if adapter:
+        raise ModelError(f"{adapter.folder}: only the native decoder merges adapters, and {why}: {MERGE}")
+    if precision.activations is not None:
+        raise ModelError(f"{name} runs in transformers, which rounds no activations; leave activations out")
+
+
+def _weights(
+    folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any], precision: Precision
+) -> tuple[Weights, str, list[str]]:
+    """The weights in a folder, their fingerprint before they were quantised, and what was measured of them."""
+    if files.quantisation(config):
+        weights, made_from = read_blocks(folder, config, tensors)
+        return weights, made_from, [] if precision.makes_blocks else _measured(folder)
+    weights = {**native_weights(folder, config, tensors)}
+    return weights, files.fingerprint(weights), []
+
+
 def _load_file(
-    path: Path, dtype: torch.dtype | None, precision: str | None, device: torch.device, native: bool | None,
-    activations: int | None, tokenizer: Tokenizer | None, adapter: Adapter | None,
-) -> Target:  # fmt: skip
+    path: Path, precision: Precision, device: torch.device, native: bool | None, tokenizer: Tokenizer | None
+) -> Target:
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    from paceline.target.quantised.gguf import load_gguf
+    from paceline.formats.gguf import read_gguf
 
-    made = load_gguf(path, dtype=dtype, precision=precision, device=device, activations=activations, adapter=adapter)
+    made = build(read_gguf(path), precision, device)
     made.folder = path
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = tokenizer or load_tokenizer(path)
@@ -281,18 +301,6 @@ def _not_native(config: PretrainedConfig) -> str | None:
     return checks.unsupported(config)
 
 
-def _dtype(word: str | torch.dtype) -> torch.dtype | None:
-    """Parse the name of a dtype; "auto" is None."""
-    if word == "auto":
-        return None
-    if word in DTYPES.values():
-        return word  # type: ignore[return-value]
-    if word not in DTYPES:
-        known = (*DTYPES, *PRECISIONS)
-        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
-    return DTYPES[word]
-
-
 def device_named(word: str | torch.device) -> torch.device:
     """Parse the name of a device; "auto" is the best here. ModelError for a device that cannot compute here."""
     if word == "auto":
@@ -326,6 +334,12 @@ def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: tor
     return torch.float32 if device.type == "cpu" and not has_units(own) else own
 
 
+def _dtype_of(weights: Weights) -> torch.dtype:
+    matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
+    narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
+    return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
+
+
 def has_tokenizer(folder: str | Path) -> bool:
     """Whether a model's folder holds a tokenizer; True for a name of the hub."""
     path = Path(folder).expanduser()
@@ -341,8 +355,8 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
     if files.is_gguf(model):
-        from paceline.target.quantised.gguf import GGUF
-        from paceline.target.quantised.gguf_tokenizer import as_in, same_tokens, tokenizer_of
+        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
 
         file = GGUF(files.gguf_of(model))
         folder, name = file.path.parent, file.path.stem
@@ -364,8 +378,8 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
     if files.is_gguf(model):
-        from paceline.target.quantised.gguf import GGUF
-        from paceline.target.quantised.gguf_tokenizer import as_in, same_tokens
+        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_tokenizer import as_in, same_tokens
 
         file = GGUF(files.gguf_of(model))
         if not same_tokens(named, file, all_of_them=False):

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
+from paceline.formats.shape import Delta, Shape
+from paceline.kernels.blocks import WeightsByName, tensors_of
 from paceline.target.linear import LayerPart, stacked
-from paceline.target.quantised.blocks import WeightsByName, tensors_of
-from paceline.target.shape import Delta, Shape
 
 if TYPE_CHECKING:
     from paceline.target.attention import TorchOps
@@ -204,9 +204,11 @@ class RecurrentState:
             last = places[max(count - self.delta.kernel + 1, 0) : count]
             state.inputs = torch.cat([before[:, len(last) :], row.nodes[:, last, : self.delta.channels]], 1)
         if self.is_compiled:
-            from paceline.target.kernels.delta import advance
+            from paceline.kernels.delta import advance, job
 
-            advance(self, row, places, ends)
+            count, at = len(places), (row.now.matrices.data_ptr(), 0, row.nodes.data_ptr(), row.nodes[0].nbytes)
+            made, _alive = job(0, count, places, np.arange(-1, count - 1), places[:0], _addresses(ends), at)
+            advance(made, self.layers, self.delta.sizes)
             return
         _, keys, updates, logs = row.nodes[:, places].split(self.widths, -1)
         keys, updates = (t.unflatten(-1, (n, -1)) for t, n in ((keys, self.delta.key_heads), (updates, logs.shape[-1])))
@@ -223,10 +225,20 @@ class Recurrence:
 
     @cached_property
     def jobs(self) -> tuple[IntArray, list[IntArray]]:
-        """The segments, for compiled code."""
-        from paceline.target.kernels.delta import jobs_of
+        """The segments as jobs of `kernels/delta.py`, int64 [segments, fields], and the arrays to which they point."""
+        from paceline.kernels.delta import job
 
-        return jobs_of(self.parts)
+        made, arrays = [], []
+        for part in self.parts:
+            row, stored = part.row, (0, 0)
+            if not part.ends:
+                stored = row.nodes.data_ptr(), row.nodes[0].nbytes
+            at = row.now.matrices.data_ptr(), row.now.inputs.data_ptr(), *stored
+            places = row.first + np.arange(len(part.parent))
+            of, joined = job(part.begin, part.start, places, part.parent, part.taps, _addresses(part.ends), at)
+            made.append(of)
+            arrays.append(joined)
+        return np.array(made, np.int64), arrays
 
     def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
         """Compute a layer's output for the packed nodes, normed and gated, [N, values]; 0 for padding.
@@ -235,9 +247,10 @@ class Recurrence:
         for part in self.parts:
             part.keep_inputs(layer, qkvz[part.begin :, : self.memory.delta.channels])
         if self.memory.is_compiled:
-            from paceline.target.kernels.delta import run
+            from paceline.kernels.delta import run
 
-            return run(self, layer, qkvz, ba, rule)
+            vectors = rule.conv, rule.rate, rule.shift, rule.norm
+            return run(self.jobs[0], layer, self.memory.delta.sizes, qkvz, ba, vectors, rule.eps)
         out = qkvz.new_zeros(len(qkvz), self.memory.delta.values)
         for part in self.parts:
             own = slice(part.begin, part.begin + len(part.parent) - part.start)
@@ -268,6 +281,10 @@ class Recurrence:
             nodes[start:] = torch.cat([x, k.flatten(1), updates.flatten(1), log], -1)
         output = F.rms_norm(output, output.shape[-1:], rule.norm, rule.eps).flatten(1)
         return output * F.silu(gate)
+
+
+def _addresses(ends: Sequence[tuple[int, State]]) -> list[tuple[int, int]]:
+    return [(count, state.matrices.data_ptr()) for count, state in ends]
 
 
 def _normed(x: torch.Tensor) -> torch.Tensor:

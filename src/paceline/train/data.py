@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, install
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import MAYBE_PACKED, PACKED, text_of
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
 from paceline.workbench import conversations

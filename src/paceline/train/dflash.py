@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.draft.methods.dflash import DFlash, convolved, kernels
-from paceline.draft.published.dflash import CONVOLVED, LARGEST, MASK
 from paceline.draft.spec import option
-from paceline.target.shape import Shape, rotary_tables
+from paceline.formats.heads.dflash import CONVOLVED, LARGEST, MASK
+from paceline.formats.shape import Shape, rotary_tables
 from paceline.train.eagle import TapsConfig, TapsLoss, layer_config
 from paceline.train.loss import CHUNK, distance, overlaps
 from paceline.train.student import Student, known_depths

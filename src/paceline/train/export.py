@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from paceline.draft.models.checkpoint import CONFIG, WEIGHTS, open_head
 from paceline.errors import PacelineError
+from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS, open_head
+from paceline.formats.shape import Shape
 from paceline.jsonl import replacing, write_json
 from paceline.target.load import open_weights, read_config
-from paceline.target.shape import Shape
 from paceline.train.options import Out
 from paceline.train.saving import save_tensors
 from paceline.workbench.options import with_options

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.models.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.formats.heads.checkpoint import TargetFacts
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import as_object, write_json
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 from paceline.workbench.runs import Lines, check_identity
 

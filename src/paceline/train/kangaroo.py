@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from paceline.draft.methods.kangaroo import Kangaroo
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.shape import Shape, rotary_tables
 from paceline.target.load import read_config
-from paceline.target.shape import Shape, rotary_tables
 from paceline.train.loss import IGNORE
 from paceline.train.student import Student, chain
 from paceline.train.trainer import HeadConfig, Trainer, head_command

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from paceline.target.shape import Shape
+from paceline.formats.shape import Shape
 
 NAME = "paceline_blocks"
 BLOCK = 128  # queries

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from paceline.draft.methods.mtp import Mtp
-from paceline.draft.published.mtp import check_head, head_in, head_shape
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.heads.mtp import check_head, head_in, head_shape
+from paceline.formats.shape import Shape, as_checkpoint
 from paceline.target.load import read_config
-from paceline.target.shape import Shape, as_checkpoint
 from paceline.train.eagle import LayerConfig, LayerLoss
 from paceline.train.loss import IGNORE
 from paceline.train.options import DrafterOptions, drafter_command

@@ -42,7 +42,7 @@ _OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 def check_trained(out: Path | None) -> Path | None:
     """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
     if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
-        from paceline.target.folder import TUNED_FILE
+        from paceline.formats.folder import TUNED_FILE
 
         notes = [file for file in (config, checked / TUNED_FILE) if file.is_file()]
         if not any(_OURS.search(file.read_bytes()) for file in notes):

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.draft.methods.s2d import NEVER
-from paceline.draft.models.checkpoint import CONFIG, KIND
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.heads.checkpoint import CONFIG, KIND
 from paceline.jsonl import write_json
 from paceline.target.load import read_config
 from paceline.train.data import Rows, batches, first_batch

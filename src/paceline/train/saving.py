@@ -3,7 +3,7 @@
     save_drafter(out, "kind", config={"exit": 2, "recipe": {...}}, tensors=tensors, target=TargetFacts.of(target))
     save_vocabulary(out / FILE, Vocabulary(keep, counts, must_keep(tokenizer, ends)))
 
-`paceline.draft.models.checkpoint` and `vocab` read them."""
+`paceline.formats.heads.checkpoint` and `vocab` read them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.models.checkpoint import BLOCKS, CONFIG, KIND, WEIGHTS, TargetFacts
 from paceline.draft.models.vocab import Vocabulary, vocab_size
 from paceline.errors import PacelineError, install
+from paceline.formats.adapter import CONFIG as ADAPTER_CONFIG
+from paceline.formats.adapter import WEIGHTS as ADAPTER
+from paceline.formats.heads.checkpoint import BLOCKS, CONFIG, KIND, WEIGHTS, TargetFacts
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import replacing, write_whole
-from paceline.target.adapter import CONFIG as ADAPTER_CONFIG
-from paceline.target.adapter import WEIGHTS as ADAPTER
-from paceline.target.quantised.blocks import Blocks, WeightsByName
-from paceline.target.tokenizer import Tokenizer
+from paceline.kernels.blocks import Blocks, WeightsByName
 
 
 def save_drafter(out: Path, kind: str, *, config: dict[str, Any], tensors: WeightsByName, target: TargetFacts) -> None:

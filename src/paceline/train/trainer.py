@@ -16,19 +16,20 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.draft.models.checkpoint import TargetFacts, open_drafter
 from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
+from paceline.formats.checks import unsupported
+from paceline.formats.folder import fingerprint, gguf_of, is_gguf
+from paceline.formats.gguf import GGUF, weights_of
+from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
+from paceline.formats.precision import quantised
+from paceline.formats.shape import as_checkpoint
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import check_folder
-from paceline.target.checks import unsupported
-from paceline.target.folder import fingerprint, gguf_of, is_gguf
+from paceline.kernels.blocks import Weights
 from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
-from paceline.target.quantised.blocks import Weights, quantised
-from paceline.target.quantised.gguf import GGUF, weights_of
-from paceline.target.shape import as_checkpoint
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Look, LoopConfig, Stream, read_log, train
 from paceline.train.loss import IGNORE, Distance

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from paceline.target.shape import Shape
+from paceline.formats.shape import Shape
 from paceline.train.layers import BLOCK, layer_config
 
 

@@ -18,13 +18,13 @@ from paceline.draft.models import vocab
 from paceline.draft.models.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.folder import gguf_of, is_gguf
+from paceline.formats.gguf import GGUF
+from paceline.formats.gguf import end_tokens as end_tokens_of
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import check_file as writable
 from paceline.jsonl import check_folder, output
-from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
-from paceline.target.quantised.gguf import GGUF
-from paceline.target.quantised.gguf import end_tokens as end_tokens_of
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.data import Example, read_examples
 from paceline.train.options import AnswerOptions, TargetName, use_threads, with_options
 from paceline.train.saving import coverage, must_keep, save_vocabulary

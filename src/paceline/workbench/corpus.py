@@ -18,9 +18,9 @@ from paceline.draft.text import corpus
 from paceline.draft.text.corpus import Documents, Plan, Report, document
 from paceline.draft.text.store import Progress, Store, silent
 from paceline.errors import PATHS, StoreError, meant
+from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import PACKED, Piece, opened, pieces_of, text_of
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.cluster import AUTO, spread
 from paceline.workbench.conversations import conversation, read_records
 

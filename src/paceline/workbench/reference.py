@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.core.segment import Segment
+from paceline.formats.precision import DTYPES
 from paceline.target.base import Target
-from paceline.target.load import DTYPES
 from paceline.workbench.peers.setup import folder_of
 from paceline.workbench.peers.transformers import load_model
 

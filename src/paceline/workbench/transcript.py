@@ -17,8 +17,8 @@ import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.errors import ModelError, PromptError, meant
+from paceline.formats.tokenizer import SentencePiece, Tokenizer
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import SentencePiece, Tokenizer
 from paceline.workbench.bodies import MAX_TOKEN_ID, Message
 from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.tool_calls import as_text, prepared

@@ -9,10 +9,10 @@ import torch
 from tests import models, native
 from tests.fakes import TableTarget
 
-from paceline.draft.models.checkpoint import CONFIG, WEIGHTS, TargetFacts, check_target, open_drafter
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS, TargetFacts, check_target, open_drafter
+from paceline.formats.precision import quantised
 from paceline.target.load import load, load_tokenizer
-from paceline.target.quantised.blocks import quantised
 from paceline.train.saving import save_drafter
 
 TENSORS = {"adapter.weight": torch.randn(3, 4), "norm": torch.randn(4).bfloat16(), "ids": torch.arange(5)}

@@ -7,7 +7,7 @@ import torch
 
 from paceline.draft.models.layers import placed
 from paceline.errors import MethodError
-from paceline.target.quantised.blocks import Blocks
+from paceline.kernels.blocks import Blocks
 
 
 @pytest.mark.parametrize(("bits", "own"), [(16, 16), (8, 8), (None, 8)])

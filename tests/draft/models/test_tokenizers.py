@@ -24,7 +24,7 @@ from paceline.draft.models.tokenizers import Translator, VocabBridge, intersecti
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 
 TONGUES = tongues()
 PAIRS = [*permutations(TONGUES, 2)]

@@ -20,10 +20,10 @@ from paceline.draft.models.vocab import (
     vocab_size,
 )
 from paceline.errors import MethodError, ModelError
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 from paceline.target.load import load
-from paceline.target.tokenizer import Tokenizer
 from paceline.train.saving import must_keep, save_vocabulary
 
 COUNTS = torch.tensor([5, 0, 9, 9, 1, 0, 7, 2])

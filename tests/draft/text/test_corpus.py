@@ -11,7 +11,7 @@ from paceline.draft.text.corpus import PARTS, CorpusPart, Plan
 from paceline.draft.text.store import HEADER, open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, StoreError
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 from paceline.workbench import corpus as reading
 from paceline.workbench.corpus import build, texts
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.draft.text.store import open_store, writing
 from paceline.errors import StoreError
-from paceline.target.tokenizer import fingerprint
+from paceline.formats.tokenizer import fingerprint
 
 
 def made(path: Path, **facts: object) -> Path:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
-from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
+from paceline.formats.heads.checkpoint import check_all, open_drafter
 from paceline.target.base import BEFORE_NORM, Facts
 from paceline.target.linear import linear
 

@@ -26,7 +26,6 @@ from paceline.core.tree import IntArray
 from paceline.draft.likeliest import POWER
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
-from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
@@ -34,7 +33,8 @@ from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled
 from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
 from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.options import option
-from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
+from paceline.formats.heads.checkpoint import open_head
+from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
 from paceline.target.attention import Attention
 from paceline.target.base import Facts
 from paceline.target.linear import Linear, linear

@@ -10,13 +10,13 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
-from paceline.draft.published.eagle import read_eagle
+from paceline.formats.heads.checkpoint import open_head
+from paceline.formats.heads.eagle import read_eagle
+from paceline.kernels.ops import Pair
 from paceline.target.base import Facts
-from paceline.target.cache import Pair
 from paceline.target.linear import linear
 
 

@@ -5,7 +5,7 @@ Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Mo
 which it was trained to read. The draft vocabulary may be smaller than the target's. P-EAGLE's heads, which are read
 too, draft all tokens in one forward: the last pair, and pairs of a mask's embedding and the feature of a learnt state.
 
-Folders are those of `paceline train eagle3`, or published ones (`draft/published/eagle.py`)."""
+Folders are those of `paceline train eagle3`, or published ones (`formats/heads/eagle.py`)."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -15,15 +15,15 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import open_head
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.layers import Entries, Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Proposer
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
-from paceline.draft.published.eagle import MASK, OUTPUT, Eagle3Head
+from paceline.formats.heads.checkpoint import open_head
+from paceline.formats.heads.eagle import MASK, OUTPUT, Eagle3Head
+from paceline.kernels.ops import Pair
 from paceline.target.base import Facts
-from paceline.target.cache import Pair
 from paceline.target.linear import linear
 
 

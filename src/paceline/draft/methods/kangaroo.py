@@ -23,7 +23,6 @@ from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.models import stop
-from paceline.draft.models.checkpoint import check_all, open_drafter
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, placed
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
@@ -31,10 +30,11 @@ from paceline.draft.models.proposers import Proposal, Proposer
 from paceline.draft.models.states import StatesModel
 from paceline.draft.options import option
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import check_all, open_drafter
+from paceline.formats.shape import Shape
+from paceline.kernels.blocks import tensors_of
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Inside, Needs
-from paceline.target.quantised.blocks import tensors_of
-from paceline.target.shape import Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import nbytes, placed
 from paceline.draft.models.networks import ResidualHeads, load_module
-from paceline.draft.published.heads import SHARED, TOKENS, read_medusa
+from paceline.formats.heads.heads import SHARED, TOKENS, read_medusa
 from paceline.target.base import Facts
 from paceline.target.linear import linear
 

@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from paceline.draft.models.checkpoint import check_target, recorded_target
 from paceline.draft.models.draft_model import DraftModel, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.proposers import Proposer
 from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
+from paceline.formats.heads.checkpoint import check_target, recorded_target
+from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Facts, Target
 from paceline.target.load import has_tokenizer, load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

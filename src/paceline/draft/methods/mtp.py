@@ -21,22 +21,23 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import open_drafter, read_config, recorded_target
 from paceline.draft.models.layers import Precision, Tensors
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.draft.options import option
-from paceline.draft.published.gguf import head_in as in_file
-from paceline.draft.published.layout import refuse_others
-from paceline.draft.published.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.errors import MethodError
+from paceline.formats.folder import find, gguf_of, is_gguf
+from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
+from paceline.formats.heads.gguf import head_in as in_file
+from paceline.formats.heads.layout import refuse_others
+from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
+from paceline.kernels.blocks import tensors_of, within
+from paceline.kernels.ops import Pair
 from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
-from paceline.target.cache import Pair, RaggedCache
+from paceline.target.cache import RaggedCache
 from paceline.target.decoder import computed_with
-from paceline.target.folder import find, gguf_of, is_gguf
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import tensors_of, within
 
 NEEDS_KIND = "mtp runs a layer of the target's kind"
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from paceline.core.logits import top_tokens
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
@@ -29,6 +28,7 @@ from paceline.draft.models.vocab import kept_rows
 from paceline.draft.options import Options, option
 from paceline.draft.shapes import RankPath, Template
 from paceline.errors import MethodError
+from paceline.kernels.rows import top_tokens
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
 from paceline.target.linear import Linear

@@ -14,13 +14,15 @@ from transformers import PretrainedConfig
 
 from paceline.core.segment import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import Layer, TorchOps, begin
+from paceline.formats.precision import quantised
+from paceline.formats.shape import LayerKind, Shape, layer_shapes, rotary_tables
+from paceline.kernels.blocks import Blocks, Weights, WeightsByName, tensors_of, within
+from paceline.kernels.ops import TorchOps
+from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts, Inside
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout
 from paceline.target.linear import Linear
-from paceline.target.quantised.blocks import Blocks, Weights, WeightsByName, quantised, tensors_of, within
-from paceline.target.shape import LayerKind, Shape, layer_shapes, rotary_tables
 
 # Weights -------------------------------------------------------------------------------------------------------------
 

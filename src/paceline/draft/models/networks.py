@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from paceline.errors import MethodError
+from paceline.kernels.blocks import Blocks, WeightsByName
 from paceline.target.base import Facts
 from paceline.target.linear import linear
-from paceline.target.quantised.blocks import Blocks, WeightsByName
 
 
 class ResBlock(nn.Module):

@@ -29,8 +29,9 @@ from paceline.draft.models.draft_model import ANY, Draft, DraftModel
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
 from paceline.draft.options import option
+from paceline.kernels.ops import Pair
 from paceline.target.base import Facts, Needs
-from paceline.target.cache import Pair, RaggedCache
+from paceline.target.cache import RaggedCache
 from paceline.target.linear import Linear
 
 CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come

@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from paceline.core.logits import certainty_of_row
 from paceline.core.sampling import is_compiled
 from paceline.errors import MethodError
+from paceline.kernels.rows import certainty_of_row
 
 Name = Literal["fixed", "confidence", "svip", "heuristic"]
 

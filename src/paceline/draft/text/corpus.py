@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.store import Progress, Store, open_store, writing
 from paceline.errors import StoreError, meant
-from paceline.target.tokenizer import Tokenizer
+from paceline.formats.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from paceline.workbench.contestant import in_common
 from paceline.workbench.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from paceline.target.tokenizer import Tokenizer
+    from paceline.formats.tokenizer import Tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
 """The marks around a thought."""

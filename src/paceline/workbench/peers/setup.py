@@ -15,9 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
-from paceline.target.folder import gguf_of, is_gguf
-from paceline.target.load import DTYPES, find, read_config
-from paceline.target.quantised.blocks import Blocks
+from paceline.formats.folder import gguf_of, is_gguf
+from paceline.formats.precision import DTYPES
+from paceline.kernels.blocks import Blocks
+from paceline.target.load import find, read_config
 from paceline.workbench.contestant import Ask, Reply, cut
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
@@ -116,7 +117,7 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
 def expanded(file: Path, dtype: torch.dtype) -> Path:
     """A folder in the user's cache with the weights of a GGUF file in `dtype`, made the first time, for engines that
     read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
-    from paceline.target.quantised.gguf import GGUF, config_of, weights_of
+    from paceline.formats.gguf import GGUF, config_of, weights_of
 
     status = file.stat()
     folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{status.st_size}-{int(status.st_mtime)}"

@@ -8,10 +8,10 @@ compute while it reads for two to sixteen rows, as in verifying a draft (docs/lo
 import torch
 
 from paceline import processor
-from paceline.target.kernels import amx
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.tiles import Tiles, tile
-from paceline.target.kernels.vectors import Value
+from paceline.kernels import amx
+from paceline.kernels import vectors as v
+from paceline.kernels.tiles import Tiles, tile
+from paceline.kernels.vectors import Value
 
 COLUMNS = 32  # outputs of a panel: two registers of AVX-512
 STEPS = 4

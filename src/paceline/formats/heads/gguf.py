@@ -12,13 +12,13 @@ from torch import Tensor
 
 from paceline.draft.models.vocab import OFFSETS
 from paceline.draft.options import quoted
-from paceline.draft.published.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
-from paceline.draft.published.mtp import OUTER as NEXTN
-from paceline.draft.published.mtp import head_shape
 from paceline.errors import MethodError
-from paceline.target.quantised.blocks import Blocks, within
-from paceline.target.quantised.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
-from paceline.target.shape import ATTENTION, ROUTER, Shape, layer_shapes
+from paceline.formats.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
+from paceline.formats.heads.mtp import OUTER as NEXTN
+from paceline.formats.heads.mtp import head_shape
+from paceline.formats.shape import ATTENTION, ROUTER, Shape, layer_shapes
+from paceline.kernels.blocks import Blocks, within
 
 OUTER = {
     "fc.weight": "fc.weight",

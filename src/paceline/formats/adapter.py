@@ -20,10 +20,10 @@ import torch
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target.checks import check_config, check_shapes, unsupported
-from paceline.target.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
-from paceline.target.quantised.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
-from paceline.target.shape import weight_shapes
+from paceline.formats.checks import check_config, check_shapes, unsupported
+from paceline.formats.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
+from paceline.formats.shape import weight_shapes
+from paceline.kernels.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge it into its base model first, with peft's merge_and_unload"

@@ -16,9 +16,9 @@ from transformers import AutoConfig, PretrainedConfig
 from paceline.draft.models.layers import Entries, Tensors, check_numbers
 from paceline.draft.options import quoted
 from paceline.errors import MethodError, ModelError, printable
+from paceline.formats.checks import check_config, unsupported
+from paceline.formats.shape import ATTENTION
 from paceline.target.base import Facts
-from paceline.target.checks import check_config, unsupported
-from paceline.target.shape import ATTENTION
 
 T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format

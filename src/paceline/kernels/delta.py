@@ -10,31 +10,73 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
 from paceline.compiled import address, exponential, fetch_add, float_of, logarithm, power, put, widened
-from paceline.core.tree import IntArray
-from paceline.target.kernels import on_threads
-
-if TYPE_CHECKING:
-    from paceline.target.recurrent import GatedDelta, Recurrence, RecurrentRow, RecurrentSegment, RecurrentState, State
+from paceline.kernels import on_threads
+from paceline.kernels.records import IntArray, Sizes, record
 
 WORTH_SHARING = 1 << 16  # minimum amount of numbers that nodes change in states for more than one thread
-NEXT, ITEMS, JOBS, LAYER, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = range(9)
-QKVZ, BA, OUT, CONV, RATE, SHIFT, NORM, EPS, TASK = range(9, 18)
-"""Indices in the task of the compiled function, and their number. NEXT: number of the next piece of work, a head of a
-job, out of ITEMS; JOBS, QKVZ to NORM: addresses."""
-BEGIN, NODES, START, MORE, STATE, INPUTS, STORE, STRIDE = range(8)
-ROWS, AFTER, SAVE, SAVED, TAPS, ENDS, NUM_ENDS, FIELDS = range(8, 16)
-"""Columns of a job, and their number. BEGIN: the first packed node; MORE: number to add to LAYER; STATE, INPUTS, STORE:
-addresses of the row's state and `RecurrentRow.nodes`, of all layers; STRIDE: bytes of a layer of the latter. Addresses
-of int64: ROWS [nodes]: rows of STORE; AFTER [nodes]: index of the saved state that a node follows, or -1 for the state
-of the node before it; SAVE [nodes]: index, of SAVED, under which a node's state is saved, or -1; TAPS as in
-`RecurrentSegment`; ENDS [NUM_ENDS, 2]: a number of nodes, and the address to which the state after them is written."""
+
+
+class Task(NamedTuple):
+    """next: number of the next piece of work, a head of a job, out of `items`. jobs, qkvz to norm: addresses. eps: bits
+    of float32."""
+
+    next: int
+    items: int
+    jobs: int
+    layer: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    qkvz: int = 0
+    ba: int = 0
+    out: int = 0
+    conv: int = 0
+    rate: int = 0
+    shift: int = 0
+    norm: int = 0
+    eps: int = 0
+
+
+class Job(NamedTuple):
+    """A row's nodes in a forward.
+
+    begin                 the first packed node. start: number of nodes before it, which were run earlier.
+    more                  number to add to `Task.layer`.
+    state, inputs, store  addresses of the row's state, of the inputs before its nodes, and of what its nodes leave, of
+                          all layers; stride: bytes of a layer of the last.
+    rows [nodes]          rows of the store.
+    after [nodes]         index of the saved state that a node follows, or -1 for the state of the node before it.
+    save [nodes]          index, of `saved`, under which a node's state is saved, or -1.
+    taps [nodes, kernel]  the nodes whose inputs a node reads; negative: those before the row's nodes.
+    ends [num_ends, 2]    a number of nodes, and the address to which the state after them is written."""
+
+    begin: int
+    nodes: int
+    start: int
+    more: int
+    state: int
+    inputs: int
+    store: int
+    stride: int
+    rows: int
+    after: int
+    save: int
+    saved: int
+    taps: int
+    ends: int
+    num_ends: int
+
+
+TASK, JOB = record(Task), record(Job)
 
 
 @njit
@@ -83,40 +125,40 @@ def _rule(kind: Any) -> Any:
     @cfunc("void(voidptr)", cache=True, error_model="numpy")
     def rule(at):  # type: ignore[no-untyped-def]
         """Take the jobs of the task at this address."""
-        task = carray(at, (TASK,), np.int64)
-        heads, wide, deep, kernel = task[VALUE_HEADS], task[KEY_DIM], task[VALUE_DIM], task[KERNEL]
-        keys, values, share = task[KEY_HEADS] * wide, heads * deep, heads // task[KEY_HEADS]
+        task, taken = carray(at, (1,), TASK)[0], carray(at, (1,), np.int64)
+        heads, wide, deep, kernel = task.value_heads, task.key_dim, task.value_dim, task.kernel
+        keys, values, share = task.key_heads * wide, heads * deep, heads // task.key_heads
         channels, many = 2 * keys + values, 1 << 32  # the arrays' true sizes are not known here
-        jobs = carray(address(task[JOBS]), (many, FIELDS), np.int64)
-        qkvz = carray(address(task[QKVZ]), (many, channels + values), kind)
-        ba = carray(address(task[BA]), (many, 2 * heads), kind)
-        out = carray(address(task[OUT]), (many, values), kind)
-        conv = carray(address(task[CONV]), (kernel, channels), np.float32)
-        rate = carray(address(task[RATE]), (heads,), np.float32)
-        shift = carray(address(task[SHIFT]), (heads,), np.float32)
-        norm, eps = carray(address(task[NORM]), (deep,), np.float32), float_of(np.uint32(task[EPS]))
+        jobs = carray(address(task.jobs), (many,), JOB)
+        qkvz = carray(address(task.qkvz), (many, channels + values), kind)
+        ba = carray(address(task.ba), (many, 2 * heads), kind)
+        out = carray(address(task.out), (many, values), kind)
+        conv = carray(address(task.conv), (kernel, channels), np.float32)
+        rate = carray(address(task.rate), (heads,), np.float32)
+        shift = carray(address(task.shift), (heads,), np.float32)
+        norm, eps = carray(address(task.norm), (deep,), np.float32), float_of(np.uint32(task.eps))
         state = np.empty((wide, deep), np.float32)
         query, key = np.zeros((2, wide), np.float32)
         value, update, output = np.zeros((3, deep), np.float32)
         while True:
-            item = fetch_add(task, 1)
-            if item >= task[ITEMS]:
+            item = fetch_add(taken, 1)
+            if item >= task.items:
                 return
             job, head = jobs[item // heads], item % heads
-            group, layer = head // share, task[LAYER] + job[MORE]
+            group, layer = head // share, task.layer + job.more
             place = 4 * (layer * heads + head) * wide * deep
-            begin, start, nodes = job[BEGIN], job[START], job[NODES]
-            before = carray(address(job[STATE] + place), (wide, deep), np.float32)
-            inputs_at = job[INPUTS] + 4 * layer * (kernel - 1) * channels
+            begin, start, nodes = job.begin, job.start, job.nodes
+            before = carray(address(job.state + place), (wide, deep), np.float32)
+            inputs_at = job.inputs + 4 * layer * (kernel - 1) * channels
             inputs = carray(address(inputs_at), (kernel, channels), np.float32)
-            store_at = job[STORE] + layer * job[STRIDE]
+            store_at = job.store + layer * job.stride
             store = carray(address(store_at), (many, channels + keys + values + heads), np.float32)
-            rows = carray(address(job[ROWS]), (nodes,), np.int64)
-            after = carray(address(job[AFTER]), (nodes,), np.int64)
-            save = carray(address(job[SAVE]), (nodes,), np.int64)
-            taps = carray(address(job[TAPS]), (nodes, kernel), np.int64)
-            ends, ended = carray(address(job[ENDS]), (job[NUM_ENDS], 2), np.int64), 0
-            saved = np.empty((job[SAVED], wide, deep), np.float32)
+            rows = carray(address(job.rows), (nodes,), np.int64)
+            after = carray(address(job.after), (nodes,), np.int64)
+            save = carray(address(job.save), (nodes,), np.int64)
+            taps = carray(address(job.taps), (nodes, kernel), np.int64)
+            ends, ended = carray(address(job.ends), (job.num_ends, 2), np.int64), 0
+            saved = np.empty((job.saved, wide, deep), np.float32)
             of_q, of_k, of_v = group * wide, keys + group * wide, 2 * keys + head * deep
             key_at, update_at = channels + group * wide, channels + keys + head * deep
             log_at = channels + keys + values + head
@@ -151,7 +193,7 @@ def _rule(kind: Any) -> Any:
                         gate = widened(qkvz[row, channels + head * deep + c])
                         gate = gate / (np.float32(1) + exponential(-gate))
                         put(line, head * deep + c, output[c] * scale * norm[c] * gate)
-                if i >= start and job[STORE] != 0:
+                if i >= start and job.store != 0:
                     node = store[rows[i]]
                     node[log_at] = log
                     node[update_at : update_at + deep] = update
@@ -171,63 +213,51 @@ def _rule(kind: Any) -> Any:
 _RULES = {torch.bfloat16: _rule(np.uint16), torch.float32: _rule(np.float32)}
 
 
-def _run(of: RecurrentState, table: IntArray, kind: torch.dtype, layer: int, rest: Sequence[int]) -> None:
-    """Run the jobs of `table`, [jobs, FIELDS], for a layer. rest: QKVZ to EPS."""
-    d = of.delta
-    sizes = d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel
-    task = array("q", (0, len(table) * d.value_heads, table.ctypes.data, layer, *sizes, *rest))
-    is_shared = int(table[:, NODES].sum()) * d.values * d.key_dim >= WORTH_SHARING
-    on_threads(_RULES[kind], task, torch.get_num_threads() if is_shared else 1)
+def job(
+    begin: int, start: int, places: IntArray, parent: IntArray, taps: IntArray, ends: Sequence[tuple[int, int]],
+    at: Sequence[int],
+) -> tuple[Job, IntArray]:  # fmt: skip
+    """The job of a row whose nodes have these places in its store, and the array to which the job points.
 
-
-def _numbers(
-    places: IntArray, parent: IntArray, taps: IntArray, ends: Sequence[tuple[int, State]]
-) -> tuple[IntArray, list[int]]:
-    """The int64 arrays to which a job points, joined, and its columns from ROWS on.
-
-    A node saves its state if a child is not the next node."""
+    parent  int64 [n], -1 at a root. ends: (number of nodes, address). at: state, inputs, store and its stride."""
     apart = parent != np.arange(-1, len(parent) - 1)
-    branches = np.unique(parent[apart])
+    branches = np.unique(parent[apart])  # whose states are saved: a child is not the next node
     save = np.full(len(parent), -1)
     save[branches] = np.arange(len(branches))
     after = np.where(apart, save[parent], -1)
-    last = np.array([(count, state.matrices.data_ptr()) for count, state in ends], np.int64)
-    parts = [places, after, save, taps.ravel(), last.ravel()]
+    parts = [places, after, save, taps.ravel(), np.array(ends, np.int64).ravel()]
     joined = np.concatenate(parts, dtype=np.int64)
-    at = (joined.ctypes.data + 8 * np.cumsum([0, *map(len, parts)])).tolist()
-    return joined, [*at[:3], len(branches), *at[3:5], len(ends)]
+    rows, afters, saves, reads, last, _ = (joined.ctypes.data + 8 * np.cumsum([0, *map(len, parts)])).tolist()
+    state, inputs, store, stride = at
+    counts = begin, len(parent), start, 0
+    made = Job(*counts, state, inputs, store, stride, rows, afters, saves, len(branches), reads, last, len(ends))
+    return made, joined
 
 
-def jobs_of(parts: Sequence[RecurrentSegment]) -> tuple[IntArray, list[IntArray]]:
-    """The jobs of a forward, and the arrays to which they point."""
-    table: list[list[int]] = []
-    numbers: list[IntArray] = []
-    for part in parts:
-        row, count = part.row, len(part.parent)
-        joined, columns = _numbers(row.first + np.arange(count), part.parent, part.taps, part.ends)
-        numbers.append(joined)
-        stored = (0, 0) if part.ends else (row.nodes.data_ptr(), row.nodes[0].nbytes)
-        states = row.now.matrices.data_ptr(), row.now.inputs.data_ptr()
-        table.append([part.begin, count, part.start, 0, *states, *stored, *columns])
-    return np.array(table, np.int64), numbers
+def run(
+    jobs: IntArray, layer: int, sizes: Sizes, qkvz: torch.Tensor, ba: torch.Tensor, vectors: Sequence[torch.Tensor],
+    eps: float,
+) -> torch.Tensor:  # fmt: skip
+    """A layer's output for the packed nodes, normed and gated, [N, values]; 0 for nodes of no job.
 
-
-def run(forward: Recurrence, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
+    jobs  int64 [jobs, fields of Job]. vectors: weights of the convolution, rate, shift and norm."""
     qkvz, ba = qkvz.contiguous(), ba.contiguous()
-    out = qkvz.new_zeros(len(qkvz), forward.memory.delta.values)
-    tensors = qkvz, ba, out, rule.conv, rule.rate, rule.shift, rule.norm
-    eps = int(np.float32(rule.eps).view(np.uint32))
-    _run(forward.memory, forward.jobs[0], qkvz.dtype, layer, [*(tensor.data_ptr() for tensor in tensors), eps])
+    out = qkvz.new_zeros(len(qkvz), sizes.values)
+    tensors = (one.data_ptr() for one in (qkvz, ba, out, *vectors))
+    _run(jobs, layer, sizes, qkvz.dtype, (*tensors, int(np.float32(eps).view(np.uint32))))
     return out
 
 
-def advance(of: RecurrentState, row: RecurrentRow, places: IntArray, ends: Sequence[tuple[int, State]]) -> None:
-    """In all layers, for each (count, state) in `ends`, write the state after the first `count` nodes at `places` of
-    `RecurrentRow.nodes`, a path."""
-    count = len(places)
-    _alive, columns = _numbers(places, np.arange(-1, count - 1), places[:0], ends)
-    states = row.now.matrices.data_ptr(), 0
-    job = [0, count, count, 0, *states, row.nodes.data_ptr(), row.nodes[0].nbytes, *columns]
-    table = np.tile(np.array(job, np.int64), (of.layers, 1))
-    table[:, MORE] = np.arange(of.layers)
-    _run(of, table, torch.float32, 0, [0] * (TASK - QKVZ))
+def advance(made: Job, layers: int, sizes: Sizes) -> None:
+    """Write, in all layers, the states after the ends of a job whose nodes were all run."""
+    table = np.tile(np.array(made, np.int64), (layers, 1))
+    table[:, Job._fields.index("more")] = np.arange(layers)
+    _run(table, 0, sizes, torch.float32, ())
+
+
+def _run(jobs: IntArray, layer: int, sizes: Sizes, kind: torch.dtype, rest: Sequence[int]) -> None:
+    """Run the jobs for a layer. rest: the task's fields from qkvz on."""
+    task = array("q", Task(0, len(jobs) * sizes.value_heads, jobs.ctypes.data, layer, *sizes, *rest))
+    nodes = int(jobs[:, Job._fields.index("nodes")].sum())
+    is_shared = nodes * sizes.values * sizes.key_dim >= WORTH_SHARING
+    on_threads(_RULES[kind], task, torch.get_num_threads() if is_shared else 1)

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
-from paceline.target.folder import one_line
-from paceline.target.quantised.blocks import within
-from paceline.target.quantised.gguf import CONTROL, GGUF
-from paceline.target.tokenizer import Tokenizer, vocabulary
+from paceline.formats.folder import one_line
+from paceline.formats.gguf import CONTROL, GGUF
+from paceline.formats.tokenizer import Tokenizer, vocabulary
+from paceline.kernels.blocks import within
 
 USER_DEFINED, UNUSED = 4, 5  # types of tokens: words that are matched before text is split; padding
 

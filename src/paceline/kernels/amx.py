@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import pad
 
 from paceline import processor
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.tiles import Tiles, first_lanes, narrowed
-from paceline.target.kernels.vectors import Value
+from paceline.kernels import vectors as v
+from paceline.kernels.tiles import Tiles, first_lanes, narrowed
+from paceline.kernels.vectors import Value
 
 REGISTER = 1024  # bytes of a register: 32 inputs of each of 16 rows or 16 outputs; or 256 sums
 PAIR = 32  # rows, and outputs, that are multiplied at once: two registers of each, and four registers of sums

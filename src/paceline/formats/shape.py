@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.compiled import cosines_and_sines
+from paceline.kernels.records import Sizes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of rotary tables that do not depend on the length of the text. Longrope's do not up to the length of the first
@@ -89,6 +90,11 @@ class Delta:
     @property
     def channels(self) -> int:
         return 2 * self.keys + self.values
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes, for compiled code."""
+        return Sizes(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel)
 
 
 @dataclass(frozen=True)

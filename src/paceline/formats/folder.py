@@ -20,9 +20,9 @@ from transformers import AutoConfig, PretrainedConfig
 
 from paceline.core.rules import SAMPLING, check
 from paceline.errors import PATHS, ModelError, PacelineError, meant, shortened
+from paceline.formats.checks import check_limits, is_number, short
 from paceline.jsonl import NotJSON, loads
-from paceline.target.checks import check_limits, is_number, short
-from paceline.target.quantised.blocks import Blocks, WeightsByName
+from paceline.kernels.blocks import Blocks, WeightsByName
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Files of configuration and tokenizer."""

@@ -23,10 +23,10 @@ from torch import Tensor
 from paceline import __version__
 from paceline.draft.options import quoted
 from paceline.errors import PATHS, MethodError, ModelError, meant
+from paceline.formats.folder import INDEX, open_weights
 from paceline.jsonl import loads
+from paceline.kernels.blocks import KINDS, Blocks
 from paceline.target.base import Facts
-from paceline.target.folder import INDEX, open_weights
-from paceline.target.quantised.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -87,7 +87,7 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
     heads. MethodError if there is no such head or it cannot be read."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf" and file.is_file():
-        from paceline.draft.published.gguf import read  # which reads what this module checks
+        from paceline.formats.heads.gguf import read  # which reads what this module checks
 
         return read(file, kind)
     folder = file.parent if file.is_file() else file

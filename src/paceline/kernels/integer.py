@@ -30,11 +30,11 @@ import torch
 from torch.nn.functional import pad
 
 from paceline import processor
-from paceline.target.kernels import amx
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.tiles import Tiles, tile
-from paceline.target.kernels.vectors import Value
-from paceline.target.quantised.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
+from paceline.kernels import amx
+from paceline.kernels import vectors as v
+from paceline.kernels.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
+from paceline.kernels.tiles import Tiles, tile
+from paceline.kernels.vectors import Value
 
 COLUMNS = 16  # outputs of a panel. With 32, the sums of twelve rows do not fit into the registers
 PAIR = 2  # blocks in an iteration of the innermost loop: two blocks share bytes
@@ -353,7 +353,7 @@ def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts:
     name = f"{kind.name} {dtype} {path}" + (" 16" if parts == 2 else "") + ("" if out == dtype else " wide")
     return Tiles(
         v.compiled(name, write, INSTRUCTION_SETS[path].without), most, columns=COLUMNS, dtype=out, unit=unit.nbytes,
-        row_unit=unit.blocks * record, record=record, numbers=32 * parts,
+        row_unit=unit.blocks * record, rounded=record, numbers=32 * parts,
     )  # fmt: skip
 
 

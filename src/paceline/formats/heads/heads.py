@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft.models.checkpoint import CONFIG, check_all, open_head
 from paceline.draft.models.layers import table_and_head
 from paceline.draft.models.networks import PREFIX, ResidualHeads, shapes_of
 from paceline.draft.models.vocab import check_map
-from paceline.draft.published.layout import count_heads, refuse_others, renamed
 from paceline.errors import MethodError, ModelError
+from paceline.formats.heads.checkpoint import CONFIG, check_all, open_head
+from paceline.formats.heads.layout import count_heads, refuse_others, renamed
 from paceline.target.base import Facts
 from paceline.target.load import open_weights
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import TABLE, Entries, Tensors
 from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
-from paceline.draft.published.layout import Layout, layer_config
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import check_all
+from paceline.formats.heads.layout import Layout, layer_config
+from paceline.formats.shape import Shape
 from paceline.target.base import Facts
-from paceline.target.shape import Shape
 
 MASK, OUTPUT = "mask_embedding", "lm_head.weight"
 W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))

@@ -14,7 +14,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,45 +22,64 @@ from numba import carray, cfunc
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.compiled import address, call, fetch_add, look, swap
-from paceline.target.cache import Pair, Writer
-from paceline.target.kernels import on_threads, recorded
+from paceline.kernels import on_threads, recorded
+from paceline.kernels.ops import Pair, Places
+from paceline.kernels.records import record
 
 MOST_ROWS = 32  # largest number of rows of a recorded forward: with more, calls are a small part of its time
-CURRENT, STEPS, COUNT, YIELD, PLACES = range(5)
-"""Indices in the task of the compiled function. CURRENT: the number of the step that is not done, times THREADS, plus
-the number of threads inside it; STEPS: address of COUNT lines of FUNCTION to TAKEN; YIELD: address of sched_yield, or
-0."""
 THREADS = 1 << 16  # more than the number of threads of any machine
-FUNCTION, TASK, ALONE, TAKEN = range(4)
-"""Indices in a step's line. ALONE: a single thread runs it, the first that counts itself in TAKEN."""
-WORDS = 4  # length of a line
 SPINS = 2000  # number of times that a waiting thread looks at CURRENT before it yields its core
+
+
+
+class Task(NamedTuple):
+    """current: the number of the step that is not done, times THREADS, plus the number of threads inside it. steps:
+    address of `num_steps` lines. yields: address of sched_yield, or 0."""
+
+    current: int
+    steps: int
+    num_steps: int
+    yields: int
+
+
+class Line(NamedTuple):
+    """A step. taken: counts the threads that would run it. function, task: addresses. alone: a single thread runs it,
+    the first that counts itself."""
+
+    taken: int
+    function: int
+    task: int
+    alone: int
+
+
+TASK, LINE = record(Task), record(Line)
+WORDS = len(Line._fields)
 
 
 @cfunc("void(voidptr)", cache=True)
 def _run(at):  # type: ignore[no-untyped-def]
     """Run a thread through a program. A step is done when no piece of it is left and no thread is inside. So a thread
     that lost its core to another process between two pieces does not hold up others, and skips the steps they did."""
-    task = carray(at, (PLACES,), np.int64)
-    count = task[COUNT]
-    steps = carray(address(task[STEPS]), (count, WORDS), np.int64)
+    task, state = carray(at, (1,), TASK)[0], carray(at, (1,), np.int64)
+    count = task.num_steps
+    steps, words = carray(address(task.steps), (count,), LINE), carray(address(task.steps), (count, WORDS), np.int64)
     while True:
         # Read the step and count this thread as inside in one operation: between two, the step could end.
-        current = fetch_add(task, 1) // THREADS
+        current = fetch_add(state, 1) // THREADS
         if current < count:
             line = steps[current]
-            if not line[ALONE] or fetch_add(line[TAKEN:], 1) == 0:
-                call(line[FUNCTION], (line[TASK],))
-        fetch_add(task, -1)
+            if not line.alone or fetch_add(words[current], 1) == 0:
+                call(line.function, (line.task,))
+        fetch_add(state, -1)
         if current >= count:
             return
         spins, done = 0, current * THREADS
-        while look(task) // THREADS == current:
-            if look(task) == done:  # nobody is inside
-                swap(task, done, done + THREADS)
+        while look(state) // THREADS == current:
+            if look(state) == done:  # nobody is inside
+                swap(state, done, done + THREADS)
             spins += 1
-            if spins > SPINS and task[YIELD]:
-                call(task[YIELD], ())
+            if spins > SPINS and task.yields:
+                call(task.yields, ())
 
 
 class Programs:
@@ -71,7 +90,7 @@ class Programs:
         self._programs: dict[Hashable, _Program | None] = {}
         self._memory: dict[Hashable, torch.Tensor] = {}
 
-    def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, cache: Writer) -> Pair | None:
+    def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, places: Places) -> Pair | None:
         """Run the layers over x [N, H]. Returns two summands [N, H], valid until the next call; None if this forward
         cannot be recorded.
 
@@ -82,11 +101,11 @@ class Programs:
         # Products are cut into pieces by the number of threads.
         key = layers, place, len(x), torch.get_num_threads()
         if key not in self._programs:
-            self._programs[key] = self._record(step, layers, x, cache)
+            self._programs[key] = self._record(step, layers, x, places)
         program = self._programs[key]
-        return None if program is None else program(x, cache)
+        return None if program is None else program(x, places)
 
-    def _record(self, step: Callable[..., Any], layers: range, x: torch.Tensor, cache: Writer) -> _Program | None:
+    def _record(self, step: Callable[..., Any], layers: range, x: torch.Tensor, places: Places) -> _Program | None:
         with recorded() as steps:
             watch = _Watch(self._memory, len(x))
             into = out = watch.place(x)
@@ -98,11 +117,11 @@ class Programs:
                         out, delta = step(watch.layer, out, delta)
             except _NotRecordable:
                 return None
-        return _Program(into, (out, delta), cache.header, steps)
+        return _Program(into, (out, delta), places.header, steps)
 
 
 class _Program:
-    """A recorded forward: input, output, `Writer.header`, and steps. A step is a function, its task, and whether a
+    """A recorded forward: input, output, `Places.header`, and steps. A step is a function, its task, and whether a
     single thread runs it."""
 
     def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
@@ -110,14 +129,14 @@ class _Program:
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
         self._memory = np.empty(end, np.int64)  # the lines of all steps, then their tasks
         at = self._memory.ctypes.data
-        lines = [(work.address, at + 8 * i, alone, 0) for (work, _, alone), i in zip(steps, begins, strict=True)]
+        lines = [Line(0, work.address, at + 8 * i, alone) for (work, _, alone), i in zip(steps, begins, strict=True)]
         self._fresh = np.concatenate([np.ravel(lines), *(task for _, task, _ in steps)])
 
-    def __call__(self, x: torch.Tensor, cache: Writer) -> Pair:
+    def __call__(self, x: torch.Tensor, places: Places) -> Pair:
         self._x.copy_(x)
-        self._header[:] = cache.header
+        self._header[:] = places.header
         self._memory[:] = self._fresh  # all counters begin anew
-        task = array("q", (0, self._memory.ctypes.data, self._count, _let_others_run()))
+        task = array("q", Task(0, self._memory.ctypes.data, self._count, _let_others_run()))
         on_threads(_run, task, torch.get_num_threads())
         return self._out
 

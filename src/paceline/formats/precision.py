@@ -1,145 +1,24 @@
-"""Weights of few bits in blocks, byte for byte as in GGUF files.
-
-A block has 32 or 256 neighbouring inputs of one output: small whole numbers and their scales. The package gguf
-quantises and expands them; products with blocks need one of KINDS. A quantised model is another model than its
-checkpoint."""
+"""Precision: the numbers in which a model is computed, and the weights of a checkpoint in them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 import torch
 
 from paceline import processor
-from paceline.errors import ModelError
-from paceline.target.shape import UNQUANTISED
+from paceline.errors import ModelError, meant
+from paceline.formats.shape import UNQUANTISED
+from paceline.kernels.blocks import ACTIVATIONS, KINDS, Q4_0, Q8_0, Blocks, Kind, Weights, WeightsByName, quantise
 
-ACTIVATIONS = 8, 16
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALL = 256 << 20
 """Bytes of a model in blocks up to which inputs have 16 bits by default on all processors (docs/quantised.md)."""
-CHUNK = 1 << 22  # number of weights converted at once: the conversion needs several times the memory of the blocks
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A format of blocks.
-
-    name, number  ggml's name and number.
-    inputs        number of weights in a block.
-    nbytes        bytes of a block.
-    offset        number to subtract from unsigned codes (`kernels/integer.py`); 0 for formats with a minimum."""
-
-    name: str
-    number: int
-    inputs: int
-    nbytes: int
-    offset: int
-
-    @property
-    def bits(self) -> float:
-        """Bits of a weight, including scales."""
-        return 8 * self.nbytes / self.inputs
-
-    @property
-    def has_minimum(self) -> bool:
-        """Whether a weight is scale * code + minimum, instead of scale * (code - offset)."""
-        return self.offset == 0
-
-
-Q8_0 = Kind("Q8_0", 8, 32, 34, 128)
-Q4_0 = Kind("Q4_0", 2, 32, 18, 8)
-Q4_1 = Kind("Q4_1", 3, 32, 20, 0)
-Q5_0 = Kind("Q5_0", 6, 32, 22, 16)
-Q5_1 = Kind("Q5_1", 7, 32, 24, 0)
-Q4_K = Kind("Q4_K", 12, 256, 144, 0)
-Q5_K = Kind("Q5_K", 13, 256, 176, 0)
-Q6_K = Kind("Q6_K", 14, 256, 210, 32)
-KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)}
-"""Formats that `kernels/integer.py` multiplies, by number. All others can only be expanded."""
-
-
-@cache
-def kind_of(number: int) -> Kind | None:
-    """Look up ggml's format by number; None if the package gguf cannot expand it."""
-    if number in KINDS:
-        return KINDS[number]
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
-
-    try:
-        known = GGMLQuantizationType(number)
-        inputs, nbytes = GGML_QUANT_SIZES[known]
-        quants.dequantize(np.zeros((1, nbytes), np.uint8), known)
-    except (ValueError, KeyError, NotImplementedError):
-        return None
-    return Kind(known.name, number, inputs, nbytes, 0)
-
-
-class Blocks:
-    """A weight [outputs, width] in blocks.
-
-    data         uint8 [outputs, bytes of a row], possibly mapped from a file.
-    activations  bits to which products with it round their inputs: one of ACTIVATIONS.
-    nbytes       bytes of all blocks."""
-
-    def __init__(self, kind: Kind, data: torch.Tensor, activations: int = 8):
-        self.kind, self.data, self.activations, self.nbytes = kind, data, activations, data.nbytes
-        self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
-
-    def rows(self, ids: torch.Tensor | slice) -> Blocks:
-        """The blocks of outputs `ids`."""
-        return Blocks(self.kind, self.data[ids], self.activations)
-
-    def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Expand the weight [outputs, width]."""
-        from gguf import GGMLQuantizationType, quants  # imported here: most models have no blocks
-
-        kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
-        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows
-            for some in _chunks(self.shape):
-                out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
-        return out
-
-
-def joined(parts: Sequence[Blocks]) -> Blocks:
-    """Stack blocks of the same kind and width."""
-    first, *more = parts
-    return Blocks(first.kind, torch.cat([part.data for part in parts]), first.activations) if more else first
-
-
-def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
-    """Quantise a weight [outputs, width] to blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
-    `width` is a multiple of 32."""
-    from gguf import GGMLQuantizationType, quants
-
-    number = GGMLQuantizationType(kind.number)
-    data = torch.empty(weight.shape[0], weight.shape[1] // kind.inputs * kind.nbytes, dtype=torch.uint8)
-    with np.errstate(all="ignore"):  # as in `dense`
-        for some in _chunks(weight.shape):
-            part = weight.rows(some).dense() if isinstance(weight, Blocks) else weight[some].float()
-            data[some] = torch.from_numpy(quants.quantize(part.numpy(), number))
-    return Blocks(kind, data)
-
-
-def _chunks(shape: torch.Size) -> list[slice]:
-    step = max(1, CHUNK // max(shape[1], 1))
-    return [slice(begin, begin + step) for begin in range(0, shape[0], step)]
-
-
-# The weights of a model ----------------------------------------------------------------------------------------------
-
 PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
 """Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
-
-T = TypeVar("T")
-Weights = dict[str, "torch.Tensor | Blocks"]
-WeightsByName = Mapping[str, "torch.Tensor | Blocks"]
 
 
 def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
@@ -189,16 +68,6 @@ def multipliable(weights: Weights) -> tuple[Weights, str | None]:
     now, before = (sum(w.nbytes for w in group.values()) / 1e6 for group in (made, others))
     what = " and ".join(f"{count} in {kind}" for kind, count in counts)
     return weights | made, f"matrices held as Q8_0: {what}; {now:,.0f} MB instead of {before:,.0f}"
-
-
-def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
-    """The weights that are not in blocks: norms, biases, tables."""
-    return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
-
-
-def within(named: Mapping[str, T], start: str) -> dict[str, T]:
-    """What has a name that begins with `start`, such as weights, by the rest of the name."""
-    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
@@ -268,3 +137,38 @@ def describe(weights: WeightsByName) -> str | None:
     names = sorted(sizes, key=lambda name: -sizes[name])
     bits = 8 * sum(w.nbytes for w in matrices) / sum(sizes.values())
     return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}, {bits:.1f} bits a weight"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model is computed.
+
+    weights      "auto" keeps blocks, "int8" and "int4" make them, None expands them.
+    rest         dtype of all that is not in blocks; None: the checkpoint's own.
+    activations  bits to which products with blocks round their inputs; None: the `usual` ones."""
+
+    weights: str | None = None
+    rest: torch.dtype | None = None
+    activations: int | None = None
+
+    @classmethod
+    def of(cls, dtype: str | torch.dtype, activations: int | None = None) -> Precision:
+        """Read the `dtype` of `paceline.target.load.load`. ModelError for one that does not exist."""
+        weights, rest = split_dtype(dtype)
+        return cls(weights, _dtype(rest), activations)
+
+    @property
+    def makes_blocks(self) -> bool:
+        return self.weights in PRECISIONS
+
+
+def _dtype(word: str | torch.dtype) -> torch.dtype | None:
+    """Parse the name of a dtype; "auto" is None."""
+    if word == "auto":
+        return None
+    if word in DTYPES.values():
+        return word  # type: ignore[return-value]
+    if word not in DTYPES:
+        known = (*DTYPES, *PRECISIONS)
+        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
+    return DTYPES[word]

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.request import Detokenizer
 from paceline.errors import ModelError, PromptError, TooLong, shortened
-from paceline.target.marks import Marks, marks_of
-from paceline.target.turns import forms
+from paceline.formats.marks import Marks, marks_of
+from paceline.formats.turns import forms
 
 ROLES = ("system", "user", "assistant", "tool")
 """Roles that any chat template may get; the template has to name any other role of a message."""

@@ -18,38 +18,55 @@ order of sums:
 import math
 import operator
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
 from paceline.compiled import address, fetch_add, put, widened
-from paceline.target.cache import CAPACITY, ENDS, HEADER, KEYS, LAYER, PLACES, TILES, TILES_AT, VALUES, Writer
-from paceline.target.kernels import is_recording, on_threads
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.vectors import LANES, Value
-from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, PathPlan
+from paceline.kernels import is_recording, on_threads
+from paceline.kernels import vectors as v
+from paceline.kernels.ops import Places
+from paceline.kernels.records import BLOCK, FORWARD, TILE, record
+from paceline.kernels.vectors import LANES, Value
 
 WORTH_SHARING = 8192  # minimum number of scores of a layer for more than one thread
-NEXT, KV_HEADS, SHARED, DIM, NODES, NUMBER, QUERIES, OUT, FORWARD, WINDOW = range(10)
-"""Indices in the task of the compiled function. NEXT: number of the next piece of work; NUMBER: index of the layer;
-QUERIES, OUT, FORWARD: addresses, the last that of `Writer.header`; WINDOW: as in `attend_paths`."""
+
+
+class Task(NamedTuple):
+    """next: number of the next piece of work. number: index of the layer. queries, out: addresses, as `forward`, which
+    is that of a `Forward`. window: as in `attend_paths`."""
+
+    next: int
+    kv_heads: int
+    shared: int
+    dim: int
+    nodes: int
+    number: int
+    queries: int
+    out: int
+    forward: int
+    window: int
+
+
+TASK = record(Task)
 
 
 def attend_paths(
-    queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int, out: torch.Tensor, window: int | None
+    queries: torch.Tensor, scores: int, places: Places, layer: int, out: torch.Tensor, window: int | None
 ) -> None:
     """Write the attention of packed queries [N, heads, head_dim] along their paths to `out`, [N, heads * head_dim].
 
+    scores  number of scores of a query head, without a window.
     window  largest number of tokens that a node sees, itself included; None: its whole path."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
-    kv_heads, header = cache.kv_heads, cache.header.buffer_info()[0]
+    kv_heads, forward = places.kv_heads, places.header.buffer_info()[0]
     sizes = kv_heads, heads // kv_heads, dim, nodes, layer
-    task = array("q", (0, *sizes, queries.data_ptr(), out.data_ptr(), header, window or 1 << 62))
+    task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62))
     # A recorded forward will be run again with longer contexts, and there sharing costs little.
-    few = plan.scores * heads < WORTH_SHARING and not is_recording()
+    few = scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
 
 
@@ -228,28 +245,28 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 
 
 @njit
-def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
+def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
     """Take pieces of work until none is left; a piece is a key head of a tile."""
-    kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], header[CAPACITY]
-    window = task[WINDOW]
+    kv_heads, shared, dim, capacity = task.kv_heads, task.shared, task.dim, header.capacity
+    window = task.window
     heads, size = kv_heads * shared, capacity * dim
     padded = (dim + LANES - 1) // LANES * LANES
-    tiles = carray(address(header[TILES_AT]), (header[TILES], 6), np.int64)
-    ends = carray(address(header[ENDS]), (task[NODES],), np.int64)
+    tiles = carray(address(header.tiles_at), (header.tiles,), TILE)
+    ends = carray(address(header.ends), (task.nodes,), np.int64)
     most = 0
-    for tile in tiles:
-        most = max(most, tile[COUNT] * shared)
+    for i in range(len(tiles)):
+        most = max(most, tiles[i].nodes * shared)
     query, sums, state = _aligned(most * dim), _aligned(most * padded), _aligned(2 * most)
     turned, wide, weights = _aligned(padded * BLOCK), _aligned(padded * BLOCK), _aligned(BLOCK)
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
-        piece = fetch_add(task, 1)
+        piece = fetch_add(taken, 1)
         if piece >= len(tiles) * kv_heads:
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads
-        first, count, limit = tile[FIRST], tile[COUNT], tile[LIMIT]
-        whole = (tile[SLOT] * kv_heads + head) * size
+        first, count, limit = tile.first, tile.nodes, tile.limit
+        whole = (tile.slot * kv_heads + head) * size
         own_keys, own_values = keys[whole : whole + size], values[whole : whole + size]
         low, end = max(ends[first] - window, 0), ends[first]
         for node in range(first, first + count):
@@ -271,7 +288,7 @@ def _work(task, header, queries, out, keys, values):  # type: ignore[no-untyped-
                 begin, stop = max(ends[node] - window - base, 0), min(ends[node] - base, length)
                 _add_block(query, row, dim, padded, turned, wide, begin, stop, state, weights, sums)
         if end > limit:
-            paths = carray(address(header[PLACES] + 8 * tile[PATHS]), (count, tile[STRIDE]), np.int64)
+            paths = carray(address(header.places + 8 * tile.paths), (count, tile.stride), np.int64)
             for node in range(first, first + count):
                 for base in range(max(limit, (ends[node] - window) // BLOCK * BLOCK), ends[node], BLOCK):
                     length = min(BLOCK, ends[node] - base)
@@ -292,17 +309,18 @@ def _attention(kind: Any) -> Any:
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
     def attend(at):  # type: ignore[no-untyped-def]
-        task = carray(at, (10,), np.int64)
-        header = carray(address(task[FORWARD]), (HEADER,), np.int64)
-        keys_at = header[KEYS] + task[NUMBER] * header[LAYER]
+        task = carray(at, (1,), TASK)[0]
+        header = carray(address(task.forward), (1,), FORWARD)[0]
+        keys_at = header.keys + task.number * header.layer
         size = 1 << 60  # the arrays' true sizes are not known here
         _work(
+            carray(at, (1,), np.int64),
             task,
             header,
-            carray(address(task[QUERIES]), (size,), kind),
-            carray(address(task[OUT]), (size,), kind),
+            carray(address(task.queries), (size,), kind),
+            carray(address(task.out), (size,), kind),
             carray(address(keys_at), (size,), kind),
-            carray(address(keys_at + header[VALUES]), (size,), kind),
+            carray(address(keys_at + header.values), (size,), kind),
         )
 
     return attend

@@ -18,22 +18,17 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
-from paceline.target.adapter import Adapter
-from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
-from paceline.target.decoder import Decoder
-from paceline.target.folder import fingerprint, one_line, refuse_pointer, sampling
-from paceline.target.linear import has_units
-from paceline.target.quantised.blocks import (
+from paceline.formats.checkpoint import Checkpoint
+from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
+from paceline.formats.folder import fingerprint, one_line, refuse_pointer, sampling
+from paceline.formats.shape import ATTENTION, Shape, weight_shapes
+from paceline.kernels.blocks import (
     Blocks,
     Weights,
-    in_precision,
     kind_of,
-    multipliable,
-    round_inputs,
     tensors_of,
     within,
 )  # fmt: skip
-from paceline.target.shape import ATTENTION, ROUTER, Shape, weight_shapes
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -242,46 +237,15 @@ _ENDS = frozenset({
 """Texts of control tokens that end an answer, as in llama.cpp."""
 
 
-def load_gguf(
-    path: Path, *, dtype: torch.dtype | None = None, precision: str | None = "auto", device: torch.device | str = "cpu",
-    activations: int | None = None, adapter: Adapter | None = None,
-) -> Decoder:  # fmt: skip
-    """Load the model in a GGUF file, without tokenizer, with the changes of an adapter.
-
-    dtype        dtype of all but the blocks; None: bfloat16 if the processor has units for it, else float32; float32 if
-                 activations have 16 bits.
-    precision    "auto": keep the blocks. None: expand them to `dtype`. "int8" or "int4": quantise 16 or 32 bits, and
-                 blocks of fewer than eight bits to "int8".
-    activations  as in `paceline.target.load.load`.
-
-    Raises ModelError, one line, if it cannot be read or used."""
+def read_gguf(path: Path) -> Checkpoint:
+    """The model in a GGUF file, without its tokenizer. ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
-    weights, held = weights_of(file, config), None
-    if adapter is not None:
-        config, weights = adapter.applied(config, weights)
-    made_from = fingerprint(weights)
-    weights, made_of = in_precision(path, weights, precision)
-    if precision == "auto":
-        weights, held = multipliable(weights)
-    kept = {} if precision is None else weights
-    if round_inputs(path, kept, activations, dtype) == 16:
-        dtype = dtype or torch.float32
-    made = Decoder(
-        config,
-        weights,
-        name=path.stem,
-        dtype=dtype or _own_dtype(weights),
-        device=device,
-        expand=precision is None,
-        eos_token_ids=sorted(end_tokens(file.metadata)),
-        weights_fingerprint=made_from,
-        made_of=made_of,
-        inverse_frequencies=_frequencies(file, config),
-        remarks=([held] if held else []) + ([adapter.remark] if adapter else []),
-    )
-    made.sampling = sampling_of(file)
-    return made
+    weights = weights_of(file, config)
+    ends, frequencies = sorted(end_tokens(file.metadata)), _frequencies(file, config)
+    return Checkpoint(
+        path.stem, config, weights, ends, fingerprint(weights), None, frequencies, sampling_of(file)
+    )  # fmt: skip
 
 
 def sampling_of(file: GGUF) -> dict[str, float]:
@@ -299,12 +263,6 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
     known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in _ENDS}
     return {i for i in named if isinstance(i, int)} | known
-
-
-def _own_dtype(weights: Weights) -> torch.dtype:
-    matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
-    narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
-    return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
 
 
 # The configuration ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, printable, shortened
-from paceline.target import shape
+from paceline.formats import shape
 
 # The configuration ---------------------------------------------------------------------------------------------------
 

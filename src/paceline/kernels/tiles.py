@@ -8,24 +8,53 @@ Threads take a few panels at a time (`kernels.on_threads`)."""
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit
 
 from paceline.compiled import address, call, fetch_add
-from paceline.target.kernels import on_threads
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.vectors import Value
+from paceline.kernels import on_threads
+from paceline.kernels import vectors as v
+from paceline.kernels.records import record
+from paceline.kernels.vectors import Value
 
 AHEAD = 4096  # distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends
 
-(
-    PANEL, ROW, ROUNDED, CHUNK, ROWS, OUTPUTS, STRIDE, UNITS, X, WEIGHTS, BIAS, OUT, ROW_BYTES, PANEL_BYTES, TILES,
-    MOST, COLUMNS, ITEMSIZE, ROUND, INPUT, INPUT_BYTES, BLOCKS, RECORD, NUMBERS, COUNT,
-) = range(25)  # fmt: skip
-"""Indices in the task that threads share. PANEL and ROW count panels and rows that were taken, ROUNDED rows that are
-done. X, WEIGHTS, BIAS, OUT, TILES and INPUT are addresses, as is the function ROUND, or 0."""
+
+class Task(NamedTuple):
+    """What threads share. panel and row count panels and rows that were taken, rounded rows that are done. Those from
+    tiles to numbers belong to the product, the others to a call (`Tiles.multiply`). x, weights, bias, out, tiles and
+    input are addresses, as is the function round, or 0."""
+
+    panel: int
+    row: int
+    rounded: int
+    tiles: int
+    most: int
+    columns: int
+    itemsize: int
+    record: int
+    round: int
+    numbers: int
+    chunk: int
+    rows: int
+    outputs: int
+    stride: int
+    units: int
+    x: int
+    weights: int
+    bias: int
+    out: int
+    row_bytes: int
+    panel_bytes: int
+    input: int
+    input_bytes: int
+    blocks: int
+
+
+TASK = record(Task)
 
 
 class Tiles:
@@ -34,20 +63,18 @@ class Tiles:
     most            N, the largest number of rows.
     columns         number of outputs of a panel.
     unit, row_unit  bytes of a unit of a panel, and of a unit of a row.
-    record          bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
-    numbers         bytes of the numbers of a record, which come first."""
+    rounded         bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
+    numbers         bytes of the numbers of such a block, which come first."""
 
     def __init__(
         self, addresses: Callable[[str], int], most: int, *, columns: int, dtype: torch.dtype, unit: int,
-        row_unit: int, record: int = 0, numbers: int = 0,
+        row_unit: int, rounded: int = 0, numbers: int = 0,
     ):  # fmt: skip
         self.most, self._columns, self._unit, self._row_unit = most, columns, unit, row_unit
         functions = array("q", [addresses(f"tile{n}") for n in range(1, most + 1)])
         self._alive = addresses, functions  # the task only points to them
-        task = self._task = array("q", bytes(8 * COUNT))
-        task[TILES], task[MOST], task[COLUMNS] = functions.buffer_info()[0], most, columns
-        task[ITEMSIZE], task[RECORD], task[ROUND] = dtype.itemsize, record, addresses("round") if record else 0
-        task[NUMBERS] = numbers
+        rounds = addresses("round") if rounded else 0
+        self._own = functions.buffer_info()[0], most, columns, dtype.itemsize, rounded, rounds, numbers
 
     def multiply(
         self, x: int, weights: int, bias: int, out: int, *, rows: int, outputs: int, stride: int, units: int,
@@ -58,14 +85,13 @@ class Tiles:
         stride  bytes from a row of `out` to the next. units: number of units of a panel, and of a row of x.
         input   address of the rows to round, which are `input_bytes` apart and have `blocks` blocks; x is then memory
                 for their records."""
-        threads, task = torch.get_num_threads(), self._task[:]
+        threads = torch.get_num_threads()
         # Each thread takes a few panels at a time, so that a slow thread does not hold up the others.
-        task[CHUNK] = max(-(-outputs // self._columns) // (4 * threads), 1)
-        task[ROWS], task[OUTPUTS], task[STRIDE], task[UNITS] = rows, outputs, stride, units
-        task[X], task[WEIGHTS], task[BIAS], task[OUT] = x, weights, bias, out
-        task[ROW_BYTES], task[PANEL_BYTES] = units * self._row_unit, units * self._unit
-        task[INPUT], task[INPUT_BYTES], task[BLOCKS] = input, input_bytes, blocks
-        on_threads(_work, task, threads)
+        chunk = max(-(-outputs // self._columns) // (4 * threads), 1)
+        sizes, at = (chunk, rows, outputs, stride, units), (x, weights, bias, out)
+        lengths = units * self._row_unit, units * self._unit
+        task = Task(0, 0, 0, *self._own, *sizes, *at, *lengths, input, input_bytes, blocks)
+        on_threads(_work, array("q", task), threads)
 
 
 @njit
@@ -79,46 +105,46 @@ def _tile_of(row, rows, most):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _round_rows(task):  # type: ignore[no-untyped-def]
+def _round_rows(counters, task):  # type: ignore[no-untyped-def]
     """Round a row at a time, until all threads together have rounded all. The records of a tile's rows are stored block
     by block: the numbers of all rows, their scales, and the initial values of their sums."""
     while True:
-        row = fetch_add(task[ROW:], 1)
-        if row >= task[ROWS]:
+        row = fetch_add(counters[1:], 1)
+        if row >= task.rows:
             break
-        first, here = _tile_of(row, task[ROWS], task[MOST])
-        x, records = task[INPUT] + row * task[INPUT_BYTES], task[X] + first * task[ROW_BYTES]
-        numbers = records + task[NUMBERS] * (row - first)
-        scales = records + task[NUMBERS] * here + 4 * (row - first)
-        call(task[ROUND], (x, numbers, scales, 4 * here, here * task[RECORD], task[BLOCKS]))
-        fetch_add(task[ROUNDED:], 1)
-    while fetch_add(task[ROUNDED:], 0) < task[ROWS]:
+        first, here = _tile_of(row, task.rows, task.most)
+        x, records = task.input + row * task.input_bytes, task.x + first * task.row_bytes
+        numbers = records + task.numbers * (row - first)
+        scales = records + task.numbers * here + 4 * (row - first)
+        call(task.round, (x, numbers, scales, 4 * here, here * task.record, task.blocks))
+        fetch_add(counters[2:], 1)
+    while fetch_add(counters[2:], 0) < task.rows:
         pass
 
 
 @cfunc("void(voidptr)", cache=True, error_model="numpy")
 def _work(at):  # type: ignore[no-untyped-def]
     """Take a few panels at a time, until none is left, and multiply all rows by them."""
-    task = carray(at, (COUNT,), np.int64)
-    functions = carray(address(task[TILES]), (task[MOST],), np.int64)
-    rows, columns, panel_bytes = task[ROWS], task[COLUMNS], task[PANEL_BYTES]
-    panels = -(-task[OUTPUTS] // columns)
-    if task[ROUND]:
-        _round_rows(task)
+    task, counters = carray(at, (1,), TASK)[0], carray(at, (3,), np.int64)
+    functions = carray(address(task.tiles), (task.most,), np.int64)
+    rows, columns, panel_bytes = task.rows, task.columns, task.panel_bytes
+    panels = -(-task.outputs // columns)
+    if task.round:
+        _round_rows(counters, task)
     while True:
-        begin = fetch_add(task, task[CHUNK])
+        begin = fetch_add(counters, task.chunk)
         if begin >= panels:
             break
-        for panel in range(begin, min(begin + task[CHUNK], panels)):
-            weights, bias = task[WEIGHTS] + panel * panel_bytes, task[BIAS] + 4 * columns * panel
-            out, left = task[OUT] + task[ITEMSIZE] * columns * panel, task[OUTPUTS] - columns * panel
+        for panel in range(begin, min(begin + task.chunk, panels)):
+            weights, bias = task.weights + panel * panel_bytes, task.bias + 4 * columns * panel
+            out, left = task.out + task.itemsize * columns * panel, task.outputs - columns * panel
             first = 0
             while first < rows:
-                here = _tile_of(first, rows, task[MOST])[1]
+                here = _tile_of(first, rows, task.most)[1]
                 # The last tile of a panel prefetches what comes after the panel.
                 away = 0 if first + here < rows else AHEAD if here == rows else panel_bytes
-                x, to = task[X] + first * task[ROW_BYTES], out + first * task[STRIDE]
-                call(functions[here - 1], (x, weights, weights + away, bias, to, task[STRIDE], left, task[UNITS], here))
+                x, to = task.x + first * task.row_bytes, out + first * task.stride
+                call(functions[here - 1], (x, weights, weights + away, bias, to, task.stride, left, task.units, here))
                 first += here
 
 

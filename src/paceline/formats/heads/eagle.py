@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from paceline.draft.models import layers as neural
-from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import TABLE, Entries, Tensors
 from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
-from paceline.draft.published.layout import Layout, count_layers, layer_config
 from paceline.errors import MethodError
+from paceline.formats.heads.checkpoint import check_all
+from paceline.formats.heads.layout import Layout, count_layers, layer_config
+from paceline.formats.shape import Shape
 from paceline.target.base import BEFORE_NORM, Facts
-from paceline.target.shape import Shape
 
 EAGLE = Layout(
     "eagle",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from paceline.draft.models.checkpoint import check_all
 from paceline.draft.models.layers import Tensors
 from paceline.errors import MethodError
-from paceline.target.folder import open_weights
-from paceline.target.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
+from paceline.formats.folder import open_weights
+from paceline.formats.heads.checkpoint import check_all
+from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
 
 LAYOUTS = (
     # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo; the `speculators` format

@@ -8,19 +8,19 @@ are shared among threads. Kernels are for bfloat16, and for float32 where result
 import operator
 import struct
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
 from paceline.compiled import address, exponential, fetch_add, float_of, put, widened
-from paceline.core.logits import softmax
-from paceline.target.attention import TorchOps
-from paceline.target.cache import AT, CAPACITY, HEADER, KEYS, LAYER, POSITIONS, SLOTS, VALUES, Pair, Writer
-from paceline.target.kernels import on_threads
-from paceline.target.kernels import vectors as v
-from paceline.target.kernels.vectors import Value
+from paceline.kernels import on_threads
+from paceline.kernels import vectors as v
+from paceline.kernels.ops import Pair, Places, TorchOps
+from paceline.kernels.records import FORWARD, record
+from paceline.kernels.rows import softmax
+from paceline.kernels.vectors import Value
 
 # NumPy's division does not check for zeros; a check would keep loops from vectorising. There is no fastmath, because
 # the width of vectors, which depends on the processor, must not change the order of sums or fuse products with them.
@@ -77,25 +77,75 @@ ROWS = 4  # number of rows that a thread takes at a time
 WORTH_SHARING = 8192  # minimum amount of numbers in a step for more than one thread
 
 
+class Norm(NamedTuple):
+    """Task of `add_norm`. next: the next row. eps, factor: bits of float32."""
+
+    next: int
+    rows: int
+    x: int
+    delta: int
+    weight: int
+    sum: int
+    out: int
+    width: int
+    eps: int
+    factor: int
+
+
+class Rotation(NamedTuple):
+    """Task of `rotate`. next: the next node. forward: address of a `Forward`. eps: bits of float32."""
+
+    next: int
+    nodes: int
+    heads: int
+    kv_heads: int
+    dim: int
+    layer: int
+    qkv: int
+    out: int
+    cos: int
+    sin: int
+    norm: int
+    forward: int
+    eps: int
+    whole: int
+
+
+class Gate(NamedTuple):
+    """Task of `gate`. next: the next row. linear, cubic: bits of float32."""
+
+    next: int
+    rows: int
+    gate_up: int
+    out: int
+    width: int
+    linear: int
+    cubic: int
+    alone: int
+
+
+NORM, ROTATION, GATE = record(Norm), record(Rotation), record(Gate)
+
+
 def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
     """Compile `add_norm`, `rotate` and `gate` for a dtype.
 
-    kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number. A task is a counter of rows, the
-    number of rows, then addresses and sizes."""
+    kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number."""
 
     @cfunc("void(voidptr)", **FAST)
     def add_norm(at):  # type: ignore[no-untyped-def]
         """Write sum = x + factor * delta and out = RMS norm of sum. If delta's address is 0, sum is x and is not
         written. If weight's address is 0, out is not written."""
-        task = carray(at, (10,), np.int64)
-        rows, x_at, delta_at, weight_at, sum_at, out_at = task[1], task[2], task[3], task[4], task[5], task[6]
-        width, eps, factor = task[7], float_of(np.uint32(task[8])), float_of(np.uint32(task[9]))
+        task, taken = carray(at, (1,), NORM)[0], carray(at, (1,), np.int64)
+        rows, x_at, delta_at, weight_at = task.rows, task.x, task.delta, task.weight
+        sum_at, out_at, width = task.sum, task.out, task.width
+        eps, factor = float_of(np.uint32(task.eps)), float_of(np.uint32(task.factor))
         # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
         weight, numbers = np.empty(width, np.float32), _zeros(width)
         if weight_at != 0:
             _widen(weight_at, kind, weight)
         while True:
-            first = fetch_add(task, ROWS)
+            first = fetch_add(taken, ROWS)
             if first >= rows:
                 return
             for row in range(first, min(first + ROWS, rows)):
@@ -119,22 +169,21 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
     def rotate(at):  # type: ignore[no-untyped-def]
         """Norm q and k (unless the norm's address is 0) and rotate them. Write q to `out`, k and v to their places in
         the cache. whole: all q are normed together, and all k."""
-        task = carray(at, (14,), np.int64)
-        nodes, heads, kv_heads, dim, layer = task[1], task[2], task[3], task[4], task[5]
-        qkv_at, out_at, cos_at, sin_at, norm_at = task[6], task[7], task[8], task[9], task[10]
-        header, eps = carray(address(task[11]), (HEADER,), np.int64), float_of(np.uint32(task[12]))
-        whole = task[13]
-        positions = carray(address(header[POSITIONS]), (nodes,), np.int64)
-        slots = carray(address(header[SLOTS]), (nodes,), np.int64)
-        places = carray(address(header[AT]), (nodes,), np.int64)
-        capacity, keys_at = header[CAPACITY], header[KEYS] + layer * header[LAYER]
-        values_at = keys_at + header[VALUES]
+        task, taken = carray(at, (1,), ROTATION)[0], carray(at, (1,), np.int64)
+        nodes, heads, kv_heads, dim, whole = task.nodes, task.heads, task.kv_heads, task.dim, task.whole
+        qkv_at, out_at, cos_at, sin_at, norm_at = task.qkv, task.out, task.cos, task.sin, task.norm
+        header, eps = carray(address(task.forward), (1,), FORWARD)[0], float_of(np.uint32(task.eps))
+        positions = carray(address(header.positions), (nodes,), np.int64)
+        slots = carray(address(header.slots), (nodes,), np.int64)
+        places = carray(address(header.at), (nodes,), np.int64)
+        capacity, keys_at = header.capacity, header.keys + task.layer * header.layer
+        values_at = keys_at + header.values
         half = dim // 2
         cos, sin, turned, weight = np.empty((4, dim), np.float32)
         numbers = _zeros(dim)
         head = numbers[:dim]
         while True:
-            first = fetch_add(task, ROWS)
+            first = fetch_add(taken, ROWS)
             if first >= nodes:
                 return
             for node in range(first, min(first + ROWS, nodes)):
@@ -174,12 +223,12 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
         """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first x."""
-        task = carray(at, (8,), np.int64)
-        rows, gate_up_at, out_at, width = task[1], task[2], task[3], task[4]
-        linear, cubic, alone = float_of(np.uint32(task[5])), float_of(np.uint32(task[6])), task[7] != 0
+        task, taken = carray(at, (1,), GATE)[0], carray(at, (1,), np.int64)
+        rows, gate_up_at, out_at, width = task.rows, task.gate_up, task.out, task.width
+        linear, cubic, alone = float_of(np.uint32(task.linear)), float_of(np.uint32(task.cubic)), task.alone != 0
         numbers = np.empty(width, np.float32)  # a copy of which the compiler knows that it overlaps nothing
         while True:
-            first = fetch_add(task, ROWS)
+            first = fetch_add(taken, ROWS)
             if first >= rows:
                 return
             for row in range(first, min(first + ROWS, rows)):
@@ -203,9 +252,9 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 _BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.float32, 4)}
 
 
-def _run(kernel: Any, rows: int, width: int, *task: int) -> None:
-    """Run a kernel over `rows` rows of `width` numbers, on a single thread if they are few."""
-    on_threads(kernel, array("q", (0, rows, *task)), torch.get_num_threads() if rows * width >= WORTH_SHARING else 1)
+def _run(kernel: Any, task: Norm | Rotation | Gate, numbers: int) -> None:
+    """Run a kernel over as many `numbers`, on a single thread if they are few."""
+    on_threads(kernel, array("q", task), torch.get_num_threads() if numbers >= WORTH_SHARING else 1)
 
 
 def _bits(number: float) -> int:
@@ -213,11 +262,12 @@ def _bits(number: float) -> int:
     return int(struct.unpack("I", struct.pack("f", number))[0])
 
 
+_ONE = _bits(1.0)
 _SLOPE = 2 * (2 / np.pi) ** 0.5
 GATES = {
-    False: (_bits(1.0), _bits(0.0), 0),
+    False: (_ONE, _bits(0.0), 0),
     True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
-    None: (_bits(1.0), _bits(0.0), 1),
+    None: (_ONE, _bits(0.0), 1),
 }
 """Arguments of the gate by `gelu`: bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
 (1 + tanh(u)) / 2 is sigmoid(2 u)."""
@@ -237,7 +287,7 @@ class FusedOps(TorchOps):
         out = torch.empty_like(x)
         rows, width = x.shape
         at = (x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr())
-        _run(self._add_norm, rows, width, *at, width, self._eps, _bits(1.0))
+        _run(self._add_norm, Norm(0, rows, *at, width, self._eps, _ONE), rows * width)
         return out
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
@@ -245,24 +295,26 @@ class FusedOps(TorchOps):
         out, weight_at = (total, 0) if weight is None else (torch.empty_like(delta), weight.data_ptr())
         rows, width = delta.shape
         at = (x.data_ptr(), delta.data_ptr(), weight_at, total.data_ptr(), out.data_ptr())
-        _run(self._add_norm, rows, width, *at, width, self._eps, _bits(scale))
+        _run(self._add_norm, Norm(0, rows, *at, width, self._eps, _bits(scale)), rows * width)
         return total, out
 
     def rotate(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, places: Places, layer: int
     ) -> torch.Tensor:
         """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
         norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
-        at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, cache.header.buffer_info()[0])
-        _run(self._rotate, nodes, every * dim, heads, kv_heads, dim, layer, *at, self._eps, whole)
+        at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, places.header.buffer_info()[0])
+        task = Rotation(0, nodes, heads, kv_heads, dim, layer, *at, self._eps, whole)
+        _run(self._rotate, task, nodes * every * dim)
         return queries
 
     def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        _run(self._gate, rows, width, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
+        task = Gate(0, rows, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
+        _run(self._gate, task, rows * width)
         return out
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,78 @@
+"""The elementwise steps of a layer, as an interface and in plain torch; `steps.py` has them compiled."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Two tensors of a forward, such as the summands of a layer's output."""
+
+
+class Places(Protocol):
+    """Where the keys and values of a forward's packed nodes lie. header: a `Forward`, for compiled code."""
+
+    kv_heads: int
+
+    @property
+    def header(self) -> array[int]: ...
+
+    def here(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows [N, 1, D] of a rotary table [positions, D] for the nodes' positions."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values of the nodes, [N, kv_heads, head_dim] each."""
+
+
+class TorchOps:
+    """The elementwise steps of a layer in plain torch: the reference of `kernels/steps.py`, for any device and dtype.
+
+    cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotating is x * cos + swapped(x) * sin.
+    """
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
+        self.cos, self.sin, self.eps = cos, sin, eps
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of x [N, H] with `weight` [H]."""
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
+        """total = x + scale * delta, all [N, H], and its RMS norm, or total again without a weight."""
+        x = torch.add(x, delta, alpha=scale)
+        return x, x if weight is None else self.norm(x, weight)
+
+    def rotate(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, places: Places, layer: int
+    ) -> torch.Tensor:
+        """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D]; write keys and values to the cache; return the
+        queries [N, heads, D].
+
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. A vector
+                 [(heads + kv_heads) * D] norms all queries of a node together, and all keys."""
+        qk = qkv[:, : heads + kv_heads]
+        if qk_norm is not None and qk_norm.ndim == 1:
+            parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
+            normed = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1)
+            qk = (normed * qk_norm).view_as(qk)
+        elif qk_norm is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
+        qk = torch.addcmul(qk * places.here(self.cos), qk.roll(qk.shape[-1] // 2, -1), places.here(self.sin))
+        places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
+        return qk[:, :heads]
+
+    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
+        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: GELU's approximation by tanh instead; None: the sigmoid."""
+        gate, up = gate_up.chunk(2, -1)
+        return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
+
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        """The softmax of each row of x [N, M], in float32."""
+        return x.softmax(-1, torch.float32)
+
+    def scale_by_sigmoid(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
+        return self.gate(torch.cat([gate.expand_as(x), x], 1), None)

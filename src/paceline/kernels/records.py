@@ -1,0 +1,74 @@
+"""Records: numbers of 64 bits that Python hands to compiled loops by name.
+
+    class Task(NamedTuple): rows: int; out: int
+    on_threads(work, array("q", Task(4, x.data_ptr())), threads)   # Python fills it
+    task = carray(at, (1,), record(Task))[0]; task.rows            # compiled code reads it
+
+Fields called `*_at` and the names of tensors are addresses."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+def record(kind: type[Any]) -> np.dtype[Any]:
+    """The NumPy dtype of a NamedTuple whose fields are whole numbers or addresses."""
+    return np.dtype([(name, np.int64) for name in kind._fields])
+
+
+class Forward(NamedTuple):
+    """Where the keys and values of a forward lie.
+
+    keys              address of the first layer's keys. layer, values: bytes from there to the next layer's keys, and
+                      to the values. capacity: tokens of a slot.
+    positions, slots, at  [N] of the packed nodes: position in the text, slot, and place in the slot.
+    tiles, tiles_at   number and address of `Tile`s. ends, places: addresses, see `Tile`."""
+
+    keys: int
+    layer: int
+    values: int
+    capacity: int
+    positions: int
+    slots: int
+    at: int
+    tiles: int = 0
+    tiles_at: int = 0
+    ends: int = 0
+    places: int = 0
+
+
+class Tile(NamedTuple):
+    """Nodes of a slot that share a reading of keys (`attention.py`).
+
+    first, nodes  the first packed node, and their number. A node sees positions below its number in `Forward.ends`.
+    limit         below this position all their keys lie in order.
+    paths         begin of their paths in `Forward.places`: each has the cache places from position `limit` on.
+    stride        length of each path."""
+
+    slot: int
+    first: int
+    nodes: int
+    limit: int
+    paths: int
+    stride: int
+
+
+class Sizes(NamedTuple):
+    """Sizes of a layer with the gated delta rule: numbers of heads, widths of each, and of the convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+FORWARD, TILE = record(Forward), record(Tile)
+BLOCK = 64  # number of keys in a block; blocks begin at position 0 of the text

@@ -1,1 +1,0 @@
-"""Models with weights of eight or four bits: made of a checkpoint, or read from a GGUF file."""
