@@ -18,7 +18,7 @@ from paceline import Engine, SamplingParams
 from paceline.cli import UsageError, _with_addresses, app, main
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
-from paceline.target import folder, shape
+from paceline.target import folder, place, shape
 from paceline.target.quantised import gguf
 from paceline.train.__main__ import recipe
 from tests import models
@@ -134,7 +134,7 @@ def complaint(words, whole):
     if path == ["generate"] and not any(options.get(name) for name in ("prompt", "prompts")):
         missing.append("prompt")
     for one in command.params:  # what is to be a folder is none of the names that stand for a file in a package
-        if not one.type_descriptor.parameter_info.file_okay and str(options.get(one.name)) in folder.PACKAGES:
+        if not one.type_descriptor.parameter_info.file_okay and str(options.get(one.name)) in place.PACKAGES:
             return f"{one.name} is {options[one.name]}, and a folder is wanted"
     return f"lacks {', '.join(missing)}" if missing else ""
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from paceline.core.request import Row
+from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Verdict
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Choice
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common, parse_bytes
+from paceline.engine.memory import SLACK, Prefixes, _free_in_group, common
 from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError

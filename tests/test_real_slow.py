@@ -26,8 +26,8 @@ from paceline.draft.text.corpus import Plan, build
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
 from paceline.target.base import Target
-from paceline.target.folder import gguf_of
 from paceline.target.load import load
+from paceline.target.place import gguf_of
 from tests.paths import REPOSITORY
 
 NAME, NEW = "smollm2", 32

@@ -10,8 +10,8 @@ from tests.gguf_files import write
 from paceline import Engine, SamplingParams
 from paceline.cli.generate import told_apart
 from paceline.errors import ModelError
-from paceline.target import folder
 from paceline.target import load as module
+from paceline.target import place
 from paceline.target.load import load
 
 ASK = ("the cat and the dog", "-n", "12", "--ignore-eos")
@@ -38,7 +38,7 @@ def installed(tiny, tmp_path, monkeypatch):
 @pytest.fixture
 def missing(tmp_path, monkeypatch):
     """No such package, whatever is installed here."""
-    monkeypatch.setitem(folder.PACKAGES, "smollm2", ("no-such-package", *folder.PACKAGES["smollm2"][1:]))
+    monkeypatch.setitem(place.PACKAGES, "smollm2", ("no-such-package", *place.PACKAGES["smollm2"][1:]))
     monkeypatch.chdir(tmp_path)
 
 

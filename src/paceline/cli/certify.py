@@ -15,7 +15,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
 from paceline.jsonl import ISSUE, JUNIT, check_folder, readable, write_whole, writes
-from paceline.workbench.options import with_options
+from paceline.target.place import check_place
+from paceline.workbench.options import check_server, checked, with_options
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class CertifyOptions(Subject):
 
     model: Annotated[
         str | None, typer.Argument(
-            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]"
+            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]",
+            callback=checked(check_place),
         )
     ] = None
     draft: options.Draft = "none"
@@ -73,6 +75,8 @@ def certify(asked: CertifyOptions) -> int:
         raise PacelineError(
             "--reference is a server to compare --server with; a TARGET is its own reference, or float32 is"
         )
+    for server in filter(None, (asked.server, asked.reference if asked.server else None)):
+        check_server(server, asked.keys)
     options.use_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit

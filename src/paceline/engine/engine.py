@@ -31,6 +31,7 @@ from paceline.core.accept import LOSSLESS, Accepted, Failed, Outcome, Rule, acce
 from paceline.core.clock import Clock, Profile
 from paceline.core.request import Completion, Delta, Row
 from paceline.core.round import Plan, Round, score_prompts
+from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree, IntArray
@@ -38,7 +39,7 @@ from paceline.draft.base import UNLIMITED, Drafter, rebind, rooted
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.engine.crowded import Crowded
-from paceline.engine.memory import Memory, parse_bytes
+from paceline.engine.memory import Memory
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory

@@ -1,7 +1,6 @@
 """Memory: which requests fit into the cache, which rows are preempted, and whose keys and values are reused."""
 
 import logging
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from rich.filesize import decimal
 
 from paceline.core.request import Row
 from paceline.core.round import Round
+from paceline.core.rules import parse_bytes
 from paceline.core.tree import IntArray
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.errors import PacelineError, PromptError, printable
@@ -32,7 +32,6 @@ MOST_STATES = 4  # recurrent states of a prefix, which are as large as a long te
 SLACK = 64  # cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes
 SHARE = 0.5  # default share of free memory for the cache
 MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 class Share(NamedTuple):
@@ -414,15 +413,6 @@ class Memory:
         while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
         return left >= 0
-
-
-def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
-    """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
-    size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
-    if size < 1 or isinstance(text, bool):
-        raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
-    return size
 
 
 def free_memory(device: torch.device) -> int:

@@ -30,8 +30,9 @@ from paceline.draft.published.gguf import names_of
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.jsonl import as_object, replacing
-from paceline.target.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
+from paceline.target.folder import open_weights, quantisation, read_config, untied
 from paceline.target.load import load, load_tokenizer, read_blocks
+from paceline.target.place import find, gguf_of, is_gguf
 from paceline.target.quantised.blocks import Blocks, Weights, quantised
 from paceline.target.quantised.gguf import GGUF
 from paceline.target.shape import Shape

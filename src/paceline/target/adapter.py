@@ -21,7 +21,8 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
 from paceline.target.checks import check_config, check_shapes, unsupported
-from paceline.target.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
+from paceline.target.folder import open_file, read_config, read_json, untied
+from paceline.target.place import SMALL_FILES, find, name_of
 from paceline.target.quantised.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
 from paceline.target.shape import weight_shapes
 

@@ -25,9 +25,10 @@ from paceline.errors import ModelError
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.checks import check_shapes
-from paceline.target.folder import fingerprint, one_line
+from paceline.target.folder import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.target.linear import aligned
+from paceline.target.place import one_line
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 """For each segment, its logits [num_logits, V] and hidden states {layer: [n, H]}."""

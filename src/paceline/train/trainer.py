@@ -22,9 +22,10 @@ from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import check_folder
 from paceline.target.checks import unsupported
-from paceline.target.folder import fingerprint, gguf_of, is_gguf
+from paceline.target.folder import fingerprint
 from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
+from paceline.target.place import gguf_of, is_gguf
 from paceline.target.quantised.blocks import Weights, quantised
 from paceline.target.quantised.gguf import GGUF, weights_of
 from paceline.target.shape import as_checkpoint

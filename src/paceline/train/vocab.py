@@ -20,8 +20,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file as writable
 from paceline.jsonl import check_folder, output
-from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
+from paceline.target.place import gguf_of, is_gguf
 from paceline.target.quantised.gguf import GGUF
 from paceline.target.quantised.gguf import end_tokens as end_tokens_of
 from paceline.target.tokenizer import Tokenizer

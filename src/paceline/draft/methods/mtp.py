@@ -34,8 +34,8 @@ from paceline.target.attention import Layer, begin
 from paceline.target.base import Facts
 from paceline.target.cache import Pair, RaggedCache
 from paceline.target.decoder import Decoder, computed_with
-from paceline.target.folder import find, gguf_of, is_gguf
 from paceline.target.linear import linear
+from paceline.target.place import find, gguf_of, is_gguf
 from paceline.target.quantised.blocks import tensors_of, within
 
 NEEDS_KIND = "mtp runs a layer of the target's kind"

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from paceline import processor
+from paceline.core import rules
 from paceline.errors import ModelError
 from paceline.target.shape import UNQUANTISED
 
@@ -133,7 +134,7 @@ def _chunks(shape: torch.Size) -> list[slice]:
 
 # The weights of a model ----------------------------------------------------------------------------------------------
 
-PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
+PRECISIONS: dict[str, tuple[Kind, Kind]] = dict(zip(rules.PRECISIONS, ((Q8_0, Q8_0), (Q4_0, Q8_0)), strict=True))
 """Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -142,18 +143,9 @@ Weights = dict[str, "torch.Tensor | Blocks"]
 WeightsByName = Mapping[str, "torch.Tensor | Blocks"]
 
 
-def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
-    """Split into (precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" is ("int8",
-    "auto"), "auto" is ("auto", "auto"), "bfloat16" is (None, "bfloat16").
-
-    The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
-    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
-    return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
-
-
 def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
     """The dtype that keeps a model's blocks and has all else in float32; kinds: `Target.quantised` with `dtype`."""
-    precision, _ = split_dtype(dtype)
+    precision, _ = rules.split_dtype(dtype)
     return f"{precision}-float32" if precision and kinds else "float32"
 
 

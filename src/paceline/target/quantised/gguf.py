@@ -21,8 +21,9 @@ from paceline.errors import ModelError, shortened
 from paceline.target.adapter import Adapter
 from paceline.target.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.target.decoder import Decoder
-from paceline.target.folder import fingerprint, one_line, refuse_pointer, sampling
+from paceline.target.folder import fingerprint, refuse_pointer, sampling
 from paceline.target.linear import has_units
+from paceline.target.place import one_line
 from paceline.target.quantised.blocks import (
     Blocks,
     Weights,

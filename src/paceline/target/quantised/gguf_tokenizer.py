@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
-from paceline.target.folder import one_line
+from paceline.target.place import one_line
 from paceline.target.quantised.blocks import within
 from paceline.target.quantised.gguf import CONTROL, GGUF
 from paceline.target.tokenizer import Tokenizer, vocabulary

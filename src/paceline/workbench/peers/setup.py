@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
-from paceline.target.folder import gguf_of, is_gguf
 from paceline.target.load import DTYPES, find, read_config
+from paceline.target.place import gguf_of, is_gguf
 from paceline.target.quantised.blocks import Blocks
 from paceline.workbench.contestant import Ask, Reply, cut
 

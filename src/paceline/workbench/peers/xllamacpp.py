@@ -9,7 +9,7 @@ from typing import Literal
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.target.folder import gguf_of
+from paceline.target.place import gguf_of
 from paceline.workbench.peers.served import Served
 from paceline.workbench.peers.setup import Setup
 
