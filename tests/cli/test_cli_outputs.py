@@ -194,15 +194,17 @@ def test_no_output_is_one_of_the_inputs(command, tmp_path, monkeypatch):
     "train tools vocab . --text LOG --out x.safetensors",
     "train model . --generate 1 --out MODEL", "eval vision train small --out MODEL",
     "certify . --junit new --report new", "serve . --log NOVEL", "generate . hi -o NOVEL",
+    "replay LOG --tokenizer . --out KEPT", "certify . --out KEPT", "certify . --out HELD",
 ])
 def test_a_file_of_another_kind_stays(command, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
-    for folder in ("RUN", "MODEL"):
+    for folder in ("RUN", "MODEL", "KEPT", "HELD"):
         (tmp_path / folder).mkdir()
     contents = {
         "LOG": '{"tokens": [1]}\n', "OTHER": '{"tokens": [2]}\n', "README": "# Words\n",
         "NOVEL": "My novel.", "RUN/report.html": "mine\n",
         "RUN/answers.jsonl": "{}\n", "MODEL/config.json": "{}", "MODEL/model.safetensors": "weights",
+        "KEPT/replay.json": '{"mine": 1}', "KEPT/certificate.json": "[]", "HELD/certificate.html": "my page",
         "x.safetensors": "weights of mine\n", "RUN/run.json": '{"kind": "align"}',
     }  # fmt: skip
     for name, content in contents.items():

@@ -165,7 +165,7 @@ def complains(file, *words, **options):
     ({"prompt_tokens": [1], "tokens": "a"}, ('"tokens" must be a list of token ids',)),
     ({"prompt_tokens": [-1], "tokens": [1]}, ('"prompt_tokens" must be a list of token ids',)),
     ({"prompt_tokens": [1], "tokens": [10**30]}, ('"tokens" must be a list of token ids',)),
-    ({"instruction": "a", "input": 3, "output": "b"}, ('"input" must be a text, not a int',)),
+    ({"instruction": "a", "input": 3, "output": "b"}, ('"input" must be a text, not a number',)),
     (PAIR | {"category": 3}, ('"category" must be a text',)),
     ({"custom_id": "a", "response": {"status_code": 429, "body": {}}}, ("the request failed",)),
     ({"custom_id": "a", "response": {"body": {"choices": [{"text": "Hi."}]}}}, ("no prompt has the custom_id a",)),

@@ -31,7 +31,7 @@ class Options:
     batch: int = 1
     repeats: int = option(1, "How often every question is asked; figures are medians.", least=1)
     warm_up: int = option(3, "Number of answers that every method gives before anything is timed.", least=0)
-    seed: int = option(0, "Seed for sampling at a temperature above 0.", least=0)
+    seed: int = option(0, "Seed for sampling at a temperature above 0.", callback=ruled("seed"))
 
 
 @dataclass(frozen=True)

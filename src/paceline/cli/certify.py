@@ -14,7 +14,7 @@ from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import ISSUE, JUNIT, check_folder, readable, write_whole, writes
+from paceline.jsonl import CERTIFICATE, ISSUE, JUNIT, PAGE, readable, write_whole, writes, writes_in
 from paceline.target.place import check_place
 from paceline.workbench.options import check_server, checked, with_options
 
@@ -39,7 +39,10 @@ class CertifyOptions(Subject):
     exact: options.Exact = None
     activations: options.Activations = None
     threads: options.Threads = None
-    out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
+    out: Path | None = option(
+        None, "Folder for certificate.json and certificate.html.",
+        callback=writes_in(certificate_json=CERTIFICATE, certificate_html=PAGE),
+    )
     report: Path | None = option(
         None,
         "Markdown file for a report to the engine's developers; it is written if a bug is found.",

@@ -183,7 +183,9 @@ class SamplingOptions:
     stop: list[str] | None = option(
         None, "Stop text: the answer ends before it; may be repeated.", callback=ruled("stop")
     )
-    seed: int | None = option(None, "Seed that makes sampling reproducible, whatever drafts.", least=0)
+    seed: int | None = option(
+        None, "Seed that makes sampling reproducible, whatever drafts; 0 to 2**64 - 1.", callback=ruled("seed")
+    )
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""

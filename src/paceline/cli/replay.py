@@ -19,7 +19,7 @@ from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, readable, seekable, write_json
+from paceline.jsonl import REPLAYED, readable, seekable, write_json, writes_in
 from paceline.target.place import check_place
 from paceline.workbench.chat_templates import source_of
 from paceline.workbench.options import checked, listed, with_options
@@ -74,7 +74,8 @@ class ReplayOptions:
         None, "Milliseconds of a plain forward; the prediction then counts drafting time too.", least=1e-6
     )
     out: Path | None = option(
-        None, "Folder to write replay.json to; `paceline report` makes a page of it.", callback=check_folder
+        None, "Folder to write replay.json to; `paceline report` makes a page of it.",
+        callback=writes_in(replay_json=REPLAYED),
     )
     redact: bool = option(False, "Write only figures: no names of categories, and no reasons why lines were skipped.")
     as_json: options.AsJson = False

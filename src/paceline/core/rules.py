@@ -11,6 +11,7 @@ from paceline.errors import ModelError, PacelineError, meant, shortened
 
 COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
 MOST = 2**31 - 1  # largest count that the compiled functions take
+SEEDS = 2**64  # number of seeds
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
@@ -30,7 +31,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "sequences of at least one token id",
     ),
     "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
-    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
+    "seed": (lambda seed: seed is None or 0 <= index(seed) < SEEDS, "a whole number, 0 to 2**64 - 1, or None"),
     "stop": (
         lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
         "a list of non-empty strings",

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.core.rules import SAMPLING, check
-from paceline.errors import ModelError, PacelineError
+from paceline.errors import ModelError, PacelineError, kind_of
 from paceline.jsonl import NotJSON, loads
 from paceline.target.checks import check_limits, is_number, short
 from paceline.target.place import one_line
@@ -70,7 +70,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {one_line(error)}") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+        raise ModelError(f"{file} should hold a JSON object, not {kind_of(value)}")
     return value
 
 
