@@ -212,12 +212,13 @@ def test_one_method_in_full(command):
     (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
 ])
 def test_a_package_that_is_missing_is_named_with_its_extra(command, monkeypatch, arguments, line):
-    for name in [name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))]:
-        if not name.endswith(".options"):  # the command line has read these already
-            parent, _, child = name.rpartition(".")
-            # An import replaces its parent's attribute, too, which later tests want as it was.
-            monkeypatch.setattr(sys.modules[parent], child, sys.modules[name], raising=False)
-            monkeypatch.delitem(sys.modules, name)
+    read = {name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))}
+    read = {name for name in read if not name.endswith(".options")}  # the command line has read these already
+    for name in read:  # an import replaces its parent's attribute, too, which later tests want as it was
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[parent], child, sys.modules[name], raising=False)
+    for name in read:
+        monkeypatch.delitem(sys.modules, name)
     for name in ("openai", "PIL"):
         monkeypatch.setitem(sys.modules, name, None)
     result = command(*arguments)

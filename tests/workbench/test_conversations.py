@@ -154,7 +154,7 @@ def complains(file, *words, **options):
     ('{"prompt": "a", ', ("not JSON", "column")),
     ('"a"', ("JSON object", "str")),
     ({"prompt": "a"}, ('no "response"',)),
-    ({"prompt": "a", "response": None}, ('"response" must be a text', "NoneType")),
+    ({"prompt": "a", "response": None}, ('"response" must be a text', "null")),
     ({"text": "a"}, ("neither a prompt nor messages", "text")),
     ({"a": 1, "b": 2}, ("unknown record with the keys a, b", "OpenAI batch files", "ShareGPT")),
     ({"messages": ASKED}, ("no response",)),
