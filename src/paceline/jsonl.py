@@ -590,7 +590,8 @@ def writes_in(**kinds: bytes) -> Callable[[Path | None], Path | None]:
     names, with _ for the dot."""
 
     def check(folder: Path | None) -> Path | None:
-        if check_folder(folder) is not None and folder.is_dir():
+        check_folder(folder)
+        if folder is not None and folder.is_dir():
             for name, kind in kinds.items():
                 check_file(folder / name.replace("_", "."), kind)
         return folder

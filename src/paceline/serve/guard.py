@@ -223,6 +223,7 @@ class Bodies:
         """A dependency: the fields of a request's body."""
 
         async def read(http: Request) -> Fields:
+            """Receive the body, unpack it, and check its fields. Refused, Busy or Gone if that fails."""
             media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
                 raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
