@@ -159,12 +159,13 @@ def test_a_client_leaves_threads_to_others(monkeypatch):
     async def full():
         release = Event()
         waiting = [asyncio.create_task(bodies.off_loop("a", release.wait)) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(Busy, match=r"^3 of your requests are being read"):
-            await bodies.off_loop("a", lambda: 1)
         waiting.append(asyncio.create_task(bodies.off_loop("b", lambda: 2)))
         await asyncio.sleep(0)
+        one_more = asyncio.create_task(bodies.off_loop("a", lambda: 1))
+        await asyncio.sleep(0)
         release.set()
+        with pytest.raises(Busy, match=r"^3 of your requests are being read"):
+            await one_more
         assert await asyncio.gather(*waiting) == [True, True, True, 2]
         assert not bodies._waiting
 
