@@ -33,15 +33,16 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from paceline import Engine, SamplingParams
 from paceline.bench.record import is_looping
 from paceline.core.request import Completion, Row
 from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Ask
 from paceline.draft.methods.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.shapes import RankPath
+from paceline.engine.engine import Engine
 from paceline.formats.tokenizer import Tokenizer
 from paceline.target.load import load, load_tokenizer
 

@@ -28,9 +28,11 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from paceline import DraftTree, Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
+from paceline.engine.engine import Engine
 from paceline.formats.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
 from paceline.kernels.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.integer import IntegerPanels

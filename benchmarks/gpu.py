@@ -140,8 +140,9 @@ TIE = {"float32": 1e-3, "bfloat16": 0.26}
 
 def lossless(part: Part) -> None:
     """Greedy answers and sampled ones of every drafter, beside plain decoding in batches of one."""
-    from paceline import Engine, SamplingParams
     from paceline.bench.suites import read_suite
+    from paceline.core.sampling import SamplingParams
+    from paceline.engine.engine import Engine
     from paceline.target.load import load
 
     asked = [[{"role": "user", "content": one.turns[0]}] for one in read_suite("demo").questions]
@@ -342,8 +343,10 @@ def shapes(part: Part) -> None:
     import numpy as np
 
     from forward import CONTEXT, Guess, engine_share, filled_rows, median_ms, nodes
-    from paceline import DraftTree, Engine, SamplingParams
+    from paceline.core.sampling import SamplingParams
+    from paceline.core.tree import DraftTree
     from paceline.draft.base import Drafter
+    from paceline.engine.engine import Engine
 
     bytes_a_second = bandwidth(part.device)
     part.row(bandwidth_gb_s=round(bytes_a_second / 1e9))
@@ -407,8 +410,8 @@ def rollouts(part: Part) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from paceline import SamplingParams
     from paceline.bench.suites import read_suite
+    from paceline.core.sampling import SamplingParams
     from paceline.rollout import RolloutStore
     from paceline.rollout.policy import Policy
     from paceline.rollout.run import rollout
@@ -464,8 +467,9 @@ def mirror(part: Part) -> None:
     """A draft model in a process of its own beside the target, and the same model in turn with it."""
     import torch
 
-    from paceline import Engine, SamplingParams
     from paceline.bench.suites import read_suite
+    from paceline.core.sampling import SamplingParams
+    from paceline.engine.engine import Engine
     from paceline.target.load import load
 
     model, draft = str(REPOSITORY / "models/demo"), "models/demo-draft"
@@ -540,7 +544,8 @@ def memory(part: Part) -> None:
     """Bytes on the device: weights, cache, recorded forwards, a head; and the line of a cache that does not fit."""
     import torch
 
-    from paceline import Engine, SamplingParams
+    from paceline.core.sampling import SamplingParams
+    from paceline.engine.engine import Engine
     from paceline.errors import PacelineError
     from paceline.target.load import load
 

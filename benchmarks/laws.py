@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from benchmarks.drafters import read_prompts
 
-from paceline import Engine, SamplingParams
 from paceline.core.accept import Cursor, Lossless, target_distributions
 from paceline.core.noise import Noise
-from paceline.core.sampling import probabilities
+from paceline.core.sampling import SamplingParams, probabilities
 from paceline.draft import likeliest
 from paceline.draft.methods import jacobi
 from paceline.draft.models import fixed_tree
+from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.load import load, load_tokenizer
 

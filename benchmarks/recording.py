@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 import time
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from paceline import Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures" / "demo.svg"
 PROMPT = """Rename the parameter n to count, and add type annotations. Answer with the code alone.
@@ -28,6 +30,8 @@ def repeat_words(words, n, separator=" "):
             result.append(word)
     return separator.join(result)
 """
+Piece = tuple[int, int, float, str, bool]
+"""(row, column, seconds, text, whether it was drafted)."""
 COLUMNS, ROW, STEP, WIDTH = 76, 12.0, 5.3, 420
 REST = 2.0  # seconds for which the whole answers are shown, before they begin anew; the picture opens with them
 STYLE = """text { font: 8.8px ui-monospace, monospace; fill: #1f2328; white-space: pre }
@@ -51,8 +55,8 @@ def record(engine: Engine, tokens: int) -> tuple[list[tuple[float, str, bool]], 
     return pieces, time.perf_counter() - begin
 
 
-def lines(pieces: list[tuple[float, str, bool]]) -> list[tuple[int, int, float, str, bool]]:
-    """(row, column, seconds, text, drafted) of every piece, broken at the end of a line and of the pane."""
+def lines(pieces: list[tuple[float, str, bool]]) -> list[Piece]:
+    """Every piece with its place, broken at the end of a line and of the pane."""
     placed, row, column = [], 0, 0
     for when, text, drafted in pieces:
         for i, part in enumerate(text.split("\n")):
@@ -67,7 +71,7 @@ def lines(pieces: list[tuple[float, str, bool]]) -> list[tuple[int, int, float, 
     return placed
 
 
-def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], slower: float, length: float) -> str:
+def pane(y: float, title: str, placed: Sequence[Piece], slower: float, length: float) -> str:
     """One answer, which begins anew every `length` seconds."""
     shapes = [f'<text x="4" y="{y + 13:.0f}" class="head">{escape(title)}</text>']
     for row, column, when, text, drafted in placed:
@@ -79,6 +83,33 @@ def pane(y: float, title: str, placed: list[tuple[int, int, float, str, bool]], 
             place = f'x="{8 + column * STEP:.1f}" y="{y + 33 + row * ROW:.0f}" textLength="{len(text) * STEP:.1f}"'
             shapes.append(f'<text {place} opacity="1"{kind}>{escape(text)}{shown}</text>')
     return "\n".join(shapes)
+
+
+def title(slow: float, fast: float) -> str:
+    """What the picture shows, for who does not see it."""
+    return f"The same answer, plain in {slow:.1f} seconds and drafted in {fast:.1f}"
+
+
+def draw(
+    model: str, plain: Sequence[Piece], slow: float, name: str, drafted: Sequence[Piece], fast: float,
+    slower: float = 1.0,
+) -> str:  # fmt: skip
+    """The picture. plain, drafted: as `lines` gives them; slow, fast: seconds until their ends."""
+    rows = 1 + max(piece[0] for piece in plain)
+    length, height = slow * slower + REST, 24 + rows * ROW + 8
+    body = []
+    panes = ((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))
+    for i, (heading, placed) in enumerate(panes):
+        y = i * (height + 6)
+        size = f'width="{WIDTH - 4}" height="{height - 20:.0f}"'
+        body.append(f'<rect x="2" y="{y + 19:.0f}" {size} class="pane" rx="4"/>')
+        body.append(pane(y, heading, placed, slower, length))
+    for i, words in enumerate((f"{model}, two CPU cores", "Green was drafted and accepted.")):
+        body.append(f'<text x="4" y="{2 * height + 18 + 13 * i:.0f}" class="small">{escape(words)}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + 39:.0f}" width="640" role="img" '
+        f'aria-label="{title(slow, fast)}">\n<style>{STYLE}</style>\n' + "\n".join(body) + "\n</svg>\n"
+    )
 
 
 def main() -> None:
@@ -97,23 +128,9 @@ def main() -> None:
         panes.append((draft, lines(pieces), seconds))
     (_, plain, slow), (name, drafted, fast) = panes
     assert "".join(p[3] for p in plain) == "".join(p[3] for p in drafted), "the answers differ"
-    rows = 1 + max(piece[0] for piece in plain)
-    length, height = slow * options.slower + REST, 24 + rows * ROW + 8
-    body = []
-    panes = ((f"plain: {slow:.1f} s", plain), (f"{name}: {fast:.1f} s, the same text", drafted))
-    for i, (heading, placed) in enumerate(panes):
-        y = i * (height + 6)
-        size = f'width="{WIDTH - 4}" height="{height - 20:.0f}"'
-        body.append(f'<rect x="2" y="{y + 19:.0f}" {size} class="pane" rx="4"/>')
-        body.append(pane(y, heading, placed, options.slower, length))
-    for i, words in enumerate((f"{Path(options.model).stem}, two CPU cores", "Green was drafted and accepted.")):
-        body.append(f'<text x="4" y="{2 * height + 18 + 13 * i:.0f}" class="small">{escape(words)}</text>')
     OUT.parent.mkdir(exist_ok=True)
-    title = f"The same answer, plain in {slow:.1f} seconds and drafted in {fast:.1f}"
-    OUT.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + 39:.0f}" width="640" role="img" '
-        f'aria-label="{title}">\n<style>{STYLE}</style>\n' + "\n".join(body) + "\n</svg>\n", "utf-8")  # fmt: skip
-    print(f"{OUT}: {title}")
+    OUT.write_text(draw(Path(options.model).stem, plain, slow, name, drafted, fast, options.slower), "utf-8")
+    print(f"{OUT}: {title(slow, fast)}")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from paceline import Engine, SamplingParams
 from paceline.bench.suites import read_suite
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
 from paceline.target.load import load_tokenizer
 from paceline.workbench.endpoint import Started
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline import Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
+from paceline.engine.engine import Engine
 from paceline.formats.precision import quantised
 from paceline.formats.shape import weight_shapes
 from paceline.kernels.blocks import Blocks

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline import Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.engine.crowded import ROUNDS, TIMES, Crowded
+from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from paceline.target.threads import Threads
 from tests import models, native

@@ -14,11 +14,12 @@ import pytest
 import typer
 from safetensors.torch import load_file
 
-from paceline import Engine, SamplingParams
 from paceline.cli import UsageError, _with_addresses, app, main
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
-from paceline.formats import folder, gguf, shape
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.formats import folder, gguf, place, shape
 from paceline.train.__main__ import recipe
 from tests import models
 from tests.cli.command import WHERE
@@ -133,7 +134,7 @@ def complaint(words, whole):
     if path == ["generate"] and not any(options.get(name) for name in ("prompt", "prompts")):
         missing.append("prompt")
     for one in command.params:  # what is to be a folder is none of the names that stand for a file in a package
-        if not one.type_descriptor.parameter_info.file_okay and str(options.get(one.name)) in folder.PACKAGES:
+        if not one.type_descriptor.parameter_info.file_okay and str(options.get(one.name)) in place.PACKAGES:
             return f"{one.name} is {options[one.name]}, and a folder is wanted"
     return f"lacks {', '.join(missing)}" if missing else ""
 

@@ -1,12 +1,13 @@
 """Messages that errors share."""
 
+import json
 import re
 from importlib import metadata
 from typing import Any
 
 import pytest
 
-from paceline.errors import install
+from paceline.errors import install, kind_of
 from tests.paths import REPOSITORY
 
 REQUIRES = [
@@ -17,6 +18,12 @@ REQUIRES = [
     'paceline[serve]; extra == "all"',
     'other-absent[x]>=2; extra == "all"',
 ]
+
+
+def test_values_have_the_names_of_json() -> None:
+    names = {"{}": "an object", "[1]": "a list", '"a"': "a text", "1": "a number", "1.5": "a number", "null": "null",
+             "true": "true or false"}  # fmt: skip
+    assert {text: kind_of(json.loads(text)) for text in names} == names
 
 
 def test_what_is_missing_of_an_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from benchmarks import gpu, parcel, results
 
-from paceline import DraftTree, Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.engine.engine import Engine
 from tests import drafters, models, native
 from tests.paths import REPOSITORY
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from paceline.core.request import Row
+from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Verdict
 from paceline.draft.base import Drafter
@@ -21,7 +22,7 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.prefixes import Prefixes, common
-from paceline.engine.room import SLACK, _free_in_group, parse_bytes
+from paceline.engine.room import SLACK, _free_in_group
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ from paceline.draft.methods.past_answer import PastAnswer
 from paceline.draft.text.corpus import Plan, build
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.folder import gguf_of
+from paceline.formats.place import gguf_of
 from paceline.target.base import Target
 from paceline.target.load import load
 from tests.paths import REPOSITORY

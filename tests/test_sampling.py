@@ -325,7 +325,8 @@ def test_the_best_token_is_the_first_of_the_best(seed: int, size: int, dtype: to
         ("bad_words", ["no"], "sequences of at least one token id"),
         ("max_tokens", 0, "a whole number, 1 or more (at most 2,147,483,647)"),
         ("max_tokens", 9.5, "a whole number, 1 or more (at most 2,147,483,647)"),
-        ("seed", -1, "a whole number, 0 or more, or None"),
+        ("seed", -1, "a whole number, 0 to 2**64 - 1, or None"),
+        ("seed", 2**64, "a whole number, 0 to 2**64 - 1, or None"),
         ("stop", "end", "a list of non-empty strings"),
         ("stop", ["end", ""], "a list of non-empty strings"),
         ("stop", [3], "a list of non-empty strings"),
@@ -341,7 +342,8 @@ def test_errors_name_the_field_the_value_and_the_rule(field: str, value: Any, ru
 
 @pytest.mark.parametrize(
     "wish",
-    [{"temperature": 1}, {"top_p": 1}, {"min_p": 1}, {"logit_bias": {3: -math.inf}}, {"stop": ("x",)}, {"seed": 0}],
+    [{"temperature": 1}, {"top_p": 1}, {"min_p": 1}, {"logit_bias": {3: -math.inf}}, {"stop": ("x",)}, {"seed": 0},
+     {"seed": 2**64 - 1}],
     ids=str,
 )
 def test_values_at_the_edge_are_fine(wish: dict[str, Any]) -> None:

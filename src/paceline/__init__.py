@@ -3,7 +3,8 @@
 Cheap drafters propose tokens, the target model verifies them in one forward, and what comes out is exactly
 what the target alone would have written. The loop is in `paceline.engine.engine`; start there.
 
-    from paceline import Engine, SamplingParams
+    from paceline.engine.engine import Engine
+    from paceline.core.sampling import SamplingParams
     engine = Engine("smollm2", draft="sam")
     chat = [{"role": "user", "content": "Hello! What can you do?"}]
     print(engine.generate([chat], SamplingParams(max_tokens=64))[0].text)

@@ -90,6 +90,17 @@ def _packages(extra: str) -> list[tuple[str, bool]]:
     return packages
 
 
+_KINDS = {
+    dict: "an object", list: "a list", tuple: "a list", str: "a text", bool: "true or false", int: "a number",
+    float: "a number", type(None): "null",
+}  # fmt: skip
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a value, with its article."""
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
 PATHS = 0.7  # `near` for names of files: those that lie around have nothing to do with each other
 
 

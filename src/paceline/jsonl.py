@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO, Any, Protocol, Self
 
-from paceline.errors import PacelineError, shortened
+from paceline.errors import PacelineError, kind_of, shortened
 
 DEPTH = 100  # Most levels of nesting. Python's own limit depends on the caller's depth in the stack.
 BOM = b"\xef\xbb\xbf"
@@ -261,7 +261,7 @@ def as_object(line: Any, wanted: str) -> dict[str, Any]:
     should be, for the message."""
     value = loads(line) if isinstance(line, str | bytes) else line
     if not isinstance(value, dict):
-        raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
+        raise NotJSON(f"a JSON object is wanted ({wanted}), not {kind_of(value)}")
     return value
 
 
@@ -554,6 +554,7 @@ def standard_output() -> Writer:
 
 
 PAGE, TABLE, ISSUE, JUNIT = rb"<!doctype html>", rb'{\s*"paceline": "tune"', rb"# With drafts:", rb"\s*<testsuite "
+REPLAYED, CERTIFICATE = rb'{\s*"trace": ', rb'{\s*"target": '
 GGUF = rb"(?s)GGUF|.{8}\xff{8}"  # or a lookup cache: two tokens, and -1 twice
 """How the files of a kind begin, as patterns: what a command writes replaces its own kind only."""
 
@@ -580,6 +581,20 @@ def writes(kind: bytes) -> Callable[[Path | None], Path | None]:
 
     def check(path: Path | None) -> Path | None:
         return check_file(path, kind)
+
+    return output(check)
+
+
+def writes_in(**kinds: bytes) -> Callable[[Path | None], Path | None]:
+    """`check_folder`, and `check_file` for what is written there, as the callback of an option. kinds: by the files'
+    names, with _ for the dot."""
+
+    def check(folder: Path | None) -> Path | None:
+        check_folder(folder)
+        if folder is not None and folder.is_dir():
+            for name, kind in kinds.items():
+                check_file(folder / name.replace("_", "."), kind)
+        return folder
 
     return output(check)
 

@@ -13,7 +13,7 @@ from paceline.cli.demo import OTHERS, SETTINGS, _is_there, _meaning
 from paceline.cli.prompts import from_file
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.formats import folder
+from paceline.formats import place
 
 CLI = REPOSITORY / "src" / "paceline" / "cli"
 PROMPTS = CLI / "demo-prompts-tiny.jsonl"
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_what_was_measured(command, endless, monkeypatch):
 
 
 def test_without_smollm2_the_tiny_model_answers_and_a_line_says_how_to_get_it(command, endless, tmp_path, monkeypatch):
-    monkeypatch.setitem(folder.PACKAGES, "smollm2", ("no-such-package", "0", "a model"))
+    monkeypatch.setitem(place.PACKAGES, "smollm2", ("no-such-package", "0", "a model"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "demo").symlink_to(endless)

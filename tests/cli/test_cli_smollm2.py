@@ -7,10 +7,11 @@ from importlib import import_module
 import pytest
 from tests.gguf_files import write
 
-from paceline import Engine, SamplingParams
 from paceline.cli.generate import told_apart
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats import folder
+from paceline.formats import place
 from paceline.target import load as module
 from paceline.target.load import load
 
@@ -38,7 +39,7 @@ def installed(tiny, tmp_path, monkeypatch):
 @pytest.fixture
 def missing(tmp_path, monkeypatch):
     """No such package, whatever is installed here."""
-    monkeypatch.setitem(folder.PACKAGES, "smollm2", ("no-such-package", *folder.PACKAGES["smollm2"][1:]))
+    monkeypatch.setitem(place.PACKAGES, "smollm2", ("no-such-package", *place.PACKAGES["smollm2"][1:]))
     monkeypatch.chdir(tmp_path)
 
 

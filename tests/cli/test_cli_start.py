@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -11,6 +12,9 @@ import paceline
 from paceline.__main__ import main as process_main
 from paceline.cli.frame import GROUPED
 from paceline.draft.registry import describe, names
+from paceline.serve.reading import FORMATS, REASONING
+from paceline.serve.settings import Settings
+from paceline.train.__main__ import RECIPES
 
 
 def test_help_does_not_wait_for_torch():
@@ -59,18 +63,47 @@ sys.exit(__main__.main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+MODEL = ("generate {} hi", "chat {}", "serve {}", "demo {}", "doctor {}", "quality {} --dtype int8 --text HERE",
+         "quantize {} out", "bench {}", "certify {}", "tune {}", "replay HERE --tokenizer {}",
+         "train eagle {} --out out", "corpus build out --text HERE --tokenizer {}",
+         "generate MODEL hi --tokenizer {}", "quality MODEL --text HERE --against {}")  # fmt: skip
+ENGINE = ("generate MODEL hi", "chat MODEL", "serve MODEL")
+LOADED = (*ENGINE, "demo MODEL", "bench MODEL", "certify MODEL", "tune MODEL", "eval align --model MODEL")
+SERVERS = ("watch", "bench --server", "certify --server", "tune MODEL --batch-sizes 1,2 --server")
+TRAINED = [f"train {recipe} MODEL --out out" for recipe in RECIPES["recipes"]]
+OPTIONS = [
+    (("generate MODEL hi", "chat MODEL"), [
+        "--temperature -1", "--temperature nan", "--top-p 0", "--top-k -1", "--min-p 2", "--repetition-penalty 0",
+        "--max-tokens 0", "--threads 0", "--stop=", "--seed -1", f"--seed {2**64}",
+    ]),
+    (ENGINE, ["--cache-memory much", "--prefix-cache-size much", "--tokenizer ./none", "--context 1"]),
+    (LOADED, ["--draft samm", "--draft sam+samm", "--dtype bfloat61", "--device abacus"]),
+    (SERVERS, ["host:8000", "http://h --api-key-env NO_SUCH_KEY", "http://h --api-key-file none"]),
+    (TRAINED, ["--tokens x", "--seed -1", "--minutes 1 --hours 1", "--checkpoints HERE", "--data none.jsonl"]),
+    (["demo MODEL"], ["-n 0", "--also samm", "--prompts none.jsonl"]),
+    (["bench MODEL"], [
+        "-n 0", "--temperature -1", f"--seed {2**64}",
+        "--batch-size 1,x", "--batch-size 1,2", "--peer vlm-ngram", "--suite spec-banch",
+        "--categories poetry", "--template vicunia", "--schedule equall", "--schedule equal --peer transformers",
+    ]),
+    (["serve MODEL"], [
+        "--port 99999", "--log none/x", "--allow-draft samm", "--tool-parser x", "--reasoning-parser x",
+        "--json-whitespace x",
+    ]),
+    (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--reference http://x", "--budget x"]),
+    (["tune MODEL"], ["--batch-sizes 1,x", "--template vicunia", "--log none.jsonl"]),
+    (["replay HERE --tokenizer x"], ["-d samm", "--template vicunia", "--forward-ms 20", "--limit 1 --ray"]),
+    (["eval align --model http://h/v1#m"], ["--method align4", "--scenario Chidl", "--data none"]),
+]
 REFUSED = [
-    *(f"{command} {option} {value}" for command in ("generate MODEL hi", "chat MODEL") for option, value in (
-        ("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-k", "-1"), ("--min-p", "2"),
-        ("--repetition-penalty", "0"), ("--max-tokens", "0"), ("--threads", "0"),
-    )),
-    "demo MODEL -n 0", "bench MODEL -n 0", "bench MODEL --temperature -1", "bench", "bench MODEL --batch-size 1,x",
-    "generate MODEL --prompts none.jsonl", "generate MODEL hi --prediction none.txt", "generate MODEL hi --file .",
-    "generate MODEL hi --prompts HERE", "demo MODEL --prompts none.jsonl", "certify MODEL --prompts none.jsonl",
+    *(command.format(name) for command in MODEL for name in ("./none", "none.gguf")),
+    *(f"{command} {option}" for commands, options in OPTIONS for command in commands for option in options),
+    *("bench", "certify", "methods samm", "report none", "corpus info none", "corpus build out --tokenizer x"),
+    "generate MODEL hi --schedule equall", "generate MODEL --prompts none.jsonl", "train eagle MODEL",
+    "generate MODEL hi --prediction none.txt", "generate MODEL hi --file .", "generate MODEL hi --prompts HERE",
     "replay none.jsonl --tokenizer x", "replay HERE none.jsonl --tokenizer x", "quality MODEL --text none.txt",
-    "quality MODEL --text HERE", "quality ./none --dtype int8 --text HERE --save", "tune MODEL --batch-sizes 1,x",
-    "certify", "certify MODEL --reference http://x", "corpus build out --tokenizer x", "serve MODEL --port 99999",
-    "serve MODEL --log none/x", "quantize MODEL HERE",
+    "quality MODEL --text HERE", "quality ./none --dtype int8 --text HERE --save", "quantize MODEL HERE",
+    "quantize MODEL out --dtype int9", "watch http://h --tuned none",
 ]
 
 
@@ -85,8 +118,16 @@ for line in sys.argv[1:]:
 """
     line = [sys.executable, "-c", code, *REFUSED]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr[-2000:]
     assert [said.partition(":")[0] for said in done.stderr.splitlines()] == ["error"] * len(REFUSED)
+    assert os.listdir(tmp_path) == ["HERE"]
+
+
+def test_parsers_are_the_formats_that_are_read():
+    """Their names are options, whose check brings no torch."""
+    names = {name: get_args(hint) for name, hint in get_type_hints(Settings).items()}
+    assert names["tool_parser"] == ("auto", *FORMATS, "none")
+    assert names["reasoning_parser"] == ("auto", *REASONING, "none")
 
 
 def test_version(command):
@@ -171,9 +212,13 @@ def test_one_method_in_full(command):
     (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
 ])
 def test_a_package_that_is_missing_is_named_with_its_extra(command, monkeypatch, arguments, line):
-    for name in [name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))]:
-        if not name.endswith(".options"):  # the command line has read these already
-            monkeypatch.delitem(sys.modules, name)
+    read = {name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))}
+    read = {name for name in read if not name.endswith(".options")}  # the command line has read these already
+    for name in read:  # an import replaces its parent's attribute, too, which later tests want as it was
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[parent], child, sys.modules[name], raising=False)
+    for name in read:
+        monkeypatch.delitem(sys.modules, name)
     for name in ("openai", "PIL"):
         monkeypatch.setitem(sys.modules, name, None)
     result = command(*arguments)

@@ -44,6 +44,10 @@ MISTAKES = [
     ("generate model hi --draft sam,drft=3", "'drft'", "Did you mean 'draft'", "min_match"),
     ("generate model hi --draft sam,draft=x", "draft", "'x'", "a whole number"),
     ("generate nowhere hi --draft samm", "'samm'", "Did you mean 'sam'", "prompt-lookup"),
+    *((f"generate model hi -d {method}:{file}", f"{file} holds no weights: name a head's folder")
+      for method in ("eagle", "eagle3", "medusa", "hydra", "dflash") for file in ("empty.txt", "log.jsonl")),
+    *((f"generate model hi -d {method}:empty.txt", "empty.txt is a file; name") for method in ("kangaroo", "model")),
+    ("generate model hi -d dflash:model", "model is no drafter of kind dflash: it says neither block_size nor"),
     ("generate model hi --dtype bfloat61", "'bfloat61'", "bfloat16"),
     ("generate model hi --threads 100000", "--threads", "1024"),
     ("generate model hi --device abacus", "'abacus'", "cpu"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import Engine, SamplingParams
+from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Allowance, Drafter
 from paceline.draft.cost import Prices
@@ -16,6 +16,7 @@ from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
+from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 from tests.asks import asked

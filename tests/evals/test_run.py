@@ -21,7 +21,7 @@ from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
 from paceline.evals.align.judge import ModelScorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
-from paceline.evals.align.page import page
+from paceline.evals.align.page import markdown, page
 from paceline.evals.align.run import Progress, align
 from paceline.workbench.runs import rows
 from tests import models
@@ -51,6 +51,21 @@ SAME = (
 def figures(outcome):
     """What must not depend on how rough the way was: all but seconds, tries and what judging cost."""
     return [{name: row[name] for name in SAME} for row in outcome.results]
+
+
+def test_a_report_says_how_much_of_a_run_is_there(tmp_path):
+    """Of one that was ended before its first answer, too, whether or not its files were begun."""
+    run = tmp_path / "run"
+    with Scripted() as server:
+        go(server, run, judge=["checks"], limit=2)
+    files = [run / name for name in (GENERATIONS, JUDGEMENTS, ERRORS)]
+    for make in (page, markdown):
+        assert "not complete" not in make(run)
+    for is_begun in (True, False):
+        for file in files:
+            file.write_text("") if is_begun else file.unlink()
+        for make in (page, markdown):
+            assert "The run is not complete: 0 of 2 answers are judged" in make(run)
 
 
 def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path):

@@ -224,8 +224,9 @@ def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path):
             assert page["crossed"] == [], name
             assert page["loaded"] == [], name
             assert (page["narrowest"] or 200) > 120, name  # a plot, where there is one, can be read
-        if name not in (*RESULTS, "bench"):  # whose tables have a column for every device
-            assert found[1280]["cut"] == [], name
+        if name not in RESULTS:  # whose pages are of earlier versions
+            assert found[390]["cut"] == [] or name == "vision", name  # which has matrices of every value by every value
+            assert found[1280]["cut"] == [] or name == "bench", name  # whose names are of 60 letters
     assert (complaints, {page["color"] for page in every["bench"].values()}) == ([], {"rgb(255, 255, 255)"})
 
 

@@ -1,4 +1,9 @@
-"""Plots: round ticks, whole SVG, text that stays text."""
+"""Plots: round ticks, whole SVG, text that stays text. The recorded answer of the README."""
+
+import re
+from html import unescape
+
+from benchmarks import recording
 
 from paceline.workbench.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
 
@@ -60,3 +65,21 @@ def test_columns_stand_on_the_axis():
     for height in (0, inner / 2, inner):
         assert f'height="{height:.1f}"' in drawn
     assert drawn.count("<rect") == 3
+
+
+def test_the_recorded_answer_is_as_its_program_draws_it():
+    """Times and texts are of one run; all else of the picture is the program's."""
+    said = recording.OUT.read_text("utf-8")
+    (slow,) = {float(found) - recording.REST for found in re.findall(r'dur="([\d.]+)s"', said)}
+    name, fast = re.search(r'class="head">(\S+): ([\d.]+) s, the same text<', said).groups()
+    panes = []
+    for part in said.split("<rect ")[1:]:
+        top = float(re.search(r' y="(\d+)"', part)[1]) - 19
+        pieces = re.findall(r'<text x="(\S+)" y="(\d+)" textLength.*?opacity="1"(.*?)>(.*?)<.*?"0;(\S+)" values', part)
+        panes.append([
+            (round((int(y) - top - 33) / recording.ROW), round((float(x) - 8) / recording.STEP),
+             float(at) * (slow + recording.REST), unescape(text), "drafted" in kind)
+            for x, y, kind, text, at in pieces
+        ])  # fmt: skip
+    model = re.search(r'class="small">(\S+), two CPU cores<', said)[1]
+    assert recording.draw(model, panes[0], slow, name, panes[1], float(fast)) == said

@@ -7,8 +7,9 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.workbench.chat_templates import template_names
 from paceline.workbench.conversations import Conversation, ConversationError, Reading
-from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
+from paceline.workbench.transcript import Transcriber, open_tokenizer
 from tests import models
 
 CHAT = [

@@ -133,11 +133,11 @@ def test_two_apps_do_not_share_their_room(monkeypatch):
 
     async def both():
         release = Event()
-        under_way = asyncio.create_task(full.off_loop(release.wait))
+        under_way = asyncio.create_task(full.off_loop("a", release.wait))
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="1 requests are being read"):
-            await full.off_loop(lambda: 1)
-        assert await free.off_loop(lambda: 2) == 2
+        with pytest.raises(Busy, match=r"^1 of all requests are being read"):
+            await full.off_loop("b", lambda: 1)
+        assert await free.off_loop("a", lambda: 2) == 2
         release.set()
         assert await under_way
 
@@ -149,6 +149,27 @@ def test_two_apps_do_not_share_their_room(monkeypatch):
             more(1)
     with full._holding("b") as hold:
         hold(10)
+
+
+def test_a_client_leaves_threads_to_others(monkeypatch):
+    """What one client has read for it may not keep out all others; and who waits for nothing is forgotten."""
+    monkeypatch.setattr(guard, "MOST_HEAVY", 4)
+    bodies = Bodies(Settings("m"))
+
+    async def full():
+        release = Event()
+        waiting = [asyncio.create_task(bodies.off_loop("a", release.wait)) for _ in range(3)]
+        waiting.append(asyncio.create_task(bodies.off_loop("b", lambda: 2)))
+        await asyncio.sleep(0)
+        one_more = asyncio.create_task(bodies.off_loop("a", lambda: 1))
+        await asyncio.sleep(0)
+        release.set()
+        with pytest.raises(Busy, match=r"^3 of your requests are being read"):
+            await one_more
+        assert await asyncio.gather(*waiting) == [True, True, True, 2]
+        assert not bodies._waiting
+
+    asyncio.run(full())
 
 
 def test_a_client_holds_a_quarter_of_the_room(monkeypatch):

@@ -273,6 +273,8 @@ def test_a_negative_seed_is_a_seed(address):
 
     assert texts(-(2**63)) == texts(-(2**63)) != texts(-5)
     assert texts(-5) != texts(5)
+    assert texts(-5) == texts(2**64 - 5)  # the same 64 bits
+    assert len(texts(2**64 - 1)) == 2  # whose second answer has the next seed, 0
 
 
 def test_variables_that_the_template_reads_may_be_set(address, served):

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from paceline import SamplingParams
+from paceline.core.sampling import SamplingParams
 from tests.serve.live import engine, serving
 
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from tests import exact, models, native
 
-from paceline import Engine, kernels, processor
+from paceline import kernels, processor
 from paceline.core.segment import Segment
+from paceline.engine.engine import Engine
 from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

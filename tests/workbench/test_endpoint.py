@@ -30,7 +30,7 @@ def test_an_engine_answers_as_generate_does(local):
     ids = [tokenizer.encode_chat(body["messages"]) for body in bodies]
     answers = local.ask(bodies)
     own = Engine(local.engine.target, tokenizer=tokenizer)
-    from paceline import SamplingParams
+    from paceline.core.sampling import SamplingParams
 
     for answer, right in zip(answers, own.generate(ids, SamplingParams(max_tokens=12)), strict=True):
         assert (answer.tokens, answer.text) == (right.tokens, right.text)
@@ -120,7 +120,7 @@ def test_an_engine_of_this_process_needs_no_http():
 import sys
 for name in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
     sys.modules[name] = None
-from paceline import Engine
+from paceline.engine.engine import Engine
 from paceline.serve.local import Local
 with Local(Engine("models/demo")) as local:
     print(local.ask([{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True}])[0].usage)

@@ -14,7 +14,7 @@ from paceline.bench import specbench
 from paceline.bench.checks import disturbances, judge_differences
 from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark
-from paceline.bench.ours import Ours, check_schedules, scheduled_contestants
+from paceline.bench.ours import Ours, scheduled_contestants
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
 from paceline.bench.runner import Runner, has_answered
 from paceline.bench.setting import Setting, Watch, set_up
@@ -43,14 +43,11 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
     """Run, or continue, the benchmark in `benchmark.out`.
 
     Raises PacelineError for what the caller has to change, before anything is timed."""
-    # Misspelt specs are refused before a large model is read, another run's folder before an engine is started.
+    # Wrong options of specs are refused before a large model is read, another run's folder before an engine starts.
     for spec in benchmark.drafts:
         create(spec)
     for spec in benchmark.peers:
         parse_peer(spec)
-    check_schedules(benchmark.schedules, benchmark.batches)
-    if benchmark.peers and benchmark.schedules:
-        raise PacelineError("--schedule compares schedules of our engine: leave out --peer, or --schedule")
     setting = set_up(benchmark, watch)
     contestants = create_contestants(setting)
     described = identity(setting, contestants)

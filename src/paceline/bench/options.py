@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.core.rules import ruled
+from paceline.core.rules import check_schedule, ruled
+from paceline.draft import registry
 from paceline.draft.spec import option
-from paceline.workbench.options import Keys
+from paceline.errors import PacelineError
+from paceline.workbench import peers
+from paceline.workbench.chat_templates import source_of
+from paceline.workbench.options import Keys, checked
 
 MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
 
@@ -27,7 +31,7 @@ class Options:
     batch: int = 1
     repeats: int = option(1, "How often every question is asked; figures are medians.", least=1)
     warm_up: int = option(3, "Number of answers that every method gives before anything is timed.", least=0)
-    seed: int = option(0, "Seed for sampling at a temperature above 0.", least=0)
+    seed: int = option(0, "Seed for sampling at a temperature above 0.", callback=ruled("seed"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Benchmark:
     load: Load = field(default_factory=Load)
     keys: Keys = field(default_factory=Keys)
     template: str | None = option(
-        None, "Chat template: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
+        None, "Chat template: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
+        callback=checked(source_of),
     )
     peer_python: str | None = option(
         None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
@@ -110,3 +115,17 @@ class Benchmark:
     budget: bool = True
     schedules: Sequence[str] = ()
     batches: Sequence[int] = (1,)
+
+    def __post_init__(self) -> None:
+        """PacelineError for a drafter, a peer or a schedule that does not exist, or that does not fit the others."""
+        for spec in self.drafts:
+            registry.named(spec)
+        for spec in self.peers:
+            peers.named(spec)
+        for schedule in self.schedules:
+            for batch in self.batches:
+                check_schedule(schedule, batch)
+        if len(self.batches) > 1 and not self.schedules:
+            raise PacelineError("several batch sizes are compared with --schedule: add --schedule ragged, for example")
+        if self.peers and self.schedules:
+            raise PacelineError("--schedule compares schedules of our engine: leave out --peer, or --schedule")

@@ -16,10 +16,11 @@ from paceline.bench.metrics import BASELINE
 from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.core.request import Delta, Row
+from paceline.core.rules import check_schedule
 from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.engine.scheduler import Schedule, Turn, check_schedule, create_schedule, fitted
+from paceline.engine.scheduler import Schedule, Turn, create_schedule, fitted
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
@@ -125,15 +126,6 @@ def _options(drafter: Any) -> dict[str, Any]:
     """A drafter's options, defaults included."""
     config = getattr(drafter, "config", None)
     return asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
-
-
-def check_schedules(schedules: Sequence[str], batches: Sequence[int]) -> None:
-    """PacelineError for a schedule that does not exist, or does not fit one of the batches."""
-    for schedule in schedules:
-        for batch in batches:
-            create_schedule(schedule, batch, PREFILL_CHUNK)
-    if len(batches) > 1 and not schedules:
-        raise PacelineError("several batch sizes are compared with --schedule: add --schedule ragged, for example")
 
 
 def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[int]) -> list[QuestionGroup]:

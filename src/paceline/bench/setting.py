@@ -13,9 +13,9 @@ from paceline.bench.ours import mixed_groups
 from paceline.bench.record import Answer
 from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
-from paceline.engine.scheduler import check_schedule
+from paceline.core.rules import check_schedule
 from paceline.errors import PromptError
-from paceline.formats.folder import SMALL_FILES, find, gguf_of, is_gguf
+from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer

@@ -20,8 +20,8 @@ from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.prompt import Prompt, encode, is_chat
-from paceline.errors import PacelineError, meant
-from paceline.formats.folder import is_gguf
+from paceline.errors import PacelineError
+from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
 from paceline.jsonl import write_json, write_whole
 from paceline.target.base import Target
@@ -29,14 +29,12 @@ from paceline.target.load import load
 from paceline.workbench.client import CompletionError
 from paceline.workbench.endpoint import Endpoint, Remote
 from paceline.workbench.environment import environment
-from paceline.workbench.peers import PEERS, create_peer
+from paceline.workbench.peers import HOSTS, create_peer
 from paceline.workbench.reference import Model, PlainDecoding, Reference
 
 if TYPE_CHECKING:
     from paceline.certify.asking import Control, Messages
 
-HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
-"""Hosts of our plug-ins, and the peers that they are."""
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
 AFTER_LOADING = "; the budget begins when all is loaded"
@@ -47,7 +45,6 @@ PACED = False
 
 def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
-    _check_name(subject)
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     if draft is not None:
         create(draft)  # misspelt, it is named before a model is read
@@ -167,13 +164,6 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     """Prompts as servers of chats take them."""
     prompts: Sequence[Any] = REQUESTS["questions"] if given is None else given
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
-
-
-def _check_name(subject: Subject) -> None:
-    """PacelineError for an engine that does not exist, before a model is loaded for it."""
-    name, known = subject.engine.partition(":")[0].partition(",")[0], dict.fromkeys(("paceline", *HOSTS, *PEERS))
-    if name not in known:
-        raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
 
 
 def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:

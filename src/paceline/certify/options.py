@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
 from paceline.workbench.options import Keys, listed
+from paceline.workbench.peers import HOSTS, PEERS
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
 STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form
@@ -111,6 +112,12 @@ class Subject:
     peer_python: str | None = option(
         None, "Python interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON"
     )
+
+    def __post_init__(self) -> None:
+        """PacelineError for an engine that does not exist; the address of one is taken for --server."""
+        name, known = re.split("[:,]", self.engine)[0], dict.fromkeys(("paceline", *HOSTS, *PEERS))
+        if name not in (*known, "http", "https"):
+            raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
 
 
 @dataclass(frozen=True)

@@ -288,6 +288,7 @@ class Sampled:
         size = AT_ONCE if until == inf else 2 * endpoint.slots
 
         def ask(sides: Mapping[int, Endpoint], begin: int, end: int, until: float) -> None:
+            """Ask each endpoint for the requests from `begin` to `end`, as many as fit by `until`, and count."""
             while begin < end and not watch.over(until):
                 number = min(size, end - begin)
                 chosen = rng.permutation((begin + np.arange(number)) % len(self.cases)).tolist()

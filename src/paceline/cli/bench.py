@@ -17,8 +17,9 @@ from paceline.cli import options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.place import check_place
 from paceline.jsonl import check_folder
-from paceline.workbench.options import listed, listed_numbers, with_options
+from paceline.workbench.options import check_server, checked, listed, listed_numbers, with_options
 from paceline.workbench.runs import new_folder
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml
 @with_options
 def bench(
     asked: Benchmark,
-    model: Annotated[str | None, typer.Argument(help=options.WHAT_A_MODEL_IS)] = None,
+    model: Annotated[
+        str | None, typer.Argument(help=options.WHAT_A_MODEL_IS, callback=checked(check_place))
+    ] = None,
     draft: list[str] | None = option(
         None, "Drafter to measure; may be repeated. Plain decoding is always measured.", names=("--draft", "-d")
     ),
@@ -85,14 +88,6 @@ def bench(
         )
     batches = listed_numbers(batch, "--batch-size")
 
-    import transformers
-
-    from paceline.bench.benchmark import Watch
-    from paceline.bench.benchmark import bench as run
-    from paceline.cli.drive import Interrupt
-
-    transformers.logging.set_verbosity_error()
-    options.use_threads(threads)
     name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
     benchmark = replace(
         asked,
@@ -110,6 +105,21 @@ def bench(
         activations=activations,
         budget=budget,
     )
+    if served:
+        check_server(served, asked.keys)
+    else:
+        from paceline.bench.suites import read_suite
+
+        read_suite(asked.suite, categories=benchmark.categories)
+
+    import transformers
+
+    from paceline.bench.benchmark import Watch
+    from paceline.bench.benchmark import bench as run
+    from paceline.cli.drive import Interrupt
+
+    transformers.logging.set_verbosity_error()
+    options.use_threads(threads)
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 
         def answered(answer: Answer) -> None:

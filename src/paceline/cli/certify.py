@@ -13,9 +13,10 @@ from paceline.cli import options
 from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.place import check_place
 from paceline.interrupt import Interrupt
-from paceline.jsonl import ISSUE, JUNIT, check_folder, readable, write_whole, writes
-from paceline.workbench.options import with_options
+from paceline.jsonl import CERTIFICATE, ISSUE, JUNIT, PAGE, readable, write_whole, writes, writes_in
+from paceline.workbench.options import check_server, checked, with_options
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class CertifyOptions(Subject):
 
     model: Annotated[
         str | None, typer.Argument(
-            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]"
+            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]",
+            callback=checked(check_place),
         )
     ] = None
     draft: options.Draft = "none"
@@ -37,7 +39,10 @@ class CertifyOptions(Subject):
     exact: options.Exact = None
     activations: options.Activations = None
     threads: options.Threads = None
-    out: Path | None = option(None, "Folder for certificate.json and certificate.html.", callback=check_folder)
+    out: Path | None = option(
+        None, "Folder for certificate.json and certificate.html.",
+        callback=writes_in(certificate_json=CERTIFICATE, certificate_html=PAGE),
+    )
     report: Path | None = option(
         None,
         "Markdown file for a report to the engine's developers; it is written if a bug is found.",
@@ -73,6 +78,8 @@ def certify(asked: CertifyOptions) -> int:
         raise PacelineError(
             "--reference is a server to compare --server with; a TARGET is its own reference, or float32 is"
         )
+    for server in filter(None, (asked.server, asked.reference if asked.server else None)):
+        check_server(server, asked.keys)
     options.use_threads(asked.threads)
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit

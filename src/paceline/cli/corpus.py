@@ -14,8 +14,9 @@ from paceline.cli import options
 from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import StoreError
+from paceline.formats.place import check_place
 from paceline.jsonl import check_folder
-from paceline.workbench.options import Grouped, app_of, listed, with_options
+from paceline.workbench.options import Grouped, app_of, checked, listed, with_options
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
@@ -37,7 +38,8 @@ def build(
         None, "Text to read: a .txt or .jsonl file, plain or .gz; more files may follow.", metavar="FILE"
     ),
     tokenizer: str = option(
-        "", "Tokenizer: the model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file."
+        "", "Tokenizer: the model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file.",
+        callback=checked(check_place),
     ),
     parts: str = option("", "Parts to build, joined by commas: ngrams, suffix-array. [default: all]"),
     max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2),

@@ -20,10 +20,12 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
 from paceline.cli.show import Screen, Steps, plain_table, statistics
+from paceline.draft.registry import named
 from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
+from paceline.formats.place import check_place
 from paceline.jsonl import readable
-from paceline.workbench.options import with_options
+from paceline.workbench.options import checked, with_options
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -58,7 +60,10 @@ NOTHING = 0.03  # a ratio so close to 1 is no difference
 @with_options
 def demo(
     model: Annotated[
-        str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]")
+        str | None, typer.Argument(
+            help=f"{options.WHAT_A_MODEL_IS} [default: smollm2 if it is installed]",
+            callback=checked(check_place),
+        ),
     ] = None,
     prompts: str | None = option(
         None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p"),
@@ -66,7 +71,8 @@ def demo(
     ),
     draft: options.Draft = "suffix",
     also: list[str] | None = option(
-        None, "Compare this drafter as well; may be repeated. [default: some that suit the model]"
+        None, "Compare this drafter as well; may be repeated. [default: some that suit the model]",
+        callback=checked(named),
     ),
     max_tokens: options.MaxTokens = 128,
     repeats: int | None = option(
@@ -147,7 +153,7 @@ def demo(
 
 def _installed(screen: Screen) -> str:
     """smollm2, or the tiny model of a checkout where that is not installed."""
-    from paceline.formats.folder import gguf_of, is_packaged
+    from paceline.formats.place import gguf_of, is_packaged
 
     if not is_packaged(SMOLLM2):
         return SMOLLM2

@@ -12,7 +12,8 @@ import typer
 from paceline import __version__, processor
 from paceline.cli import options
 from paceline.cli.show import say
-from paceline.workbench.options import with_options
+from paceline.formats.place import check_place
+from paceline.workbench.options import checked, with_options
 
 if TYPE_CHECKING:
     from paceline.target.base import Target
@@ -22,7 +23,10 @@ BUSY = 0.5  # load of a processor from which other processes are likely to want 
 
 @with_options
 def doctor(
-    model: Annotated[str | None, typer.Argument(help=f"{options.WHAT_A_MODEL_IS} It is only read.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{options.WHAT_A_MODEL_IS} It is only read.", callback=checked(check_place)),
+    ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     exact: options.Exact = None,
@@ -93,7 +97,8 @@ def _machine() -> dict[str, Any]:
 
 def _model(target: Target, dtype: str, asked: bool | None, activations: int | None) -> dict[str, str]:
     """What a model would run with, and why, in words. dtype, asked, activations: the options."""
-    from paceline.formats.precision import split_dtype, usual
+    from paceline.core.rules import split_dtype
+    from paceline.formats.precision import usual
 
     weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
     products = Counter(product.kernel for product in target.products)

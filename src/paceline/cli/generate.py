@@ -15,6 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
+from paceline.formats.place import check_place
 from paceline.jsonl import ANSWERS, Appender, Writer, appends, readable, standard_output, text_of
 from paceline.workbench.options import with_options
 from paceline.workbench.runs import rows
@@ -84,6 +85,7 @@ def generate(
     paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
     """
     model, prompt = told_apart(model, prompt, prompts)
+    check_place(model)
     _check_sources(prompt, prompts, file)
     predicted = _expected(prediction)
 

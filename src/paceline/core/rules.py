@@ -1,14 +1,17 @@
-"""What the parameters of a request may be. Imports nothing slow: the command line asks before torch is loaded."""
+"""What the parameters of a request and of an engine may be. Imports nothing slow: the command line asks before torch is
+loaded."""
 
 import math
+import re
 from collections.abc import Callable
 from operator import index
 from typing import Any
 
-from paceline.errors import PacelineError, shortened
+from paceline.errors import ModelError, PacelineError, meant, shortened
 
 COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
 MOST = 2**31 - 1  # largest count that the compiled functions take
+SEEDS = 2**64  # number of seeds
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
@@ -28,7 +31,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "sequences of at least one token id",
     ),
     "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
-    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
+    "seed": (lambda seed: seed is None or 0 <= index(seed) < SEEDS, "a whole number, 0 to 2**64 - 1, or None"),
     "stop": (
         lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
         "a list of non-empty strings",
@@ -44,6 +47,16 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of SamplingParams that a checkpoint may set."""
 
+DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("int8", "int4")
+DEVICES = (
+    "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy",
+    "vulkan", "mps", "meta", "hpu", "mtia", "privateuseone",
+)  # fmt: skip
+"""Kinds of devices that torch has a name for."""
+SCHEDULES = ("ragged", "equal", "grouped")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
 
 def check(name: str, value: Any) -> None:
     """PacelineError unless `value` keeps the rule of the field `name`."""
@@ -54,6 +67,59 @@ def check(name: str, value: Any) -> None:
         good = False
     if not good:
         raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
+
+
+def split_dtype(dtype: Any) -> tuple[str | None, Any]:
+    """Split into (precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" is ("int8",
+    "auto"), "auto" is ("auto", "auto"), "bfloat16" is (None, "bfloat16"), as is one of torch's own.
+
+    The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
+    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
+    return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
+
+
+def check_dtype(dtype: str) -> None:
+    """ModelError for what names no dtype."""
+    if (word := split_dtype(dtype)[1]) not in ("auto", *DTYPES):
+        known = (*DTYPES, *PRECISIONS)
+        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
+
+
+def check_precision(word: str) -> None:
+    """ModelError for what names no kind of blocks."""
+    if word not in PRECISIONS:
+        raise ModelError(f"unknown precision {word!r}; there are {', '.join(PRECISIONS)}.{meant(word, PRECISIONS)}")
+
+
+def check_device(device: str) -> None:
+    """ModelError for a word that is no name of a device. Whether this machine has it, torch must say."""
+    kind, colon, number = device.partition(":")
+    if device != "auto" and (kind not in DEVICES or (colon and not number.isdecimal())):
+        raise ModelError(f"there is no device {device!r}; give auto, cpu, cuda, cuda:1, ...{meant(kind, DEVICES, 0.7)}")
+
+
+def check_schedule(spec: str, max_batch: int = 0) -> tuple[str, int | None]:
+    """Parse `spec` into name and window. PacelineError if it is wrong, or not for batches of `max_batch` rows."""
+    name, colon, window = spec.partition(":")
+    if name not in SCHEDULES:
+        known = ", ".join(SCHEDULES)
+        raise PacelineError(f"there is no schedule {name!r}; there are {known}.{meant(name, SCHEDULES)}")
+    if not colon:
+        return name, None
+    if name != "grouped" or not window.isdecimal() or int(window) < 1:
+        raise PacelineError(f"schedule {spec!r}: only grouped takes a number, its window, as in grouped:48")
+    if int(window) <= max_batch:
+        raise PacelineError(f"schedule {spec!r}: a window is larger than the batch, which is {max_batch}")
+    return name, int(window)
+
+
+def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
+    """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
+    size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
+    if size < 1 or isinstance(text, bool):
+        raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
+    return size
 
 
 def ruled(name: str) -> Callable[[Any], Any]:

@@ -8,17 +8,21 @@ A method is a `Drafter` class, described by its class attributes and the first l
 imported on demand. Other packages add methods through the entry-point group `paceline.drafters`
 (name = "package.module:Class"). No other module of the core knows a method by name."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.draft.base import Drafter
 from paceline.draft.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
 from paceline.errors import MethodError, meant
+
+if TYPE_CHECKING:
+    from paceline.draft.base import Drafter
 
 GROUP = "paceline.drafters"
 
@@ -51,20 +55,28 @@ def names() -> list[str]:
 
 def describe(name: str) -> MethodInfo:
     """The description of a method; MethodError if there is no method `name`."""
+    named(name)
     drafter = _load(name)
     summary = (inspect.getdoc(drafter) or "").split("\n")[0]
     config = drafter.Config
     return MethodInfo(name, summary, drafter.lossless, drafter.paper, options(config), takes_checkpoint(config))
 
 
+def named(spec: str) -> list[Part]:
+    """Parse `spec`, and look its methods up. Imports no method, so no torch. Raises MethodError, as `create`."""
+    parts, table = [parse(part, spec) for part in split(spec)], _table()
+    unknown = next((part.name for part in parts if part.name not in table), None)
+    if unknown is not None:
+        guess = " a>b is not made any more: write a+b." if ">" in unknown else meant(unknown.lower(), table)
+        in_path = len(parts) > 1 and parts[0].checkpoint
+        more = "A path with a + in it is put in double quotes." if in_path else f"Drafters: {', '.join(table)}."
+        raise MethodError(f"There is no drafter {unknown!r}.{guess} {more}")
+    return parts
+
+
 def create(spec: str) -> Drafter:
     """Make the drafter that `spec` describes. Raises MethodError, which lists the methods that exist."""
-    parts, table = [parse(part, spec) for part in split(spec)], _table()
-    if len(parts) > 1 and parts[0].checkpoint and (unknown := [part.name for part in parts if part.name not in table]):
-        guess = meant(unknown[0].lower(), table)
-        raise MethodError(
-            f"There is no drafter {unknown[0]!r}.{guess} A path with a + in it is put in double quotes."
-        )
+    parts = named(spec)
     made = [_made(part, in_front=part is not parts[-1]) for part in parts]
     if len(made) == 1:
         return made[0]
@@ -108,10 +120,9 @@ def _table() -> dict[str, str]:
 
 
 def _load(name: str) -> type[Drafter]:
+    from paceline.draft.base import Drafter  # brings torch
+
     table = _table()
-    if name not in table:
-        guess = " a>b is not made any more: write a+b." if ">" in name else meant(name.lower(), table)
-        raise MethodError(f"There is no drafter {name!r}.{guess} Drafters: {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     try:
         loaded = importlib.import_module(module)

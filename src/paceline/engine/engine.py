@@ -4,7 +4,8 @@
 
 `Engine.step` is one round. A prompt is run by the same forward, in pieces; plain decoding is a drafter without drafts.
 
-    from paceline import Engine, SamplingParams
+    from paceline.engine.engine import Engine
+    from paceline.core.sampling import SamplingParams
     engine = Engine("smollm2", draft="sam")
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
@@ -31,6 +32,7 @@ from paceline.core.accept import LOSSLESS, Accepted, Failed, Outcome, Rule, acce
 from paceline.core.clock import Clock, Profile
 from paceline.core.request import Completion, Delta, Row
 from paceline.core.round import Plan, Round, score_prompts
+from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree, IntArray
@@ -39,7 +41,7 @@ from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.engine.crowded import Crowded
 from paceline.engine.prompt import Prompt, encode, is_chat
-from paceline.engine.room import Room, parse_bytes
+from paceline.engine.room import Room
 from paceline.engine.scheduler import Pace, Ragged, Schedule, Turn, create_schedule, fitted
 from paceline.engine.seats import Seats
 from paceline.errors import MethodError, PacelineError, PromptError, RowError, out_of_memory

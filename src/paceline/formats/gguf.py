@@ -20,7 +20,8 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
-from paceline.formats.folder import fingerprint, one_line, refuse_pointer, sampling
+from paceline.formats.folder import fingerprint, refuse_pointer, sampling
+from paceline.formats.place import one_line
 from paceline.formats.shape import ATTENTION, Shape, weight_shapes
 from paceline.kernels.blocks import (
     Blocks,

@@ -9,30 +9,22 @@ from pathlib import Path
 import torch
 
 from paceline import processor
-from paceline.errors import ModelError, meant
+from paceline.core import rules
+from paceline.errors import ModelError
 from paceline.formats.shape import UNQUANTISED
 from paceline.kernels.blocks import ACTIVATIONS, KINDS, Q4_0, Q8_0, Blocks, Kind, Weights, WeightsByName, quantise
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in rules.DTYPES}
 SMALL = 256 << 20
 """Bytes of a model in blocks up to which inputs have 16 bits by default on all processors (docs/quantised.md)."""
-PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
+PRECISIONS: dict[str, tuple[Kind, Kind]] = dict(zip(rules.PRECISIONS, ((Q8_0, Q8_0), (Q4_0, Q8_0)), strict=True))
 """Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
-    """Split into (precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" is ("int8",
-    "auto"), "auto" is ("auto", "auto"), "bfloat16" is (None, "bfloat16").
-
-    The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
-    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
-    return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
-
-
 def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
     """The dtype that keeps a model's blocks and has all else in float32; kinds: `Target.quantised` with `dtype`."""
-    precision, _ = split_dtype(dtype)
+    precision, _ = rules.split_dtype(dtype)
     return f"{precision}-float32" if precision and kinds else "float32"
 
 
@@ -154,7 +146,7 @@ class Precision:
     @classmethod
     def of(cls, dtype: str | torch.dtype, activations: int | None = None) -> Precision:
         """Read the `dtype` of `paceline.target.load.load`. ModelError for one that does not exist."""
-        weights, rest = split_dtype(dtype)
+        weights, rest = rules.split_dtype(dtype)
         return cls(weights, _dtype(rest), activations)
 
     @property
@@ -168,7 +160,5 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
         return None
     if word in DTYPES.values():
         return word  # type: ignore[return-value]
-    if word not in DTYPES:
-        known = (*DTYPES, *PRECISIONS)
-        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
-    return DTYPES[word]
+    rules.check_dtype(str(word))
+    return DTYPES[str(word)]

@@ -25,12 +25,13 @@ from paceline.draft.models.layers import TABLE, table_and_head
 from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
-from paceline.formats.folder import find, gguf_of, is_gguf, open_weights, quantisation, read_config, untied
+from paceline.formats.folder import open_weights, quantisation, read_config, untied
 from paceline.formats.gguf import GGUF
 from paceline.formats.heads import dflash, eagle
 from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.formats.heads.gguf import names_of
+from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import Shape
 from paceline.jsonl import as_object, replacing

@@ -25,7 +25,7 @@ from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import write_json
 from paceline.replay import advice
-from paceline.replay.advice import DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
+from paceline.replay.advice import CONFIGURATION, DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
 from paceline.replay.workers import start
 from paceline.workbench.client import Completion
 from paceline.workbench.conversations import Conversation, ConversationError, Reading
@@ -36,7 +36,7 @@ from paceline.workbench.transcript import Transcriber, Transcript
 Visit = dict[str, Any]
 """A row of the visits: role, load, length, seconds, failed requests, what the counters moved by, and the answers."""
 DRAFTS, PLAIN = "drafts", "plain"  # the server as it runs, and the one without drafts
-VISITS, CONFIGURATION, TABLE = "visits.jsonl", "configuration.json", "tune.json"  # files of the folder
+VISITS, TABLE = "visits.jsonl", "tune.json"  # files of the folder
 EXTRA = 4  # requests of a visit beside two for each that is under way at once
 MOST_FAILED = 0.2  # share of a visit's requests: where more fail, this load and higher ones are not visited again
 APART, FEWEST = 3.0, 24

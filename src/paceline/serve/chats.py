@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Completion, Delta
+from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
@@ -245,7 +246,7 @@ class Chats:
         if isinstance(request, TextRequest) and request.echo:
             first = replace(first, prompt_logprobs=logprobs)
         self.engine.check(prompt, first)
-        seeds = [None if first.seed is None else first.seed + i for i in range(1, request.n)]
+        seeds = [None if first.seed is None else (first.seed + i) % SEEDS for i in range(1, request.n)]
         return [first, *(replace(first, grammar=grammar(), seed=seed) for seed in seeds)]
 
     def check_count(self, answers: int) -> None:

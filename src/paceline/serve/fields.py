@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
+from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, shortened
 from paceline.serve.said import once
@@ -101,11 +102,12 @@ def _a_prompt(given: Any) -> Any:
 
 
 def seed_of(given: Any) -> Any:
-    """-1 means no seed, as in vLLM and llama.cpp."""
+    """-1 means no seed, as in vLLM and llama.cpp. Another negative one, as OpenAI's API has them, is the engine's with
+    the same 64 bits."""
     return None if given == -1 and type(given) is int else given
 
 
-Seed = Annotated[Annotated[int, Field(ge=-(2**63), lt=2**64)] | None, pydantic.BeforeValidator(seed_of)]
+Seed = Annotated[Annotated[int, Field(ge=-(SEEDS // 2), lt=SEEDS)] | None, pydantic.BeforeValidator(seed_of)]
 TokenId = Annotated[int, pydantic.BeforeValidator(token_id)]
 
 
@@ -259,7 +261,7 @@ class Common(Strict):
         defaults  parameters that count where the request does not say."""
         own = {name: getattr(self, name) for name in PARAMETERS} | {
             "top_k": 0 if self.top_k == -1 else self.top_k,
-            "seed": None if self.seed is None else self.seed % 2**64,
+            "seed": None if self.seed is None else self.seed % SEEDS,
             "stop": [*filter(None, [self.stop])] if isinstance(self.stop, str) else self.stop,
             "max_tokens": self.most_tokens if self.most_tokens is not None else most,
         }

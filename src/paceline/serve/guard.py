@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.errors import PacelineError, shortened
+from paceline.errors import PacelineError, kind_of, shortened
 from paceline.jsonl import NotJSON, loads
 from paceline.serve.fields import validated
 from paceline.serve.said import problem, problem_of_messages, readable
@@ -50,6 +50,7 @@ ONCE = (
 """Headers that mean one thing: where there are two, a proxy may have read the other one."""
 LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
 MOST_HEAVY = 64  # requests whose preparation may wait for a thread
+EACH_HEAVY = 3 / 4  # share of these that one client may have
 
 
 class Gone(Exception):
@@ -216,40 +217,46 @@ class Bodies:
     def __init__(self, settings: Settings):
         self.settings = settings
         self._threads = ThreadPoolExecutor(2, "requests")
-        self._waiting, self._held = 0, Counter[str]()
+        self._waiting, self._held = Counter[str](), Counter[str]()
 
     def of(self, kind: type[Fields]) -> Callable[[Request], Awaitable[Fields]]:
         """A dependency: the fields of a request's body."""
 
         async def read(http: Request) -> Fields:
+            """Receive the body, unpack it, and check its fields. Refused, Busy or Gone if that fails."""
             media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
                 raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
             packed = http.headers.get("content-encoding", "").strip().lower() == "gzip"
-            with self._holding(http.state.client or (http.client.host if http.client else "")) as hold:
+            with self._holding(who(http)) as hold:
                 raw = await _received(http, self.settings, hold)
+                http.state.size = len(raw)
                 if packed:
                     hold(self.settings.max_body)  # it is not known yet how many bytes are in it
-                    raw = await self.worked(len(raw), lambda: unpacked(raw, self.settings.max_body))
-                http.state.size = len(raw)
+                    raw = await self.worked(http, lambda: unpacked(raw, self.settings.max_body))
+                    http.state.size = len(raw)
                 limits, lenient = self.settings.limits, self.settings.lenient
-                return await self.worked(len(raw), lambda: parsed(kind, raw, limits, lenient))
+                return await self.worked(http, lambda: parsed(kind, raw, limits, lenient))
 
         return read
 
-    async def off_loop(self, work: Callable[[], Result]) -> Result:
-        """Do something long in one of two threads, while others are answered. Busy if too many wait for that."""
-        if self._waiting >= MOST_HEAVY:
-            raise Busy(f"{self._waiting} requests are being read, and no more may; try again later")
-        self._waiting += 1
+    async def off_loop(self, client: str, work: Callable[[], Result]) -> Result:
+        """Do something long in one of two threads, while others are answered. Busy if too many wait for that, of this
+        client or of all."""
+        most = max(1, int(EACH_HEAVY * MOST_HEAVY))
+        for number, room, whose in ((self._waiting[client], most, "your "), (self._waiting.total(), MOST_HEAVY, "")):
+            if number >= room:
+                raise Busy(f"{number} of {whose or 'all '}requests are being read, and no more may; try again later")
+        self._waiting[client] += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._waiting -= 1
+            self._waiting[client] -= 1
+            self._waiting += Counter()  # forgets those who wait for nothing
 
-    async def worked(self, size: int, work: Callable[[], Result]) -> Result:
-        """The result of `work` on a body of `size` bytes, which is done at once if the body is small."""
-        return work() if size <= LIGHT else await self.off_loop(work)
+    async def worked(self, http: Request, work: Callable[[], Result]) -> Result:
+        """The result of `work` on the body of a request, which is done at once if the body is small."""
+        return work() if http.state.size <= LIGHT else await self.off_loop(who(http), work)
 
     @contextmanager
     def _holding(self, client: str) -> Iterator[Callable[[int], None]]:
@@ -270,6 +277,11 @@ class Bodies:
         finally:
             self._held[client] -= own
             self._held += Counter()  # forgets those who hold nothing
+
+
+def who(http: Request) -> str:
+    """A name for the client, by its key, else by its address."""
+    return http.state.client or (http.client.host if http.client else "")
 
 
 async def _received(http: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
@@ -313,7 +325,7 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits, lenient: bool = False
     except NotJSON as error:
         raise Refused(f"the body cannot be read: {error}") from None
     if not isinstance(body, dict):
-        raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
+        raise Refused(f"the body must be a JSON object, not {kind_of(body)}")
     limits.check(body)
     fields = validated(kind, body, lenient)
     limits.check_numbers(fields)

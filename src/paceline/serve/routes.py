@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.serve import fields
 from paceline.serve.chats import Chats, Prompted
 from paceline.serve.fields import ChatRequest, Common, TextRequest
-from paceline.serve.guard import Bodies, Guard, add_errors, describe_bodies, while_there
+from paceline.serve.guard import Bodies, Guard, add_errors, describe_bodies, while_there, who
 from paceline.serve.infill import InfillRequest
 from paceline.serve.items import Answer, ItemsRequest
 from paceline.serve.listener import CutOff
@@ -79,7 +79,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     async def infill(http: Request, wanted: InfillRequest = Depends(bodies.of(InfillRequest))) -> Response:
         """llama.cpp's fill in the middle, whole."""
         began, most = perf_counter(), chats.engine.longest
-        request = await bodies.worked(http.state.size, lambda: wanted.text(chats.tokenizer, most))
+        request = await bodies.worked(http, lambda: wanted.text(chats.tokenizer, most))
         done = await answer(http, request)
         return JSONResponse(wanted.answer(json.loads(bytes(done.body)), perf_counter() - began))
 
@@ -96,14 +96,14 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     @app.post("/v1/responses")
     async def responses(http: Request, request: ItemsRequest = Depends(bodies.of(ItemsRequest))) -> Response:
         """OpenAI's responses: text, streams, functions and structured output, without anything that is kept."""
-        chat = await bodies.worked(http.state.size, request.chat)
+        chat = await bodies.worked(http, request.chat)
         (one,), (jobs,) = await asked(http, chat)
         return await formed(http, chat, one, jobs, Answer(chats, request))
 
     @app.post("/v1/messages")
     async def messages(http: Request, request: MessagesRequest = Depends(bodies.of(MessagesRequest))) -> Response:
         """Anthropic's messages: text, streams, thinking, tools and structured output."""
-        chat = await bodies.worked(http.state.size, request.chat)
+        chat = await bodies.worked(http, request.chat)
         (one,), (jobs,) = await asked(http, chat)
         return await formed(http, chat, one, jobs, Message(chats, chat, one.prompt))
 
@@ -122,7 +122,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         """The prompts of a request, and a job for each of their answers."""
         shaped = any(getattr(request, name, None) for name in ("response_format", "tools", "chat_template_kwargs"))
         work = partial(chats.prompted, request)
-        prompted = await (bodies.off_loop(work) if shaped else bodies.worked(http.state.size, work))
+        prompted = await (bodies.off_loop(who(http), work) if shaped else bodies.worked(http, work))
         return prompted, chats.submit(request, prompted, http.state.client)
 
 
@@ -152,6 +152,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     async def tokenize(
         http: Request, request: fields.TokenizeRequest = Depends(bodies.of(fields.TokenizeRequest))
     ) -> Response:
+        """The tokens of a text, or of messages through the chat template, as vLLM's route of this name."""
         chats.check_model(request.model)
 
         def body() -> Response:
@@ -166,7 +167,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": chats.engine.target.max_context}
             return JSONResponse(facts)
 
-        return await bodies.worked(http.state.size, body)
+        return await bodies.worked(http, body)
 
     @app.post("/v1/messages/count_tokens")
     async def count(http: Request, request: MessagesRequest = Depends(bodies.of(MessagesRequest))) -> dict[str, int]:
@@ -177,12 +178,13 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
             chats.check_model(chat.model)
             return len(chats.prompt_of(chat, chats.tools_of(chat)))
 
-        return {"input_tokens": await bodies.worked(http.state.size, counted)}
+        return {"input_tokens": await bodies.worked(http, counted)}
 
     @app.post("/detokenize")
     async def detokenize(
         http: Request, request: fields.DetokenizeRequest = Depends(bodies.of(fields.DetokenizeRequest))
     ) -> Response:
+        """The text of tokens."""
         chats.check_model(request.model)
 
         def body() -> Response:
@@ -191,7 +193,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
                 raise PacelineError(f"tokens has an id outside the model's 0 to {chats.engine.target.vocab_size - 1}")
             return JSONResponse({"prompt": str(chats.tokenizer.inner.decode(request.tokens))})
 
-        return await bodies.worked(http.state.size, body)
+        return await bodies.worked(http, body)
 
 
 def _watching(app: FastAPI, chats: Chats, metrics: Metrics, audit: "Audit | None") -> None:

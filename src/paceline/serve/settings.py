@@ -5,7 +5,7 @@ Counts are checked before anything is made of a body. Imports nothing that the e
 import json
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from paceline.core.rules import SAMPLING, check
 from paceline.draft.spec import option
@@ -141,13 +141,14 @@ class Settings:
     protect_all: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    tool_parser: str = option(
+    tool_parser: Literal[
+        "auto", "hermes", "json", "llama3", "mistral", "qwen3_coder", "glm45", "llama4", "deepseek", "none"
+    ] = option(
         "auto",
-        "Format of tool calls: auto (every format), hermes, json, llama3, mistral, qwen3_coder, glm45, llama4, "
-        "deepseek or none.",
+        "Format of tool calls; auto is every format.",
     )
-    reasoning_parser: str = option(
-        "auto", "How reasoning is told from the answer: auto (by the chat template), think, mistral, seed or none."
+    reasoning_parser: Literal["auto", "think", "mistral", "seed", "none"] = option(
+        "auto", "How reasoning is told from the answer; auto is by the chat template."
     )
     lenient: bool = option(
         False, "Ignore fields of requests that are unknown or that the model does not read, and name each once."
@@ -163,7 +164,7 @@ class Settings:
     share_prefixes: bool = option(
         False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."
     )
-    json_whitespace: str = option(
+    json_whitespace: Literal["limited", "any", "none"] = option(
         "limited", "White space allowed in JSON answers: limited (a space, or a line break and indentation), any, none."
     )
     max_connections: int = option(

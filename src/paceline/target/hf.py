@@ -23,7 +23,8 @@ from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import ancestors
 from paceline.errors import ModelError
 from paceline.formats.checks import check_shapes
-from paceline.formats.folder import fingerprint, one_line
+from paceline.formats.folder import fingerprint
+from paceline.formats.place import one_line
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, plan

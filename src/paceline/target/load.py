@@ -16,13 +16,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, PretrainedConfig
 
-from paceline.errors import ModelError, PacelineError, meant
+from paceline.core import rules
+from paceline.errors import ModelError, PacelineError
 from paceline.formats import checks
 from paceline.formats import folder as files
 from paceline.formats.adapter import MERGE, Adapter
 from paceline.formats.checkpoint import Checkpoint
-from paceline.formats.folder import INDEX, METHOD, SMALL_FILES, find, open_weights, read_config
-from paceline.formats.precision import PRECISIONS, Precision, in_precision, multipliable, quantised, round_inputs
+from paceline.formats.folder import INDEX, METHOD, open_weights, read_config
+from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of, one_line
+from paceline.formats.precision import Precision, in_precision, multipliable, quantised, round_inputs
 from paceline.formats.shape import ROUTER, weight_shapes
 from paceline.formats.tokenizer import SentencePiece, Tokenizer, vocabulary
 from paceline.jsonl import NotJSON, loads
@@ -69,13 +71,13 @@ def load(
 
     Raises ModelError, one line, if the model cannot be found, read or used."""
     precision, to = Precision.of(dtype, activations), device_named(device)
-    adapter = None if files.is_gguf(model) else Adapter.of(model)
+    adapter = None if is_gguf(model) else Adapter.of(model)
     if adapter is not None:
         model = adapter.base
         tokenizer = tokenizer or (load_tokenizer(adapter.folder) if has_tokenizer(adapter.folder) else None)
-    if files.is_gguf(model):
-        path = files.gguf_of(model)
-        if dtype == "auto" and files.is_packaged(model) and to.type != "cpu":
+    if is_gguf(model):
+        path = gguf_of(model)
+        if dtype == "auto" and is_packaged(model) and to.type != "cpu":
             precision = replace(precision, weights=None)  # blocks run on CPUs alone
         to = _cpu(path.name, device) if precision.weights else to
         made: Target = _load_file(path, precision, to, native, tokenizer)
@@ -193,7 +195,7 @@ def _load_file(
 
 def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Path, PretrainedConfig, dict[str, Any]]:
     """Name, folder, configuration and open tensors of the text model in a folder."""
-    name, folder = files.name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     checks.check_config(config, folder / "config.json")
     return name, folder, *_text_part(config, open_weights(folder))
@@ -228,14 +230,12 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     adapter is merged first.
 
     Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    rules.check_precision(precision)
     adapter = Adapter.of(model)
     name, folder, config, tensors = _opened(model if adapter is None else adapter.base)
     checks.check_formats(folder, config, files.quantisation(config), tensors)
     if reason := _not_native(config) or ("its weights are in blocks already" if files.quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
-    if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise PacelineError(f"unknown precision {precision!r}; there are {known}.{meant(precision, PRECISIONS)}")
     config, copied = files.untied(config, tensors), [folder]
     weights: Weights = {**native_weights(folder, config, tensors)}
     if adapter is not None:
@@ -354,11 +354,11 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     A SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
-    if files.is_gguf(model):
+    if is_gguf(model):
         from paceline.formats.gguf import GGUF
         from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
 
-        file = GGUF(files.gguf_of(model))
+        file = GGUF(gguf_of(model))
         folder, name = file.path.parent, file.path.stem
         if has_tokenizer(folder):
             tokenizer = _tokenizer_in(folder, name, trust_remote_code)
@@ -371,17 +371,17 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     folder = find(model, SMALL_FILES)
     if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
         return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
-    return _tokenizer_in(folder, files.name_of(model), trust_remote_code)
+    return _tokenizer_in(folder, name_of(model), trust_remote_code)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
-    if files.is_gguf(model):
+    if is_gguf(model):
         from paceline.formats.gguf import GGUF
         from paceline.formats.gguf_tokenizer import as_in, same_tokens
 
-        file = GGUF(files.gguf_of(model))
+        file = GGUF(gguf_of(model))
         if not same_tokens(named, file, all_of_them=False):
             raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
         return as_in(file, named)
@@ -397,7 +397,7 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats may raise anything
-        raise ModelError(f"the tokenizer in {folder} cannot be read: {files.one_line(error)}") from None
+        raise ModelError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from None
     inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
     if "config.json" in there:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
@@ -421,4 +421,4 @@ def _sentencepiece(file: Path) -> SentencePiece:
     try:
         return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
     except (RuntimeError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as a SentencePiece model: {files.one_line(error)}") from None
+        raise ModelError(f"{file} cannot be read as a SentencePiece model: {one_line(error)}") from None

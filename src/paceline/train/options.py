@@ -23,8 +23,9 @@ import typer
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import as_object, check_folder, objects, output, write_json
-from paceline.workbench.options import with_options
+from paceline.formats.place import check_place
+from paceline.jsonl import as_object, check_folder, objects, output, readable, write_json
+from paceline.workbench.options import checked, with_options
 
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
@@ -73,7 +74,10 @@ Threads = Annotated[int, typer.Option(help="Number of torch threads.", min=1, ma
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn at random.", min=0)]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 TargetName = Annotated[
-    str, typer.Argument(help="Target to train for: a folder, a GGUF file, smollm2, or a name on the hub.")
+    str,
+    typer.Argument(
+        help="Target to train for: a folder, a GGUF file, smollm2, or a name on the hub.", callback=checked(check_place)
+    ),
 ]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
@@ -148,20 +152,15 @@ class DrafterOptions(AnswerOptions):
         "of a service; may be repeated.",
         names=("--data", "--log"),
         dir_okay=False,
+        callback=readable,
     )
     hours: Hours = None
     minutes: Minutes = None
     tokens: Tokens = None
     save_every: SaveEvery = 5.0
 
-    def training(self, config: TrainerConfig) -> Training:
-        """The training to run. Generates the target's answers first, if they are not there yet.
-
-        PacelineError for two budgets, or a target that the recipe cannot work with, before answers are generated."""
-        from paceline.train.loop import LoopConfig
-        from paceline.train.trainer import Training, training_folder
-
-        use_threads(self.threads)
+    def __post_init__(self) -> None:
+        """PacelineError for two budgets, and for a night of several processes."""
         budgets = {"--hours": self.hours, "--minutes": self.minutes, "--tokens": self.tokens}
         given = [name for name, budget in budgets.items() if budget is not None]
         if len(given) > 1:
@@ -170,6 +169,15 @@ class DrafterOptions(AnswerOptions):
             raise PacelineError(
                 "--hours is a budget of one process: make the answers with one, then give --minutes to several"
             )
+
+    def training(self, config: TrainerConfig) -> Training:
+        """The training to run. Generates the target's answers first, if they are not there yet.
+
+        PacelineError for a target that the recipe cannot work with, before answers are generated."""
+        from paceline.train.loop import LoopConfig
+        from paceline.train.trainer import Training, training_folder
+
+        use_threads(self.threads)
         config.check(training_folder(self.target))
         run, minutes, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.minutes, self.tokens
         if self.hours is None:

@@ -20,9 +20,10 @@ from paceline.draft.models.vocab import most_frequent
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.formats.checks import unsupported
-from paceline.formats.folder import fingerprint, gguf_of, is_gguf
+from paceline.formats.folder import fingerprint
 from paceline.formats.gguf import GGUF, weights_of
 from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
+from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import as_checkpoint
 from paceline.formats.tokenizer import Tokenizer

@@ -18,9 +18,9 @@ from paceline.draft.models import vocab
 from paceline.draft.models.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.formats.folder import gguf_of, is_gguf
 from paceline.formats.gguf import GGUF
 from paceline.formats.gguf import end_tokens as end_tokens_of
+from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import check_file as writable
 from paceline.jsonl import check_folder, output

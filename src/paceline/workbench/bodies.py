@@ -14,7 +14,7 @@ from contextlib import suppress
 from json import dumps
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, kind_of
 from paceline.jsonl import NotJSON, loads
 from paceline.workbench.tool_calls import calls
 
@@ -267,7 +267,7 @@ def decoded(value: Any) -> Any:
 def text_of(record: Record, key: str) -> str:
     """The text under a key. Raises ConversationError if it is none."""
     if not isinstance(record[key], str):
-        raise ConversationError(f'"{key}" must be a text, not a {type(record[key]).__name__}')
+        raise ConversationError(f'"{key}" must be a text, not {kind_of(record[key])}')
     return str(record[key])
 
 

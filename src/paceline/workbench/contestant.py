@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from paceline.errors import PacelineError
 
 PEER = "peer:"  # prefix of the names of other engines
@@ -129,6 +127,8 @@ class Contestant(ABC):
 
     def wake(self, seconds: float) -> None:
         """Keep the processor busy for at least `seconds`, without teaching a drafter anything, as it is under load."""
+        import torch  # slow, and reports of runs need none
+
         square = torch.ones(256, 256)
         began = perf_counter()
         while perf_counter() - began < seconds:

@@ -23,7 +23,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, kind_of
 from paceline.jsonl import NotJSON, Piece, as_object, listed, loads, opened, records
 from paceline.workbench import bodies
 from paceline.workbench.bodies import ConversationError, Ignore, Message, Record
@@ -336,7 +336,7 @@ def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Convers
         if not record:
             return Conversation(where=where)
         if not isinstance(record, Mapping):
-            raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
+            raise ConversationError(f"a record must be an object, not {kind_of(record)}; a line is {FORMS}")
         read = next((format.read for format in FORMATS if format.fits(record)), None)
         if read is None:
             keys = ", ".join(sorted(map(str, record))) or "none"

@@ -27,7 +27,17 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
-from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_model, find_models, get, parse
+from paceline.workbench.client import (
+    Client,
+    Completion,
+    CompletionError,
+    Retry,
+    find_model,
+    find_models,
+    get,
+    is_url,
+    parse,
+)
 
 Body = Mapping[str, Any]  # of a request, as OpenAI's API has it
 Answer = Completion | CompletionError | None
@@ -182,7 +192,9 @@ class Remote(Endpoint):
 
 
 def check_addresses(urls: Sequence[str]) -> None:
-    """PacelineError for an address with a name or a key in it."""
+    """PacelineError for what is no address, and for one with a name or a key in it."""
+    if other := next((url for url in urls if not is_url(url)), ""):
+        raise PacelineError(f"{other!r} is no address of a server: write http://HOST:PORT or https://HOST")
     if any("@" in urlsplit(url).netloc for url in urls):
         raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
 

@@ -56,6 +56,15 @@ class Keys:
         return flags + " --key-over-http" * self.key_over_http
 
 
+def check_server(spec: str, keys: Keys) -> None:
+    """PacelineError unless "URL[,URL...][#model]" has addresses, and there is the key that is to be sent to them."""
+    from paceline.workbench.client import parse
+    from paceline.workbench.endpoint import check_addresses
+
+    check_addresses(parse(spec)[0])
+    keys.of(spec)
+
+
 def with_options(command: Callable[..., T]) -> Callable[..., T]:
     """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields.
 
@@ -139,6 +148,17 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, panel: str |
             info.rich_help_panel = panel
         hint = Annotated[(hint.__origin__, *infos)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def checked(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """The callback of an option that `check` refuses with a PacelineError: each of its values, if it is given."""
+
+    def callback(value: Any) -> Any:
+        for one in value if isinstance(value, list | tuple) else () if value is None else (value,):
+            check(one)
+        return value
+
+    return callback
 
 
 def listed(text: str | None) -> list[str]:

@@ -106,7 +106,25 @@ def _is_marked_up(template: str | None) -> bool:
 
 def render(template: Path, **values: Any) -> str:
     """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
-    return _environment(template.parent).get_template(template.name).render(values)
+    made = _environment(template.parent).get_template(template.name).render(values)
+    return _TABLE.sub(_labelled, made) if template.name.endswith(".html.jinja") else made
+
+
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEADS = re.compile("<th>(.*?)</th>", re.DOTALL).findall
+NARROW = 4  # columns of a table that a phone shows as it is
+
+
+def _labelled(table: re.Match[str]) -> str:
+    """A table of many columns, whose cells say what they are of: a phone shows each row as a card."""
+    names = [re.sub("<.*?>", "", re.sub(r"(?<=-)<br>", "", name).replace("<br>", " ")) for name in _HEADS(table[0])]
+    if len(names) <= NARROW:
+        return table[0]
+    rows = []
+    for row in re.split("(?=<tr)", table[0]):
+        labels = iter(names)
+        rows.append(re.sub("<td(?=[ >])", lambda cell: f'{cell[0]} data-of="{next(labels)}"', row))  # noqa: B023
+    return "".join(rows).replace("<table>", '<table class="cards">', 1)
 
 
 def macro(template: Path, name: str) -> Callable[..., str]:

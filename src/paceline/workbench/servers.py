@@ -28,16 +28,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
 from paceline.jsonl import loads
-from paceline.workbench.client import (
-    Client,
-    Completion,
-    CompletionError,
-    Retry,
-    find_models,
-    get,
-    only_model,
-    parse,
-)
+from paceline.workbench.client import Client, Completion, CompletionError, Retry, find_models, get, only_model, parse
 from paceline.workbench.conversations import Conversation, ConversationError, Message, Reading, read
 from paceline.workbench.endpoint import LOOK_SECONDS, Answer, answer_all, check_addresses
 from paceline.workbench.options import Keys

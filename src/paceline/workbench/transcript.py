@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.errors import ModelError, PromptError, meant
+from paceline.errors import ModelError, PromptError
 from paceline.formats.tokenizer import SentencePiece, Tokenizer
 from paceline.target.load import load_tokenizer
 from paceline.workbench.bodies import MAX_TOKEN_ID, Message
+from paceline.workbench.chat_templates import source_of, template_names
 from paceline.workbench.conversations import Conversation, ConversationError, Reading
 from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
-TEMPLATES = files("paceline.workbench") / "templates"
 REFUSALS = (jinja2.TemplateError, TypeError, KeyError)  # what a template raises for messages that it does not take
 
 Render = Callable[..., str]
@@ -67,7 +66,7 @@ class Transcriber:
         self.tokenizer = tokenizer
         assert tokenizer.eos_token_id is not None
         self._end = tokenizer.eos_token_id
-        source = tokenizer.chat_template if template is None else _source(template)
+        source = tokenizer.chat_template if template is None else source_of(template)
         self._given = None if template is None else _written(tokenizer, template, source)
         self._reads_tools = "tools" in source
         self._special: dict[str, int] = {}
@@ -159,11 +158,6 @@ class Transcriber:
         return ids
 
 
-def template_names() -> list[str]:
-    """Templates that come with the package."""
-    return sorted(file.name.removesuffix(".jinja") for file in TEMPLATES.iterdir() if file.name.endswith(".jinja"))
-
-
 def _own(tokenizer: Tokenizer) -> Render:
     if not tokenizer.has_chat_template:
         choice = f"--template {', '.join(template_names())} or a Jinja file"
@@ -174,19 +168,6 @@ def _own(tokenizer: Tokenizer) -> Render:
         return str(tokenizer.inner.apply_chat_template(plain, add_generation_prompt=ask, tokenize=False, **inputs))
 
     return render
-
-
-def _source(name: str) -> str:
-    """The template of that name in the package, or in that file."""
-    if name in template_names():
-        return (TEMPLATES / f"{name}.jinja").read_text("utf-8")
-    try:
-        return Path(name).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ConversationError(
-            f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
-            f"Templates: {', '.join(template_names())}."
-        ) from None
 
 
 def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:

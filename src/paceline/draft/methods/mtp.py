@@ -26,11 +26,11 @@ from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.draft.options import option
 from paceline.errors import MethodError
-from paceline.formats.folder import find, gguf_of, is_gguf
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
 from paceline.formats.heads.layout import refuse_others
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
+from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.kernels.blocks import tensors_of, within
 from paceline.kernels.ops import Pair
 from paceline.target.attention import Layer, begin

@@ -2,20 +2,24 @@
 
 `store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import StoreError
 from paceline.jsonl import loads
-from paceline.target.base import Facts
+
+if TYPE_CHECKING:
+    from paceline.target.base import Facts
 
 HEADER = "store.json"
 VERSION = 1

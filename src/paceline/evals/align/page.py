@@ -18,6 +18,8 @@ TEMPLATE, TABLE, CHOICES = (
 )
 SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
+DONE = ("judged", "unanswered", "failed")
+"""Figures of a row that together are its items, once the run is complete."""
 
 
 def page(folder: Path) -> str:
@@ -29,6 +31,7 @@ def page(folder: Path) -> str:
     return render(
         TEMPLATE,
         **_summary(folder, about, rows),
+        to_come=to_come(rows),
         about=about,
         several=len(judges) > 1,
         overall=overall,
@@ -61,7 +64,15 @@ def _summary(folder: Path, about: About, rows: Sequence[dict[str, Any]]) -> dict
 def markdown(folder: Path) -> str:
     """A table for a README: overall and by scenario, and the choices."""
     rows, about = results(folder)
-    return render(TABLE, rows=rows, about=about, choices=choices(about)) + "\n"
+    said = " ".join(filter(None, [choices(about), to_come(rows)]))
+    return render(TABLE, rows=rows, about=about, choices=said) + "\n"
+
+
+def to_come(rows: Sequence[dict[str, Any]]) -> str:
+    """That a run is not complete, and how much of it is there, in a sentence; "" for a complete one."""
+    overall = [row for row in rows if row["scenario"] == OVERALL]
+    done, every = (sum(row[name] for row in overall for name in names) for names in (DONE, ("items",)))
+    return f"The run is not complete: {done} of {every} answers are judged, failed or empty." if done < every else ""
 
 
 def choices(about: About) -> str:

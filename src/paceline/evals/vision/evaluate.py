@@ -18,6 +18,7 @@ from PIL import Image
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.evals.vision import child
+from paceline.evals.vision.ask import ask_all
 from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
@@ -176,7 +177,7 @@ def _score(data: Data, model: Model, asked: RunOptions, progress: Callable[[int,
 def _ask(
     data: Data, options: EndpointOptions, keys: Keys, out: Path | None, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    from paceline.evals.vision.ask import ask_all, figures
+    from paceline.evals.vision.ask import figures
 
     with tempfile.TemporaryDirectory() as scratch:
         replies = asyncio.run(ask_all(data, options, out or Path(scratch), progress, keys))

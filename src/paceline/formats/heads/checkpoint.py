@@ -90,6 +90,8 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
         from paceline.formats.heads.gguf import read  # which reads what this module checks
 
         return read(file, kind)
+    if file.is_file() and file.suffix not in (*PICKLED, ".safetensors"):
+        raise MethodError(f"{file} holds no weights: name a head's folder, or its file of weights beside its {CONFIG}")
     folder = file.parent if file.is_file() else file
     config = read_config(folder, kind)
     if KIND in config and file == folder:
@@ -108,6 +110,8 @@ def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[s
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
     """config.json of a folder that should hold a drafter. MethodError if it has none, or one that cannot be read."""
     file = folder / CONFIG
+    if folder.is_file():
+        raise MethodError(f"{folder} is a file; name the folder of a drafter of kind {kind}")
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         near = meant(folder.name, siblings, PATHS)

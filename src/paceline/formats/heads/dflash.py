@@ -90,6 +90,8 @@ class DFlashSpec:
         inputs = next((given[key] for key in INPUTS if given.get(key)), None)
         ids = inputs or given.get("target_layer_ids") or ()
         ids = ids if isinstance(ids, list | tuple) else [ids]
+        if not ids and given.get("block_size") is None:
+            raise MethodError(f"{path} is no drafter of kind dflash: it says neither block_size nor target_layer_ids")
         taps = tuple(layer if inputs else layer + 1 for layer in ids if type(layer) is int)
         layers, from_anchor = given.get("num_target_layers"), _from_anchor(given)
         own: dict[str, Any] = {ours: given.get(key) for ours, key in SECOND.items()}

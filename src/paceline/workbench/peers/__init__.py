@@ -11,17 +11,21 @@ Every peer gets token ids and gives token ids; none of them tokenises. What this
 `Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An engine is
 imported when its peer is opened, never before."""
 
+from __future__ import annotations
+
 import importlib
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.draft.spec import OptionInfo, options, parse, values
+from paceline.draft.spec import OptionInfo, Part, options, parse, values
 from paceline.errors import MethodError, meant
-from paceline.workbench.contestant import PEER, Contestant
-from paceline.workbench.peers.setup import Setup
+from paceline.workbench.contestant import PEER
+
+if TYPE_CHECKING:
+    from paceline.workbench.contestant import Contestant
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,21 @@ class Peer:
 TABLE = tomllib.loads(Path(__file__).with_name("peers.toml").read_text("utf-8"))
 PEERS = {name: Peer(**facts) for name, facts in TABLE.items()}
 WITH_PYTHON = ("vllm", "xllamacpp")  # engines that run in environments of their own
+HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
+"""Hosts of our plug-ins, and the peers that they are."""
+
+
+def named(spec: str) -> Part | None:
+    """Parse `spec`, and look the peer up; None for the command of a server. Imports no peer, so no torch.
+
+    Raises MethodError, one line, for a peer that does not exist."""
+    if " " in spec.strip():
+        return None
+    part = parse(spec.strip(), spec)
+    if part.name not in PEERS:
+        guess = meant(part.name.lower(), PEERS)
+        raise MethodError(f"There is no peer {part.name!r}.{guess} Peers: {', '.join(PEERS)}.")
+    return part
 
 
 def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
@@ -43,14 +62,11 @@ def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
     command of a server.
 
     Raises MethodError, one line, for a peer, an option or a value that does not exist."""
-    if " " in spec.strip():
+    part = named(spec)
+    if part is None:
         from paceline.workbench.peers.served import CommandConfig, Served  # needs an HTTP client
 
         return Served, CommandConfig(command=spec.strip())
-    part = parse(spec.strip(), spec)
-    if part.name not in PEERS:
-        guess = meant(part.name.lower(), PEERS)
-        raise MethodError(f"There is no peer {part.name!r}.{guess} Peers: {', '.join(PEERS)}.")
     peer = _load(part.name)
     config = getattr(peer, "Config", None)
     chosen = values(part, config)
@@ -63,6 +79,8 @@ def create_peer(
 ) -> Contestant:  # fmt: skip
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
     not "auto"; python as for `python_for`. Raises MethodError for a spec that names no peer."""
+    from paceline.workbench.peers.setup import Setup
+
     peer, config = parse_peer(spec)
     setup = Setup(model, dtype, threads, python_for(spec, python), batch, max_context, decode, device)
     return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.draft.spec import option
 from paceline.errors import ModelError
-from paceline.formats.folder import gguf_of
+from paceline.formats.place import gguf_of
 from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
 from paceline.workbench.peers.setup import Rounds, Setup
 

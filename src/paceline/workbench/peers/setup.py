@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
-from paceline.formats.folder import gguf_of, is_gguf
+from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import DTYPES
 from paceline.kernels.blocks import Blocks
 from paceline.target.load import find, read_config

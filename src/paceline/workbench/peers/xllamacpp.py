@@ -9,7 +9,7 @@ from typing import Literal
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.formats.folder import gguf_of
+from paceline.formats.place import gguf_of
 from paceline.workbench.peers.served import Served
 from paceline.workbench.peers.setup import Setup
 
