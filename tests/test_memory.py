@@ -25,8 +25,9 @@ from paceline.engine.prefixes import Prefixes, common
 from paceline.engine.room import SLACK, _free_in_group
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
+from paceline.formats.facts import BEFORE_NORM
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import BEFORE_NORM, Needs
+from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native

@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from tests import models
 from typer.testing import CliRunner
 
-from paceline.draft.models.vocab import FILE, read_vocabulary
+from paceline.formats.heads.vocab import FILE, read_vocabulary
 from paceline.train.__main__ import app, later
 
 DRAFTERS = ("model", "s2d", "jacobi", "kangaroo", "medusa", "hydra", "amphista", "tools")

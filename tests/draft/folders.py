@@ -16,9 +16,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.models.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.engine import Engine
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import Facts
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter
 from tests import models, native

@@ -18,10 +18,10 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
 from paceline.draft.models.draft_model import Draft
-from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.vocab import Vocabulary
 from paceline.target.decoder import Decoder
 from paceline.train.saving import save_vocabulary
 from tests import models, native

@@ -31,11 +31,11 @@ from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.s2d import Sorted
 from paceline.draft.models import states as of_states
-from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import by_request, create, describe, names
 from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
+from paceline.formats.heads.vocab import Vocabulary
 from paceline.target.cache import RaggedCache
 from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary

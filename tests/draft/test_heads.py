@@ -20,10 +20,10 @@ from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Ask, Drafter
 from paceline.draft.models.fixed_tree import HeadsDrafter
-from paceline.draft.models.networks import JointHeads
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.networks import JointHeads
 from paceline.train.heads import HeadsLoss
 from tests import models
 from tests.draft.head_worlds import HEADS, World, stir

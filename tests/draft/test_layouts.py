@@ -19,7 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft import registry
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.target.base import BEFORE_NORM
+from paceline.formats.facts import BEFORE_NORM
 from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.asks import asked

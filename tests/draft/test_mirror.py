@@ -23,10 +23,10 @@ from paceline.draft.methods import mirror
 from paceline.draft.models import draft_worker
 from paceline.draft.models.branches import Lookahead, Next
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, facts_to_send
-from paceline.draft.models.vocab import Vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.vocab import Vocabulary
 from paceline.train.saving import save_vocabulary
 from tests import models, native
 from tests.asks import asked

@@ -14,9 +14,9 @@ from paceline import kernels, processor
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
+from paceline.kernels.linear import Linear
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
-from paceline.target.linear import Linear
 
 DTYPES = [torch.float32, torch.bfloat16]
 LONG = 100

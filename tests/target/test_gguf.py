@@ -25,8 +25,8 @@ from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.formats.precision import round_inputs
 from paceline.kernels import integer
 from paceline.kernels.blocks import Q8_0, Blocks, quantise
+from paceline.kernels.linear import BlockLinear
 from paceline.target.decoder import Decoder
-from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, tokenizer_for
 
 ELSEWHERE = ("qwen3-bias", *models.HYBRID)  # llama.cpp's Qwen3 has no biases, and files of hybrids are not read

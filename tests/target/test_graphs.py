@@ -13,7 +13,8 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.target.base import BEFORE_NORM, Needs
+from paceline.formats.facts import BEFORE_NORM
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.graphs import Recorder
 

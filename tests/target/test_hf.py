@@ -17,8 +17,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
+from paceline.formats.facts import BEFORE_NORM
 from paceline.target import hf
-from paceline.target.base import BEFORE_NORM, Needs
+from paceline.target.base import Needs
 from paceline.target.hf import HFTarget, _RowsCache
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load

@@ -27,8 +27,8 @@ from paceline.kernels.blocks import (
     quantise,
 )  # fmt: skip
 from paceline.kernels.integer import MANY, IntegerPanels
+from paceline.kernels.linear import BlockLinear, Linear, linear
 from paceline.kernels.products import Panels
-from paceline.target.linear import BlockLinear, Linear, linear
 
 HALF, FULL = torch.bfloat16, torch.float32
 ROUNDING = {HALF: 2.0**-8, FULL: 0.0}

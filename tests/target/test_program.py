@@ -16,11 +16,12 @@ from tests import exact, models, native
 from paceline import kernels
 from paceline.compiled import address, fetch_add
 from paceline.core.segment import Segment
+from paceline.formats.facts import BEFORE_NORM
 from paceline.kernels import amx, program
+from paceline.kernels.linear import MAX_ROWS_OWN, SMALL, Linear
 from paceline.kernels.products import Panels
-from paceline.target.base import BEFORE_NORM, Needs
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
-from paceline.target.linear import MAX_ROWS_OWN, SMALL, Linear
 
 NEEDS = Needs(hidden_layers=(1, BEFORE_NORM))
 

@@ -17,8 +17,8 @@ from paceline.errors import ModelError, PacelineError
 from paceline.formats.precision import exact_dtype, quantised, usual
 from paceline.formats.shape import as_checkpoint, weight_shapes
 from paceline.kernels.blocks import Blocks
+from paceline.kernels.linear import BlockLinear, Linear
 from paceline.target.decoder import Decoder
-from paceline.target.linear import BlockLinear, Linear
 from paceline.target.load import MEASURED, load, load_tokenizer, quantise_folder
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.draft.models.vocab import FILE, Vocabulary, most_frequent, read_vocabulary
 from paceline.errors import MethodError, PacelineError
+from paceline.formats.heads.vocab import FILE, Vocabulary, most_frequent, read_vocabulary
 from paceline.target.load import load_tokenizer
 from paceline.train.data import Example
 from paceline.train.saving import coverage, save_vocabulary

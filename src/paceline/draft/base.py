@@ -24,7 +24,8 @@ from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.cost import Table
 from paceline.errors import RowError
-from paceline.target.base import Facts, Needs
+from paceline.formats.facts import Facts
+from paceline.target.base import Needs
 
 
 class Ask(NamedTuple):

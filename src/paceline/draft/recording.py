@@ -12,8 +12,8 @@ import torch
 
 from paceline.draft.base import Ask, Drafter, DraftTree
 from paceline.draft.fallback import Fallback
+from paceline.formats.facts import Facts
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import Facts
 
 
 @dataclass

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
-from paceline.draft.options import Options as Options
-from paceline.draft.options import check_range
-from paceline.draft.options import option as option
-from paceline.draft.options import quoted as quoted
+from paceline.core.options import Options as Options
+from paceline.core.options import check_range
+from paceline.core.options import option as option
+from paceline.core.options import quoted as quoted
 from paceline.errors import MethodError, meant
 
 Takes = Literal["no", "optional", "required"]

@@ -346,6 +346,6 @@ def _is_ours(path: Path) -> bool:
 
 @cache
 def _sources() -> str:
-    """A digest of all code that writes kernels: the modules of the package `target`, and LLVM's version."""
-    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    """A digest of all code that writes kernels: the modules of this package, and LLVM's version."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join([llvmlite.__version__.encode(), *(file.read_bytes() for file in files)])).hexdigest()

@@ -28,7 +28,7 @@ from paceline.draft.recording import Chains
 from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError
-from paceline.target.base import Facts
+from paceline.formats.facts import Facts
 from paceline.workbench.contestant import in_common
 
 MAX_TOKENS = 2**31 - 1

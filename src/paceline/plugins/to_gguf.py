@@ -21,8 +21,6 @@ from transformers import PretrainedConfig
 
 from paceline.draft.methods.dflash import DFlashNetwork
 from paceline.draft.methods.eagle3 import Eagle3Network
-from paceline.draft.models.layers import TABLE, table_and_head
-from paceline.draft.models.vocab import MEMBERS, OFFSETS
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.formats.folder import open_weights, quantisation, read_config, untied
@@ -31,6 +29,8 @@ from paceline.formats.heads import dflash, eagle
 from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.formats.heads.gguf import names_of
+from paceline.formats.heads.layout import TABLE, table_and_head
+from paceline.formats.heads.vocab import MEMBERS, OFFSETS
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import Shape

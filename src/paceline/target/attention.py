@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.formats.shape import ROUTER, SHARED_GATE, LayerKind, Shape, layer_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
+from paceline.kernels.linear import Linear, stacked
 from paceline.kernels.ops import Pair, TorchOps
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import LayerPart, Linear, stacked
+from paceline.target.parts import LayerPart
 from paceline.target.recurrent import GatedDelta
 
 

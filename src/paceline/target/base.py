@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.formats.shape import Shape
+from paceline.formats.facts import Facts, Inside
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.linear import Linear
+from paceline.kernels.linear import Linear
 from paceline.target.threads import Threads
-
-BEFORE_NORM = -1  # in `Needs.hidden_layers`: the states before the final norm
 
 
 @dataclass(frozen=True)
@@ -60,63 +58,6 @@ class Needs:
 
 LayerCallback = Callable[[int, torch.Tensor], None]
 """callback(number of layers run, hidden [N, H]), called during a forward."""
-
-
-class Facts(Protocol):
-    """The properties of a model that drafters know. The model may run in another engine.
-
-    quantised, activations, exact, folder, threads  as in `Target`; None, too, where it runs elsewhere.
-    ends    input embedding [V, H] and output head; None: they are not to be had.
-    inside  the model's layers; None: they are not to be had."""
-
-    name: str
-    vocab_size: int
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    weights_fingerprint: str
-    tokenizer: Tokenizer | None
-    num_layers: int
-    hidden_size: int
-    dtype: torch.dtype
-    device: torch.device
-    quantised: str | None
-    activations: int | None
-    exact: bool
-    folder: Path | None
-
-    @property
-    def threads(self) -> Threads | None: ...
-    @property
-    def ends(self) -> tuple[torch.Tensor, Linear] | None: ...
-    @property
-    def inside(self) -> Inside | None: ...
-
-
-class Inside(Facts, Protocol):
-    """What heads may know of a model that they run parts of.
-
-    norm    weight of the final norm [H]. ops: its elementwise steps. cache: the rows' keys and values.
-    layers  each with its bytes of weights, `nbytes`.
-    new_cache, run_layers, logits: as in `paceline.target.decoder.Decoder`."""
-
-    shape: Shape
-    head: Linear
-    norm: torch.Tensor
-    ops: Any
-    cache: Any
-    weight_bytes: int
-    expert_share: float
-    recurrent: bool
-
-    @property
-    def embedding(self) -> torch.Tensor: ...
-    @property
-    def layers(self) -> Sequence[Any]: ...
-    def new_cache(self, layers: int, first: int | None = None) -> Any: ...
-    def run_layers(
-        self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: Any = None
-    ) -> torch.Tensor: ...
-    def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor: ...
 
 
 class Target(Facts, ABC):

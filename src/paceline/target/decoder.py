@@ -22,16 +22,17 @@ from paceline import kernels, processor
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
+from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
 from paceline.formats.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
+from paceline.kernels.linear import MAX_ROWS_OWN, Linear, linear
 from paceline.kernels.ops import Pair, TorchOps
 from paceline.target.attention import Layer
-from paceline.target.base import BEFORE_NORM, Inside, LayerCallback, Needs
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, padded_size, plan
-from paceline.target.linear import MAX_ROWS_OWN, Linear, linear
 from paceline.target.recurrent import RecurrentState
 
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import ancestors
 from paceline.errors import ModelError
 from paceline.formats.checks import check_shapes
+from paceline.formats.facts import BEFORE_NORM
 from paceline.formats.folder import fingerprint
 from paceline.formats.place import one_line
-from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
+from paceline.kernels.linear import Linear, aligned
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
-from paceline.target.linear import Linear, aligned
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
 """For each segment, its logits [num_logits, V] and hidden states {layer: [n, H]}."""

@@ -29,9 +29,9 @@ from paceline.formats.shape import ROUTER, weight_shapes
 from paceline.formats.tokenizer import SentencePiece, Tokenizer, vocabulary
 from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import KINDS, Blocks, Weights
+from paceline.kernels.linear import has_units
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.linear import has_units
 
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
 """Families that also read images, of which only the text model runs, and the prefix of its tensors."""

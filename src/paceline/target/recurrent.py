@@ -29,7 +29,8 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
 from paceline.formats.shape import Delta, Shape
 from paceline.kernels.blocks import WeightsByName, tensors_of
-from paceline.target.linear import LayerPart, stacked
+from paceline.kernels.linear import stacked
+from paceline.target.parts import LayerPart
 
 if TYPE_CHECKING:
     from paceline.target.attention import TorchOps

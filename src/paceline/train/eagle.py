@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from paceline.draft.methods.eagle import Eagle
 from paceline.draft.methods.eagle3 import Eagle3
-from paceline.draft.models.vocab import OFFSETS, from_offsets, to_offsets
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import open_drafter
 from paceline.formats.heads.eagle import Flags, default_taps
+from paceline.formats.heads.vocab import OFFSETS, from_offsets, to_offsets
 from paceline.formats.shape import Shape, rotary_tables
 from paceline.target.load import read_config
 from paceline.train.loss import IGNORE, distance

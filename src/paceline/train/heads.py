@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from paceline.draft.methods.amphista import Amphista
 from paceline.draft.methods.hydra import Hydra
 from paceline.draft.methods.medusa import Medusa
-from paceline.draft.models.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.draft.spec import option
+from paceline.formats.heads.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.train.layers import DecoderLayers
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.student import Student, known_depths

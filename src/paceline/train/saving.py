@@ -18,11 +18,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.models.vocab import Vocabulary, vocab_size
 from paceline.errors import PacelineError, install
 from paceline.formats.adapter import CONFIG as ADAPTER_CONFIG
 from paceline.formats.adapter import WEIGHTS as ADAPTER
 from paceline.formats.heads.checkpoint import BLOCKS, CONFIG, KIND, WEIGHTS, TargetFacts
+from paceline.formats.heads.vocab import Vocabulary, vocab_size
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import replacing, write_whole
 from paceline.kernels.blocks import Blocks, WeightsByName

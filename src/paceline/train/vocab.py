@@ -2,7 +2,7 @@
 
 Goel et al. 2025 (arXiv 2506.22694): the tokens are counted in the target's answers to prompts of the intended domain.
 The answers to a tenth of the prompts are kept aside; the report says how much of them the best K tokens cover. Other
-tokens cannot be drafted. `paceline.draft.models.vocab` uses the counts."""
+tokens cannot be drafted. `paceline.formats.heads.vocab` uses the counts."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -14,12 +14,12 @@ import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
-from paceline.draft.models import vocab
-from paceline.draft.models.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.gguf import GGUF
 from paceline.formats.gguf import end_tokens as end_tokens_of
+from paceline.formats.heads import vocab
+from paceline.formats.heads.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import check_file as writable

@@ -26,7 +26,8 @@ from paceline.draft.base import UNLIMITED, Ask, Drafter, Unlimited
 from paceline.draft.registry import create, names
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError, PacelineError
-from paceline.target.base import Facts, Needs
+from paceline.formats.facts import Facts
+from paceline.target.base import Needs
 
 SLACK = 1024
 """Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""

@@ -11,7 +11,8 @@ from tests import models, native
 from tests.fakes import TableTarget
 
 from paceline.core.segment import Segment
-from paceline.draft.models.vocab import (
+from paceline.errors import MethodError, ModelError
+from paceline.formats.heads.vocab import (
     FILE,
     Vocabulary,
     kept_tokens,
@@ -19,10 +20,9 @@ from paceline.draft.models.vocab import (
     read_vocabulary,
     vocab_size,
 )
-from paceline.errors import MethodError, ModelError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.kernels.linear import Linear
 from paceline.target.hf import HFTarget
-from paceline.target.linear import Linear
 from paceline.target.load import load
 from paceline.train.saving import must_keep, save_vocabulary
 

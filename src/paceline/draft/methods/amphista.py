@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
-from paceline.draft.models.layers import check_numbers, native, nbytes, own_layers, own_shapes, placed
-from paceline.draft.models.networks import JointHeads, concat_scaled, load_module, shapes_of
+from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed
+from paceline.formats.facts import BEFORE_NORM, Facts
 from paceline.formats.heads.checkpoint import check_all, open_drafter
-from paceline.target.base import BEFORE_NORM, Facts
-from paceline.target.linear import linear
+from paceline.formats.heads.layout import check_numbers
+from paceline.formats.heads.networks import JointHeads, concat_scaled, load_module, shapes_of
+from paceline.kernels.linear import linear
 
 STAGES = ("stage1.0.", "stage2.0.")
 """Beginnings of the names of the two causal layers' tensors."""

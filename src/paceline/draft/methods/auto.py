@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Ask, Drafter, DraftTree, Facts
 from paceline.draft.cost import Table
 from paceline.draft.fallback import Fallback
-from paceline.draft.options import Options, option
 from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.errors import MethodError

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from paceline.core.options import option
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
@@ -27,17 +28,17 @@ from paceline.draft.likeliest import POWER
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft
-from paceline.draft.models.layers import TABLE, Entries, Precision, Tensors
+from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Ranked
 from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
-from paceline.draft.models.vocab import MEMBERS, OFFSETS
-from paceline.draft.options import option
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
+from paceline.formats.heads.layout import TABLE, Entries, Tensors, is_copy, table_and_head
+from paceline.formats.heads.vocab import MEMBERS, OFFSETS
+from paceline.kernels.linear import Linear, linear
 from paceline.target.attention import Attention
-from paceline.target.base import Facts
-from paceline.target.linear import Linear, linear
 
 
 class DFlashNetwork:
@@ -48,8 +49,8 @@ class DFlashNetwork:
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         self.form, self.config, self.columns, tensors = read(path, config, tensors, target)
-        (table, head), own = neural.table_and_head(target), tensors.get(TABLE)
-        self.table = table if own is None or neural.is_copy(own, table) else own.to(table)
+        (table, head), own = table_and_head(target), tensors.get(TABLE)
+        self.table = table if own is None or is_copy(own, table) else own.to(table)
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
         apart = (W1, W2, SELECT, *CONFIDENCE)  # which stay whole
         extra = {name: one.to(target.device, target.dtype) for name, one in tensors.items() if name in apart}

@@ -10,14 +10,15 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.layers import Entries, Precision, Tensors
+from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.eagle import read_eagle
+from paceline.formats.heads.layout import Entries, Tensors, table_and_head
+from paceline.kernels.linear import linear
 from paceline.kernels.ops import Pair
-from paceline.target.base import Facts
-from paceline.target.linear import linear
 
 
 class EagleNetwork(Network):
@@ -27,7 +28,7 @@ class EagleNetwork(Network):
         layers, own = read_eagle(path, config, tensors, target)
         here = neural.placed(own, target, dtype)
         self.taps: tuple[int, ...] = (target.num_layers,)
-        self.table, self.head = neural.table_and_head(target)
+        self.table, self.head = table_and_head(target)
         self.layers = neural.rotary_layers(here, layers, target)
         self.fc = linear([here["fc.weight"]], self.layers.vectors.get("fc.bias"), target.dtype)
         self.cache, self.nbytes = self.layers.cache, neural.nbytes(here)

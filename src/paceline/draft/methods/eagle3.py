@@ -16,15 +16,16 @@ import torch
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
 from paceline.draft.models.draft_model import Draft, DraftModel
-from paceline.draft.models.layers import Entries, Precision, Tensors
+from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Proposer
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.eagle import MASK, OUTPUT, Eagle3Head
+from paceline.formats.heads.layout import Entries, Tensors, table_and_head
+from paceline.kernels.linear import linear
 from paceline.kernels.ops import Pair
-from paceline.target.base import Facts
-from paceline.target.linear import linear
 
 
 class Eagle3Network(Network):
@@ -40,7 +41,7 @@ class Eagle3Network(Network):
         self.layers = neural.rotary_layers(here, head.layers, target)
         self.weights, self.cache = self.layers.vectors, self.layers.cache
         output, fc = here.get(OUTPUT), here.get("fc.weight")
-        self.head = neural.table_and_head(target)[1] if output is None else linear([output], None, target.dtype)
+        self.head = table_and_head(target)[1] if output is None else linear([output], None, target.dtype)
         self.fc = None if fc is None else linear([fc], None, target.dtype)
         self.nbytes = neural.nbytes(here, "lm_head")
 

@@ -17,8 +17,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.options import Options, option
 from paceline.draft.text.copying import BySalt, TwoHalves
 from paceline.draft.text.ngrams import FrequentNgrams, Gram, PastNgrams, RecentNgrams, warm_up
 from paceline.draft.text.store import open_for

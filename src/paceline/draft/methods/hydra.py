@@ -14,14 +14,15 @@ import torch.nn.functional as F
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.draft.models.fixed_tree import Best, FixedTreeConfig, Heads, HeadsDrafter
-from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed, table_and_head
-from paceline.draft.models.networks import PREFIX, GroundedHeads, load_module, shapes_of
+from paceline.draft.models.layers import native, nbytes, own_layers, own_shapes, placed
 from paceline.draft.shapes import Template
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import check_all
 from paceline.formats.heads.heads import read_hydra
+from paceline.formats.heads.layout import table_and_head
+from paceline.formats.heads.networks import PREFIX, GroundedHeads, load_module, shapes_of
 from paceline.kernels.blocks import tensors_of
-from paceline.target.base import Facts
-from paceline.target.linear import linear
+from paceline.kernels.linear import linear
 
 LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 

@@ -21,10 +21,10 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.core.options import Options, option
 from paceline.draft import shapes
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request, Round
 from paceline.draft.likeliest import ranked
-from paceline.draft.options import Options, option
 from paceline.draft.text.copying import continuation
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.options import option
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, IntArray
@@ -28,13 +29,13 @@ from paceline.draft.models.layers import PRECISION, Precision, native, nbytes, p
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.proposers import Proposal, Proposer
 from paceline.draft.models.states import StatesModel
-from paceline.draft.options import option
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.checkpoint import check_all, open_drafter
 from paceline.formats.shape import Shape
 from paceline.kernels.blocks import tensors_of
 from paceline.target.attention import Attention, attention_shapes, begin
-from paceline.target.base import Facts, Inside, Needs
+from paceline.target.base import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class EarlyModel(StatesModel):
         self.needs = Needs(hidden_layers=(exit,), resume_layer=exit)
         self.adapter, self.exit, self.target, self.head = adapter, exit, target, target.head
         if config.vocab is not None:
-            from paceline.draft.models.vocab import kept_tokens
+            from paceline.formats.heads.vocab import kept_tokens
 
             self.columns = kept_tokens(config.vocab, config.checkpoint, target)
             self.head = target.head.rows(self.columns)

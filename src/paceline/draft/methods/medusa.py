@@ -12,10 +12,10 @@ import torch
 
 from paceline.draft.models.fixed_tree import FixedTreeConfig, Heads, HeadsDrafter
 from paceline.draft.models.layers import nbytes, placed
-from paceline.draft.models.networks import ResidualHeads, load_module
+from paceline.formats.facts import Facts
 from paceline.formats.heads.heads import SHARED, TOKENS, read_medusa
-from paceline.target.base import Facts
-from paceline.target.linear import linear
+from paceline.formats.heads.networks import ResidualHeads, load_module
+from paceline.kernels.linear import linear
 
 
 class MedusaHeads(Heads):

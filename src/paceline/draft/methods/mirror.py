@@ -17,12 +17,12 @@ from weakref import finalize
 
 import torch
 
+from paceline.core.options import Options, option, quoted
 from paceline.draft.base import Ask, Drafter, DraftTree, Facts, Needs, Plan, Request
 from paceline.draft.methods.model import Model, check_tokenizer
 from paceline.draft.models.branches import SPREAD, Lookahead, Next, Top, Window, top_of
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
-from paceline.draft.options import Options, option, quoted
 from paceline.draft.spec import parse
 from paceline.errors import MethodError
 from paceline.target.load import device_named, load_tokenizer
@@ -223,7 +223,7 @@ class EarlyExit:
         self.layer, self._target = layer, inside
         self._columns, self._head = None, inside.head
         if config.vocab is not None:
-            from paceline.draft.models.vocab import kept_tokens
+            from paceline.formats.heads.vocab import kept_tokens
 
             self._columns = kept_tokens(config.vocab, parse(_draft_spec(config)).checkpoint or "", target)
             self._head = inside.head.rows(self._columns)

@@ -15,14 +15,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from paceline.core.options import option, quoted
 from paceline.draft.models.draft_model import DraftModel, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter, ModelDrafterConfig
 from paceline.draft.models.proposers import Proposer
-from paceline.draft.options import option, quoted
 from paceline.errors import MethodError, ModelError
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import check_target, recorded_target
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import Facts, Target
+from paceline.target.base import Target
 from paceline.target.load import has_tokenizer, load, load_tokenizer
 
 
@@ -104,7 +105,7 @@ def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | 
     target's.
     """
     if config.vocab is not None:
-        from paceline.draft.models.vocab import check_map, kept_tokens
+        from paceline.formats.heads.vocab import check_map, kept_tokens
 
         columns = kept_tokens(config.vocab, config.checkpoint, target)
         check_map(columns, network.vocab_size)

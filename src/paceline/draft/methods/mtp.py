@@ -19,25 +19,25 @@ from pathlib import Path
 
 import torch
 
+from paceline.core.options import option
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
-from paceline.draft.models.layers import Precision, Tensors
+from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
-from paceline.draft.options import option
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
-from paceline.formats.heads.layout import refuse_others
+from paceline.formats.heads.layout import Tensors, refuse_others
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.kernels.blocks import tensors_of, within
+from paceline.kernels.linear import linear
 from paceline.kernels.ops import Pair
 from paceline.target.attention import Layer, begin
-from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import computed_with
-from paceline.target.linear import linear
 
 NEEDS_KIND = "mtp runs a layer of the target's kind"
 
@@ -57,7 +57,7 @@ class MtpNetwork(Network):
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
         self.layer = Layer(within(here, "layers.0."), shape, inside.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
-        self.table, self.head = neural.table_and_head(target)
+        self.table, self.head = table_and_head(target)
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - inside.expert_share) * of_experts)

@@ -26,10 +26,10 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
+from paceline.core.options import Options, option
 from paceline.core.sampling import on_accelerator
 from paceline.core.tree import merge
 from paceline.draft.base import Drafter, DraftTree, Facts, Request, Round
-from paceline.draft.options import Options, option
 from paceline.draft.text.copying import BySalt, TwoHalves, up_to_end
 from paceline.draft.text.ngrams import Gram, RecentNgrams, warm_up
 from paceline.kernels.rows import best_token

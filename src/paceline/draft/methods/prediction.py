@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, IntArray, Request
-from paceline.draft.options import Options, option
 
 
 @dataclass(frozen=True, kw_only=True)

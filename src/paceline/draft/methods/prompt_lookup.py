@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.options import Options, option
 from paceline.draft.text.copying import BySalt, up_to_end
 from paceline.errors import MethodError
 

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, Needs, Request, Round
-from paceline.draft.options import Options, option
 from paceline.draft.shapes import compile_template, template_of
 from paceline.draft.text.copying import BySalt
 

@@ -10,8 +10,8 @@ Where we differ from the published method and why: docs/methods/rest.md."""
 
 from dataclasses import dataclass
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.options import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import HITS, SuffixArray
 from paceline.errors import MethodError

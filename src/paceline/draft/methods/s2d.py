@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.options import option
 from paceline.core.segment import Segment
 from paceline.draft.methods.model import ModelConfig, load_network, own_tokenizer, trim
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.options import option
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.checkpoint import read_drafter
-from paceline.target.base import Facts, Inside
 from paceline.target.load import SMALL_FILES, find
 
 LAG = 64  # most committed tokens that may wait before deeper layers when a round begins

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, IntArray, Request
-from paceline.draft.options import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import BySalt, TwoHalves, continuation, up_to_end
 from paceline.draft.text.store import open_for

@@ -16,8 +16,8 @@ Where we differ from the published method and why: docs/methods/suffix.md."""
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.core.options import Options, option
 from paceline.draft.base import Drafter, DraftTree, Facts, Request
-from paceline.draft.options import Options, option
 from paceline.draft.text.copying import BySalt, TwoHalves
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray

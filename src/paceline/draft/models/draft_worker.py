@@ -22,7 +22,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
 from paceline.draft.models.branches import Candidates, Lookahead, Next, Window
 from paceline.draft.recording import Recording
-from paceline.target.base import Facts
+from paceline.formats.facts import Facts
 
 START_S = 300.0  # most seconds for starting the process and loading its model
 

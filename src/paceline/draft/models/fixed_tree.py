@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from paceline.core.options import Options, option
 from paceline.core.request import Request
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
@@ -20,18 +21,18 @@ from paceline.draft.base import tree_below
 from paceline.draft.likeliest import ranked
 from paceline.draft.models import stop
 from paceline.draft.models.draft_model import ANY, Draft
-from paceline.draft.models.layers import PRECISION, Precision, table_and_head
+from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import VOCAB, ModelDrafter
 from paceline.draft.models.proposers import Proposal
 from paceline.draft.models.states import StatesModel
-from paceline.draft.models.vocab import kept_rows
-from paceline.draft.options import Options, option
 from paceline.draft.shapes import RankPath, Template
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
+from paceline.formats.heads.layout import table_and_head
+from paceline.formats.heads.vocab import kept_rows
+from paceline.kernels.linear import Linear
 from paceline.kernels.rows import top_tokens
-from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
-from paceline.target.linear import Linear
 
 RANKS = 10  # most candidates of each depth, unless a file of paths asks for more
 

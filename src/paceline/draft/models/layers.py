@@ -6,27 +6,25 @@
 Fewer bits change how often a draft is right, never the output. Knows no head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from paceline.core.segment import Segment
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts, Inside
+from paceline.formats.heads.layout import head_shapes
 from paceline.formats.precision import quantised
-from paceline.formats.shape import LayerKind, Shape, layer_shapes, rotary_tables
+from paceline.formats.shape import LayerKind, Shape, rotary_tables
 from paceline.kernels.blocks import Blocks, Weights, WeightsByName, tensors_of, within
 from paceline.kernels.ops import TorchOps
 from paceline.target.attention import Layer, begin
-from paceline.target.base import Facts, Inside
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout
-from paceline.target.linear import Linear
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
-TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
 Precision = Literal["auto", "int8", "int4"]
 PRECISION = (
     "dtype of the drafter's matrices; auto: int8 beside a target in blocks, else the target's. int8 and int4 read less "
@@ -55,23 +53,6 @@ def nbytes(weights: WeightsByName, *without: str) -> int:
     return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
 
 
-def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
-    """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
-    if (ends := target.ends) is None:
-        raise MethodError(
-            f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
-        )
-    return ends
-
-
-def is_copy(own: Tensor | None, table: Tensor) -> bool:
-    """Whether a head's own embedding is the target's `table` but for rounding to 16 bits; so is none."""
-    if own is None or own.shape != table.shape:
-        return own is None
-    own = own.to(table)
-    return torch.equal(own, table) or torch.allclose(own, table, rtol=2**-7, atol=1e-6)
-
-
 def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Inside:
     """The target's layers. MethodError if it does not run in the native decoder.
 
@@ -85,34 +66,6 @@ def native(target: Facts, what: str, instead: str = "heads without layers of the
 
 
 # A decoder layer -----------------------------------------------------------------------------------------------------
-
-NORM = "input_layernorm"
-Entries = Mapping[str, Any]  # of a config.json
-Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
-
-
-def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**24) -> None:
-    """MethodError, with its name, for an entry that is no whole number from `least` to `most`."""
-    for name, value in entries.items():
-        if type(value) is not int or not least <= value <= most:
-            raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
-
-
-def head_shapes(
-    shape: Shape, prefixes: Sequence[str] | None = None, *, width: int | None = None, norms: tuple[str, ...] = (NORM,)
-) -> dict[str, tuple[int, ...]]:  # fmt: skip
-    """Name and shape of the tensors of a head's layers.
-
-    prefixes  prefix of each layer's names; None: "layers.0.", "layers.1.", ...
-    width     width of the first attention's input, if not the hidden size; EAGLE-3's is twice that.
-    norms     names of the norms before the first attention; EAGLE-1 has none. Later layers have one, NORM."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for n, prefix in enumerate(prefixes or [f"layers.{n}." for n in range(shape.num_layers)]):
-        of_layer = layer_shapes(shape, None if n else width)
-        of_layer |= {f"{name}.weight": (shape.hidden_size,) for name in ((NORM,) if n else norms)}
-        shapes |= {f"{prefix}{name}": size for name, size in of_layer.items()}
-    return shapes
-
 
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
@@ -153,15 +106,6 @@ def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Fact
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
     prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
     return HeadLayers(weights, prefixes, shape, kind(cos, sin, shape.eps), target)
-
-
-def check_width(path: str, width: int, target: Facts) -> None:
-    """MethodError unless the target's states have `width` numbers."""
-    if width != target.hidden_size:
-        raise MethodError(
-            f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
-            "it is a head for another target"
-        )
 
 
 # Layers of the target's shape ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.options import Options, option
 from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.tree import DraftTree
@@ -14,8 +15,7 @@ from paceline.draft.models import stop
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.proposers import BestTree, Chain, Proposal, Proposer
 from paceline.draft.models.stop import Outcome, StopRule
-from paceline.draft.options import Options, option
-from paceline.target.base import Facts
+from paceline.formats.facts import Facts
 
 TREE = "nodes of a tree of the most probable tokens; 0: a chain"
 VOCAB = "draft only these tokens: the K the target writes most, or a file of `paceline train tools vocab`"

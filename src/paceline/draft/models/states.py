@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from paceline.core.options import option
 from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.segment import Segment
@@ -28,11 +29,11 @@ from paceline.draft.models import stop
 from paceline.draft.models.draft_model import ANY, Draft, DraftModel
 from paceline.draft.models.layers import PRECISION, Precision
 from paceline.draft.models.model_drafter import TREE, ModelDrafterConfig
-from paceline.draft.options import option
+from paceline.formats.facts import Facts
+from paceline.kernels.linear import Linear
 from paceline.kernels.ops import Pair
-from paceline.target.base import Facts, Needs
+from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
-from paceline.target.linear import Linear
 
 CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
 
@@ -253,7 +254,7 @@ def head_of(network: Any, config: FeatureConfig, target: Facts) -> tuple[Linear,
     """A network's output head and the tokens of its rows, without those that the option `vocab` leaves out."""
     if config.vocab is None:
         return network.head, network.columns
-    from paceline.draft.models.vocab import kept_rows
+    from paceline.formats.heads.vocab import kept_rows
 
     rows, columns = kept_rows(network.columns, config.vocab, config.checkpoint, target)
     return network.head.rows(rows), columns

@@ -24,10 +24,11 @@ from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import up_to_ends
 from paceline.draft.models.draft_model import Draft, DraftModel, TextModel
 from paceline.draft.models.proposers import Proposal, Proposer
-from paceline.draft.models.vocab import vocab_size
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
+from paceline.formats.heads.vocab import vocab_size
 from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import Facts, Target
+from paceline.target.base import Target
 
 SHARED = 0.9
 """Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""

@@ -19,7 +19,7 @@ from paceline.errors import StoreError
 from paceline.jsonl import loads
 
 if TYPE_CHECKING:
-    from paceline.target.base import Facts
+    from paceline.formats.facts import Facts
 
 HEADER = "store.json"
 VERSION = 1

@@ -17,8 +17,9 @@ from paceline.engine.engine import Engine
 from paceline.errors import ModelError
 from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.types import digest
+from paceline.formats.facts import Facts
 from paceline.serve.local import Local
-from paceline.target.base import Facts, Needs
+from paceline.target.base import Needs
 from paceline.workbench.client import Completion
 
 MOST_TURNS = 256  # turns whose tokens are remembered, for prefixes that continue them

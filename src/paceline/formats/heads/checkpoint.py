@@ -21,12 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline import __version__
-from paceline.draft.options import quoted
+from paceline.core.options import quoted
 from paceline.errors import PATHS, MethodError, ModelError, meant
+from paceline.formats.facts import Facts
 from paceline.formats.folder import INDEX, open_weights
 from paceline.jsonl import loads
 from paceline.kernels.blocks import KINDS, Blocks
-from paceline.target.base import Facts
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"

@@ -10,14 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from paceline.draft.models import layers as neural
-from paceline.draft.models.layers import TABLE, Entries, Tensors
-from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import check_all
-from paceline.formats.heads.layout import Layout, layer_config
+from paceline.formats.heads.layout import (
+    TABLE,
+    Entries,
+    Layout,
+    Tensors,
+    check_numbers,
+    check_width,
+    head_shapes,
+    layer_config,
+)
+from paceline.formats.heads.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.formats.shape import Shape
-from paceline.target.base import Facts
 
 MASK, OUTPUT = "mask_embedding", "lm_head.weight"
 W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))
@@ -97,12 +104,12 @@ class DFlashSpec:
         own: dict[str, Any] = {ours: given.get(key) for ours, key in SECOND.items()}
         is_second = any(own.values()) or "dflash2" in f"{given.get('architectures')} {given.get(KIND)}".lower()
         if is_second:
-            neural.check_numbers(path, {SECOND[ours]: value for ours, value in own.items()})
+            check_numbers(path, {SECOND[ours]: value for ours, value in own.items()})
         else:
             own = {"rank": given.get("markov_rank") or 0}
         rank, count = own["rank"], given.get("num_hidden_layers") or 1
         for (name, bounds), value in zip(NUMBERS.items(), (given.get("block_size"), rank, count), strict=True):
-            neural.check_numbers(path, {name: value}, *bounds)
+            check_numbers(path, {name: value}, *bounds)
         if rank and given.get("markov_head_type", "vanilla") != "vanilla":
             raise MethodError(f"{path} asks for a {given['markov_head_type']} Markov head, which nothing here applies")
         if not ids:
@@ -122,7 +129,7 @@ class DFlashSpec:
         non_causal = given.get("sliding_window_non_causal", given.get(KIND) == "dflash2")
         causal = False if non_causal else given.get("is_causal", given.get("causal"))
         if (allowed := given.get("selector_vocab_size")) is not None:
-            neural.check_numbers(path, {"selector_vocab_size": allowed})
+            check_numbers(path, {"selector_vocab_size": allowed})
         scale, cap = given.get("output_multiplier") or 1.0, given.get("final_logit_softcapping") or 0.0
         if not isinstance(scale, int | float) or not isinstance(cap, int | float):
             raise MethodError(f"{path}: output_multiplier or final_logit_softcapping is no number")
@@ -137,7 +144,7 @@ class DFlashSpec:
 
         vocab  number of the target's tokens. drafted: number of tokens that it drafts."""
         h = shape.hidden_size
-        shapes = neural.head_shapes(shape)
+        shapes = head_shapes(shape)
         shapes |= {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         for number in range(shape.num_layers):
             for conv in CONVOLVED.values() if self.kernel else ():
@@ -172,7 +179,7 @@ def read(
     layers = layer_config(path, {"vocab_size": vocab, **given}, tensors, target)
     shape, drafted = Shape.of(layers), given.get("draft_vocab_size") or vocab
     h = shape.hidden_size
-    neural.check_width(path, h, target)
+    check_width(path, h, target)
     if h % spec.group:
         raise MethodError(f"{path}: conv_group_size is {spec.group}, which does not divide a width of {h}")
     one = tensors.get(CONFIDENCE[0])

@@ -11,14 +11,24 @@ from typing import Any, Self
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from paceline.draft.models import layers as neural
-from paceline.draft.models.layers import TABLE, Entries, Tensors
-from paceline.draft.models.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.errors import MethodError
+from paceline.formats.facts import BEFORE_NORM, Facts
 from paceline.formats.heads.checkpoint import check_all
-from paceline.formats.heads.layout import Layout, count_layers, layer_config
+from paceline.formats.heads.layout import (
+    TABLE,
+    Entries,
+    Layout,
+    Tensors,
+    check_numbers,
+    check_width,
+    count_layers,
+    head_shapes,
+    is_copy,
+    layer_config,
+    table_and_head,
+)
+from paceline.formats.heads.vocab import MEMBERS, OFFSETS, columns_of
 from paceline.formats.shape import Shape
-from paceline.target.base import BEFORE_NORM, Facts
 
 EAGLE = Layout(
     "eagle",
@@ -31,7 +41,7 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
     """Name and shape of a head's tensors. names: those it has, some of which are optional."""
     h = shape.hidden_size
     optional = {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
-    return {"fc.weight": (h, 2 * h)} | optional | neural.head_shapes(shape, norms=())
+    return {"fc.weight": (h, 2 * h)} | optional | head_shapes(shape, norms=())
 
 
 def read_eagle(
@@ -42,11 +52,11 @@ def read_eagle(
     given, tensors = EAGLE.read(path, config, tensors)
     layers = layer_config(path, {"vocab_size": target.vocab_size, **given}, tensors, target, count_layers(tensors))
     shape = Shape.of(layers)
-    neural.check_width(path, shape.hidden_size, target)
+    check_width(path, shape.hidden_size, target)
     check_all(path, tensors, eagle_shapes(shape, list(tensors)))
     # Quantising changes the target's table, and so does its training (`Drafter.bind`).
     is_plain = target.weights_fingerprint and target.quantised is None
-    if is_plain and not neural.is_copy(tensors.get(TABLE), neural.table_and_head(target)[0]):
+    if is_plain and not is_copy(tensors.get(TABLE), table_and_head(target)[0]):
         raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
     return layers, {name: tensor for name, tensor in tensors.items() if name != TABLE}
 
@@ -144,7 +154,7 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     width  width of one tapped state. taps: number of tapped states."""
     h = shape.hidden_size
     shapes = {"fc.weight": (h, taps * width), NORM: (h,), OUTPUT: (vocab, h)}
-    shapes |= neural.head_shapes(shape, width=2 * h, norms=("input_layernorm", "hidden_norm"))
+    shapes |= head_shapes(shape, width=2 * h, norms=("input_layernorm", "hidden_norm"))
     if flags.norm_before_fc:
         shapes["input_norm.weight"] = (taps * width,)
     if flags.fc_norm:
@@ -181,7 +191,7 @@ class Eagle3Head:
         layers = layer_config(path, described, tensors, target, count_layers(tensors))
         shape, flags, taps = Shape.of(layers), Flags.of(config), taps_of(path, config, target)
         width = given.get("target_hidden_size") or shape.hidden_size
-        neural.check_width(path, width, target)
+        check_width(path, width, target)
         vocab = given.get("draft_vocab_size") or target.vocab_size
         shapes = eagle3_shapes(shape, width, len(taps), vocab, flags)
         shapes = {name: of for name, of in shapes.items() if name not in off}
@@ -189,7 +199,7 @@ class Eagle3Head:
         if MASK in tensors or given.get("parallel_drafting") or "peagle" in kind:
             shapes[MASK] = (len(taps) * width,)
             mask = next((given[key] for key in MASK_IDS if given.get(key) is not None), None)
-            neural.check_numbers(path, {MASK_IDS[0]: mask}, 0, target.vocab_size - 1)
+            check_numbers(path, {MASK_IDS[0]: mask}, 0, target.vocab_size - 1)
             tensors |= {MASK: tensors[MASK].flatten()} if MASK in tensors else {}
         table = _table(path, tensors.get(TABLE), shape, target)
         if OUTPUT not in tensors and OFFSETS not in tensors and vocab == target.vocab_size:
@@ -210,5 +220,5 @@ def _table(path: str, own: Tensor | None, shape: Shape, target: Facts) -> Tensor
                           "it needs an embedding of its own, and brings none")  # fmt: skip
     if own is not None and shape.hidden_size != target.hidden_size:
         return own.to(target.device, target.dtype)
-    table, _ = neural.table_and_head(target)
-    return table if own is None or neural.is_copy(own, table) else own.to(table)
+    table, _ = table_and_head(target)
+    return table if own is None or is_copy(own, table) else own.to(table)

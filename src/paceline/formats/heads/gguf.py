@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft.models.vocab import OFFSETS
-from paceline.draft.options import quoted
+from paceline.core.options import quoted
 from paceline.errors import MethodError
 from paceline.formats.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.formats.heads.mtp import OUTER as NEXTN
 from paceline.formats.heads.mtp import head_shape
+from paceline.formats.heads.vocab import OFFSETS
 from paceline.formats.shape import ATTENTION, ROUTER, Shape, layer_shapes
 from paceline.kernels.blocks import Blocks, within
 

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft.models.layers import table_and_head
-from paceline.draft.models.networks import PREFIX, ResidualHeads, shapes_of
-from paceline.draft.models.vocab import check_map
 from paceline.errors import MethodError, ModelError
+from paceline.formats.facts import Facts
+from paceline.formats.folder import open_weights
 from paceline.formats.heads.checkpoint import CONFIG, check_all, open_head
-from paceline.formats.heads.layout import count_heads, refuse_others, renamed
-from paceline.target.base import Facts
-from paceline.target.load import open_weights
+from paceline.formats.heads.layout import count_heads, refuse_others, renamed, table_and_head
+from paceline.formats.heads.networks import PREFIX, ResidualHeads, shapes_of
+from paceline.formats.heads.vocab import check_map
 
 SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""

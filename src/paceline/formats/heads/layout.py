@@ -11,14 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from paceline.draft.models.layers import Entries, Tensors, check_numbers
-from paceline.draft.options import quoted
+from paceline.core.options import quoted
 from paceline.errors import MethodError, ModelError, printable
 from paceline.formats.checks import check_config, unsupported
-from paceline.formats.shape import ATTENTION
-from paceline.target.base import Facts
+from paceline.formats.facts import Facts
+from paceline.formats.shape import ATTENTION, Shape, layer_shapes
+from paceline.kernels.linear import Linear
+
+TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
+NORM = "input_layernorm"
+Entries = Mapping[str, Any]  # of a config.json
+Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
+
 
 T = TypeVar("T")
 LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
@@ -238,3 +246,55 @@ def _windows(where: Any, config: Entries, count: int) -> tuple[Sequence[str], in
         return [full] * count, None
     check_numbers(where, {"sliding_window": config.get("sliding_window")})
     return kinds, config["sliding_window"]
+
+
+# What a head shares with its target, and the shapes of its layers ----------------------------------------------------
+
+
+def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
+    """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
+    if (ends := target.ends) is None:
+        raise MethodError(
+            f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
+        )
+    return ends
+
+
+def is_copy(own: Tensor | None, table: Tensor) -> bool:
+    """Whether a head's own embedding is the target's `table` but for rounding to 16 bits; so is none."""
+    if own is None or own.shape != table.shape:
+        return own is None
+    own = own.to(table)
+    return torch.equal(own, table) or torch.allclose(own, table, rtol=2**-7, atol=1e-6)
+
+
+def check_width(path: str, width: int, target: Facts) -> None:
+    """MethodError unless the target's states have `width` numbers."""
+    if width != target.hidden_size:
+        raise MethodError(
+            f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
+            "it is a head for another target"
+        )
+
+
+def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**24) -> None:
+    """MethodError, with its name, for an entry that is no whole number from `least` to `most`."""
+    for name, value in entries.items():
+        if type(value) is not int or not least <= value <= most:
+            raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
+
+
+def head_shapes(
+    shape: Shape, prefixes: Sequence[str] | None = None, *, width: int | None = None, norms: tuple[str, ...] = (NORM,)
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
+    """Name and shape of the tensors of a head's layers.
+
+    prefixes  prefix of each layer's names; None: "layers.0.", "layers.1.", ...
+    width     width of the first attention's input, if not the hidden size; EAGLE-3's is twice that.
+    norms     names of the norms before the first attention; EAGLE-1 has none. Later layers have one, NORM."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for n, prefix in enumerate(prefixes or [f"layers.{n}." for n in range(shape.num_layers)]):
+        of_layer = layer_shapes(shape, None if n else width)
+        of_layer |= {f"{name}.weight": (shape.hidden_size,) for name in ((NORM,) if n else norms)}
+        shapes |= {f"{prefix}{name}": size for name, size in of_layer.items()}
+    return shapes

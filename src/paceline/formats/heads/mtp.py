@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from paceline.draft.models.layers import Tensors
 from paceline.errors import MethodError
 from paceline.formats.folder import open_weights
 from paceline.formats.heads.checkpoint import check_all
+from paceline.formats.heads.layout import Tensors
 from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
 
 LAYOUTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,6 @@ from paceline.kernels.blocks import Blocks, WeightsByName
 if TYPE_CHECKING:
     from paceline.kernels.integer import IntegerPanels
     from paceline.kernels.products import Panels
-    from paceline.target.attention import TorchOps
 
 MAX_ROWS_OWN, SMALL = 64, 8 << 20
 """On AMX, where oneDNN multiplies, our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes.
@@ -195,37 +194,6 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     parts, bias = [weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None
     return linear(parts, bias, dtype, keep=False)
-
-
-class LayerPart:
-    """A part of a layer: matrix products, the elementwise steps between them, and smaller parts.
-
-    PARTS  names of the attributes that hold a product, a part, a list of parts or None."""
-
-    PARTS: tuple[str, ...]
-    ops: TorchOps
-
-    def _walk(self) -> Iterator[LayerPart | Linear]:
-        """This part, and all parts and products in it."""
-        yield self
-        for value in (getattr(self, name) for name in self.PARTS):
-            for inner in value if isinstance(value, list) else [value]:
-                if isinstance(inner, LayerPart):
-                    yield from inner._walk()
-                elif inner is not None:
-                    yield inner
-
-    @property
-    def products(self) -> list[Linear]:
-        return [inner for inner in self._walk() if isinstance(inner, Linear)]
-
-    def make_exact(self, ops: TorchOps) -> None:
-        """Fix the order of sums of all products; use `ops` for the other steps."""
-        for inner in self._walk():
-            if isinstance(inner, LayerPart):
-                inner.ops = ops
-            else:
-                inner.make_exact()
 
 
 def _multiplied_by_us(weight: torch.Tensor) -> bool:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import loads
-from paceline.target.base import Facts
 
 FILE = "paceline/vocab.safetensors"
 """Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from paceline.errors import MethodError
+from paceline.formats.facts import Facts
 from paceline.kernels.blocks import Blocks, WeightsByName
-from paceline.target.base import Facts
-from paceline.target.linear import linear
+from paceline.kernels.linear import linear
 
 
 class ResBlock(nn.Module):
