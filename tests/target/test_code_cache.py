@@ -122,3 +122,18 @@ def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert load_or_compile("key", lambda: b"first") == b"first"
     assert load_or_compile("key", lambda: b"second") == b"second"
+
+
+def test_an_edit_outside_of_the_kernels_compiles_none_of_them_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept code is found by a digest of these files, which are all that code for kernels is written by."""
+    read: list[Path] = []
+    contents = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or contents(path))
+    v._sources.__wrapped__()
+    folder = Path(v.__file__).parent
+    assert {path.name for path in read} >= {"vectors.py", "integer.py", "products.py", "attention.py", "blocks.py"}
+    assert {path.parent for path in read} == {folder}
+    inner = [line for path in read for line in path.read_text().splitlines() if line.lstrip().startswith("from pacel")]
+    outside = [line for line in inner if " paceline.kernels" not in line and " paceline import kernels" not in line]
+    known = ("paceline.compiled", "paceline.errors", "paceline.folders", "paceline import processor")
+    assert [line for line in outside if not any(name in line for name in known)] == []

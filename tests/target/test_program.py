@@ -153,7 +153,7 @@ def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_threa
     lines, tasks = np.zeros((400, program.WORDS), np.int64), np.zeros((400, 3), np.int64)
     for step in range(400):
         tasks[step, 1:] = done.ctypes.data + (step + 1) * row, done.ctypes.data + step * row
-        lines[step, :2] = _pieces.address, tasks.ctypes.data + step * tasks.strides[0]
+        lines[step, 1:3] = _pieces.address, tasks.ctypes.data + step * tasks.strides[0]
     task = array("q", (0, lines.ctypes.data, len(lines), program._let_others_run()))
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(program._run.address)
     workers = [Thread(target=run, args=(task.buffer_info()[0],)) for _ in range(threads)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import torch
 from transformers import PretrainedConfig
@@ -33,7 +32,7 @@ class Checkpoint:
     made_from: str
     dtype: torch.dtype | None = None
     inverse_frequencies: torch.Tensor | None = None
-    sampling: Mapping[str, float] = MappingProxyType({})
+    sampling: Mapping[str, float] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
     def merged(self, adapter: Adapter | None) -> Checkpoint:

@@ -80,7 +80,7 @@ def load(
         if dtype == "auto" and is_packaged(model) and to.type != "cpu":
             precision = replace(precision, weights=None)  # blocks run on CPUs alone
         to = _cpu(path.name, device) if precision.weights else to
-        made: Target = _load_file(path, precision, to, native, tokenizer)
+        made: Target = _load_file(path, precision, to, native, tokenizer, adapter)
     else:
         made = _load_folder(model, precision, device, to, native, trust_remote_code, tokenizer, adapter)
     if adapter is not None:
@@ -180,13 +180,14 @@ def _weights(
 
 
 def _load_file(
-    path: Path, precision: Precision, device: torch.device, native: bool | None, tokenizer: Tokenizer | None
-) -> Target:
+    path: Path, precision: Precision, device: torch.device, native: bool | None, tokenizer: Tokenizer | None,
+    adapter: Adapter | None,
+) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
     from paceline.formats.gguf import read_gguf
 
-    made = build(read_gguf(path), precision, device)
+    made = build(read_gguf(path).merged(adapter), precision, device)
     made.folder = path
     with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
         made.tokenizer = tokenizer or load_tokenizer(path)

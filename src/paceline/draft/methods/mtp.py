@@ -29,7 +29,7 @@ from paceline.errors import MethodError
 from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
-from paceline.formats.heads.layout import Tensors, refuse_others
+from paceline.formats.heads.layout import Tensors, refuse_others, table_and_head
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.kernels.blocks import tensors_of, within
