@@ -26,10 +26,12 @@ RECORDED = [
 KINDS = {"chat/completions": ChatRequest, "responses": ItemsRequest, "messages": MessagesRequest}
 ADD = {"name": "add", "input_schema": TAKES}
 CALLED = {"type": "tool_use", "name": "add", "input": {"x": 1}}
+BROKEN = CALL.replace("1}}", "1,}}")
 ANSWERS = {
     "text": ("the cat.", "end_turn", [{"type": "text", "text": "the cat."}]),
     "a call": (f"I add.\n{CALL}", "tool_use", [{"type": "text", "text": "I add."}, CALLED]),
     "two": (f"{CALL}\n{CALL}", "tool_use", [CALLED, CALLED]),
+    "a broken call": (BROKEN, "end_turn", [{"type": "text", "text": BROKEN}]),
     "thinking": (
         f"<think>so</think>{CALL}", "tool_use", [{"type": "thinking", "thinking": "so", "signature": ""}, CALLED],
     ),
@@ -133,6 +135,7 @@ def test_what_the_model_reads_of_them(shared, notices):
 
 # Responses, as codex speaks them ------------------------------------------------------------------------------------
 
+FUNCTION = {"type": "function", "function": {"name": "add", "parameters": TAKES}}
 FLAT = {"type": "function", "name": "add", "parameters": TAKES}
 CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}
 SPACE = {"type": "namespace", "name": "mcp__a__", "tools": [FLAT, {**CUSTOM, "name": "send"}]}
@@ -399,7 +402,7 @@ def test_a_lenient_server_and_its_names(folder, notices):  # noqa: F811
 STREAMS = {
     "chat/completions": (ASK | {"max_tokens": 8}, ": ping"),
     "completions": ({"prompt": "x", "max_tokens": 8}, ": ping"),
-    "responses": ({"input": "x", "max_output_tokens": 8}, ": ping"),
+    "responses": ({"input": "x", "max_output_tokens": 8}, "event: keepalive"),
     "messages": (ASK | {"max_tokens": 8}, "event: ping"),
 }
 
@@ -437,21 +440,29 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
     assert len(times) >= 2
     first = next(i for i, line in enumerate(lines) if line == ping)
     assert not any('"error": {' in line for line in lines)
-    assert lines[first + 1] == ("" if ping.startswith(":") else 'data: {"type": "ping"}')
+    following = {"messages": 'data: {"type": "ping"}', "responses": 'data: {"type": "keepalive", "sequence_number": 2}'}
+    assert lines[first + 1] == following.get(route, "")
     assert any("of a prompt read" in line or "waits" in line for line in notices())
 
 
-def test_a_call_that_is_held_back_is_a_sign_of_life_too(folder, monkeypatch, writes):  # noqa: F811
-    """A custom call goes out whole; its rounds say nothing before."""
+@pytest.mark.parametrize(("route", "asked", "sign", "call"), [
+    ("chat/completions", {**ASK, "tools": [FUNCTION]}, '"delta": {"content": ""}', '"tool_calls": [{'),
+    ("messages", {**ASK, "tools": [ADD]}, "event: ping", '"type": "tool_use"'),
+    ("responses", {"input": "x", "tools": [FLAT]}, "event: keepalive", "event: response.output_item.added"),
+])
+def test_a_call_that_is_held_back_is_a_sign_of_life_too(
+    folder, monkeypatch, writes, route, asked, sign, call  # noqa: F811
+):  # fmt: skip
+    """A call goes out whole; its rounds say nothing before."""
     made = engine(folder)
     made.tokenizer.inner.chat_template = TEMPLATE
     step = made.step
     made.step = lambda: (sleep(0.02), step())[1]
     monkeypatch.setattr(chats, "PING_SECONDS", 0.1)
-    writes('<tool_call>\n{"name": "patch", "arguments": {"input": "the cat and the dog"}}\n</tool_call>')
-    body = {"input": "x", "tools": [CUSTOM], "draft": "none", "max_output_tokens": 200, "stream": True}
+    writes(CALL)
     with serving(made) as where:
-        lines = httpx.post(f"{where}/v1/responses", json=body, timeout=60).text.splitlines()
-    at = [i for i, line in enumerate(lines) if line == ": ping"]
-    call = next(i for i, line in enumerate(lines) if "custom_tool_call_input.delta" in line)
-    assert sum(i < call for i in at) > 1
+        body = {**asked, "draft": "none", "stream": True}
+        lines = httpx.post(f"{where}/v1/{route}", json=body, timeout=60).text.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if call in line]
+    signs = [i for i, line in enumerate(lines) if sign in line]
+    assert sum(i < at for i in signs) > 1, lines
