@@ -1,8 +1,10 @@
 """Grammars: what they let through, what they refuse, where they fail, and where they begin."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.serve.fields import Tool
@@ -23,7 +27,8 @@ from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.transcript import open_tokenizer
-from tests import models
+from tests import drafters, models
+from tests.draft.folders import Folders, specs
 from tests.draft.tongues import tongues
 from tests.pairs import paired
 
@@ -202,6 +207,73 @@ def test_an_answer_that_breaks_its_grammar_is_an_error_and_no_end(plain: Engine,
         assert made.allowed(whole, size).nonzero().flatten().tolist() == ends
     with pytest.raises(PacelineError, match="grammar failed"):
         made.allowed([*ids[:2], tokenizer.inner.convert_tokens_to_ids("<|user|>")], size)
+
+
+FUZZED = ("added", "gpt2", "stories260K", "unigram")
+LETTERS = ('"', "\\", "/", "é", "日本", "😀", "\n", "\t", "\u2028", "{", "]", "a", " ", "1", "<", "|", ">", ":", "'")
+
+
+def asked(rng: np.random.Generator, mark: str) -> Any:
+    """A schema with a text in which a mark stands, with whatever else."""
+    first, second = ("".join(rng.choice([*LETTERS, mark], 3)) for _ in range(2))
+    text = f"{first}{mark}{second}"
+    holds = {"type": "string", "pattern": f"^{re.escape(text)}[ab]{{1,2}}$"}
+    named = {"properties": {text: {"type": "string", "maxLength": 5}}, "required": [text]}
+    shapes: list[Any] = [
+        {"const": text}, {"enum": [second, text, mark]}, {"anyOf": [{"const": [text]}, {"type": "boolean"}]},
+        {"type": "object", **named, "additionalProperties": False}, {"type": "string", "maxLength": 5}, holds,
+    ]  # fmt: skip
+    return shapes[rng.integers(len(shapes))]
+
+
+def fuzzed(folders: Folders, tokenizer: Tokenizer, schemas: Sequence[Any], draft: Drafter) -> list[list[int]]:
+    """Answers to all schemas, each whole JSON that fits its own and has no mark."""
+    engine = Engine(folders.target, draft, tokenizer=tokenizer, max_batch=8)
+    ends, known = [tokenizer.inner.eos_token_id], tokenizer.inner.added_tokens_decoder
+    marks = {id for id, token in known.items() if token.content not in ("[X]", "    ", "word")}
+    made = Grammars(tokenizer, folders.target.vocab_size, ends, "none")
+    same = SamplingParams(max_tokens=200, stop_token_ids=ends)
+    params = [
+        replace(same, temperature=float(i % 3), seed=i, grammar=made.json_schema(one)) for i, one in enumerate(schemas)
+    ]
+    answers = engine.generate([[5, 6, 7, 8]] * len(schemas), params)
+    for one, done in zip(schemas, answers, strict=True):
+        assert done.finish_reason == "stop", (one, done.text, done.error)
+        validate(json.loads(done.text), one)
+        assert marks.isdisjoint(done.tokens[:-1])
+    return [done.tokens for done in answers]
+
+
+def worlds(name: str, request: pytest.FixtureRequest, at: Path) -> tuple[Folders, Tokenizer, list[str]]:
+    """A model with a tokenizer, and the texts of its added tokens."""
+    tokenizer = TOKENIZERS[name](request.getfixturevalue)
+    folders = Folders(at, vocab_size=len(tokenizer.inner) + 3, max_position_embeddings=512)
+    return folders, tokenizer, [token.content for token in tokenizer.inner.added_tokens_decoder.values()]
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_a_text_with_a_mark_is_whole_json_whatever_drafts(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folders, tokenizer, marks = worlds(name, request, tmp_path)
+    rng = np.random.default_rng(7)
+    schemas = [asked(rng, str(rng.choice(marks))) for _ in range(12)]
+    drafts = [create("none"), create("grammar"), create("sam"), create("jacobi"), drafters.Random()]
+    plain, *others = (fuzzed(folders, tokenizer, schemas, draft) for draft in drafts)
+    assert others == [plain] * len(others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUZZED)
+def test_every_mark_in_every_schema_with_every_drafter(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folders, tokenizer, marks = worlds(name, request, tmp_path)
+    rng = np.random.default_rng(8)
+    schemas = [asked(rng, mark) for mark in marks for _ in range(max(12, 60 // len(marks)))]
+    plain = fuzzed(folders, tokenizer, schemas, create("none"))
+    for spec in specs().values():
+        assert fuzzed(folders, tokenizer, schemas, create(spec.format_map(folders))) == plain, spec
 
 
 # Where a grammar begins ----------------------------------------------------------------------------------------------
