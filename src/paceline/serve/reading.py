@@ -214,6 +214,11 @@ def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> l
     return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ())]
 
 
+def usual_marks(template: str) -> list[str]:
+    """Every mark that a server looks for unless its options say otherwise."""
+    return all_marks(tool_formats("auto"), reasoning_marks("auto", template))
+
+
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
     """Both parsers in words, for the server's start."""
     tool_formats(tool_parser)  # refuses a name that is none
