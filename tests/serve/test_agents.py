@@ -373,6 +373,41 @@ def test_thinking_is_asked_for_in_many_ways(more, template, expected, notices):
     assert thinking(ChatRequest.model_validate({**ASK, "thinking": {"type": "disabled"}}), "", False) == {}
 
 
+NEEDLESS = [
+    ("chat/completions", "service_tier", "flex"), ("chat/completions", "cache_prompt", False),
+    ("chat/completions", "modalities", ["text", "audio"]), ("chat/completions", "reasoning", {"summary": "detailed"}),
+    ("responses", "service_tier", "priority"), ("responses", "truncation", "auto"),
+    ("responses", "include", ["message.output_text.logprobs", "web_search_call.results"]),
+    ("responses", "reasoning", {"summary": "concise"}),
+    ("responses", "stream_options", {"include_obfuscation": True}),
+    ("messages", "service_tier", 1),
+    ("messages", "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+]
+"""Values that ask for what is not there, and without which the answer is the same."""
+NEEDED = [
+    ("chat/completions", "tool_choice", "must"), ("chat/completions", "n", "2"), ("chat/completions", "store", True),
+    ("chat/completions", "thinking", {"type": "odd"}), ("responses", "store", True), ("responses", "background", True),
+    ("responses", "text", {"format": {"type": "odd"}}), ("responses", "previous_response_id", "resp_1"),
+    ("responses", "conversation", {"id": "x"}), ("responses", "prompt", {"id": "x"}),
+    ("messages", "thinking", {"type": "odd"}),
+]  # fmt: skip
+FIRST = {"responses": {"input": "x", "max_output_tokens": 1}}
+
+
+@pytest.fixture(scope="module")
+def lenient(folder):  # noqa: F811
+    with serving(engine(folder), lenient=True) as where, httpx.Client(base_url=where, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("route", "name", "value"), NEEDLESS + NEEDED)
+def test_what_a_lenient_server_ignores_is_what_changes_no_answer(http, lenient, route, name, value):
+    body = {**FIRST.get(route, {**ASK, "max_tokens": 1}), name: value}
+    strict, ignored = (one.post(f"/v1/{route}", json=body) for one in (http, lenient))
+    assert strict.status_code == 400
+    assert ignored.status_code == (200 if (route, name, value) in NEEDLESS else 400), ignored.text
+
+
 def test_a_lenient_server_and_its_names(folder, notices):  # noqa: F811
     made = engine(folder)
     made.tokenizer.inner.chat_template = TEMPLATE

@@ -226,54 +226,52 @@ def asked(rng: np.random.Generator, mark: str) -> Any:
     return shapes[rng.integers(len(shapes))]
 
 
-def fuzzed(folders: Folders, tokenizer: Tokenizer, schemas: Sequence[Any], draft: Drafter) -> list[list[int]]:
-    """Answers to all schemas, each whole JSON that fits its own and has no mark."""
-    engine = Engine(folders.target, draft, tokenizer=tokenizer, max_batch=8)
-    ends, known = [tokenizer.inner.eos_token_id], tokenizer.inner.added_tokens_decoder
-    marks = {id for id, token in known.items() if token.content not in ("[X]", "    ", "word")}
-    made = Grammars(tokenizer, folders.target.vocab_size, ends, "none")
-    same = SamplingParams(max_tokens=200, stop_token_ids=ends)
-    params = [
-        replace(same, temperature=float(i % 3), seed=i, grammar=made.json_schema(one)) for i, one in enumerate(schemas)
-    ]
-    answers = engine.generate([[5, 6, 7, 8]] * len(schemas), params)
-    for one, done in zip(schemas, answers, strict=True):
-        assert done.finish_reason == "stop", (one, done.text, done.error)
-        validate(json.loads(done.text), one)
-        assert marks.isdisjoint(done.tokens[:-1])
-    return [done.tokens for done in answers]
+class Fuzzed:
+    """A model with one of the tokenizers, whose added tokens are `added`."""
 
+    def __init__(self, name: str, request: pytest.FixtureRequest):
+        self.tokenizer = tokenizer = TOKENIZERS[name](request.getfixturevalue)
+        at, size = request.getfixturevalue("tmp_path"), len(tokenizer.inner) + 3
+        self.folders = Folders(at, vocab_size=size, max_position_embeddings=512)
+        known, self.ends = tokenizer.inner.added_tokens_decoder, [tokenizer.inner.eos_token_id]
+        self.added = [token.content for token in known.values()]
+        self.marks = {id for id, token in known.items() if token.content not in ("[X]", "    ", "word")}
+        self.grammars = Grammars(tokenizer, size, self.ends, "none")
 
-def worlds(name: str, request: pytest.FixtureRequest, at: Path) -> tuple[Folders, Tokenizer, list[str]]:
-    """A model with a tokenizer, and the texts of its added tokens."""
-    tokenizer = TOKENIZERS[name](request.getfixturevalue)
-    folders = Folders(at, vocab_size=len(tokenizer.inner) + 3, max_position_embeddings=512)
-    return folders, tokenizer, [token.content for token in tokenizer.inner.added_tokens_decoder.values()]
+    def answers(self, schemas: Sequence[Any], draft: Drafter) -> list[list[int]]:
+        """Answers to all schemas, each whole JSON that fits its own and has no mark."""
+        engine = Engine(self.folders.target, draft, tokenizer=self.tokenizer, max_batch=8)
+        same = SamplingParams(max_tokens=200, stop_token_ids=self.ends)
+        params = [
+            replace(same, temperature=float(i % 3), seed=i, grammar=self.grammars.json_schema(one))
+            for i, one in enumerate(schemas)
+        ]
+        answers = engine.generate([[5, 6, 7, 8]] * len(schemas), params)
+        for one, done in zip(schemas, answers, strict=True):
+            assert done.finish_reason == "stop", (one, done.text, done.error)
+            validate(json.loads(done.text), one)
+            assert self.marks.isdisjoint(done.tokens[:-1])
+        return [done.tokens for done in answers]
 
 
 @pytest.mark.parametrize("name", FUZZED)
-def test_a_text_with_a_mark_is_whole_json_whatever_drafts(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    folders, tokenizer, marks = worlds(name, request, tmp_path)
-    rng = np.random.default_rng(7)
-    schemas = [asked(rng, str(rng.choice(marks))) for _ in range(12)]
+def test_a_text_with_a_mark_is_whole_json_whatever_drafts(name: str, request: pytest.FixtureRequest) -> None:
+    made, rng = Fuzzed(name, request), np.random.default_rng(7)
+    schemas = [asked(rng, str(rng.choice(made.added))) for _ in range(12)]
     drafts = [create("none"), create("grammar"), create("sam"), create("jacobi"), drafters.Random()]
-    plain, *others = (fuzzed(folders, tokenizer, schemas, draft) for draft in drafts)
+    plain, *others = (made.answers(schemas, draft) for draft in drafts)
     assert others == [plain] * len(others)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FUZZED)
-def test_every_mark_in_every_schema_with_every_drafter(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    folders, tokenizer, marks = worlds(name, request, tmp_path)
-    rng = np.random.default_rng(8)
-    schemas = [asked(rng, mark) for mark in marks for _ in range(max(12, 60 // len(marks)))]
-    plain = fuzzed(folders, tokenizer, schemas, create("none"))
+def test_every_mark_with_every_drafter(name: str, request: pytest.FixtureRequest) -> None:
+    made, rng = Fuzzed(name, request), np.random.default_rng(8)
+    schemas = [asked(rng, mark) for mark in made.added for _ in range(max(12, 36 // len(made.added)))]
+    plain = made.answers(schemas, create("none"))
     for spec in specs().values():
-        assert fuzzed(folders, tokenizer, schemas, create(spec.format_map(folders))) == plain, spec
+        assert made.answers(schemas, create(spec.format_map(made.folders))) == plain, spec
 
 
 # Where a grammar begins ----------------------------------------------------------------------------------------------

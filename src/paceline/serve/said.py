@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
+notices = logging.getLogger("paceline.serving.notices")  # those that `serve --quiet` shows too
 
 
 @lru_cache(1024)
 def once(line: str) -> None:
-    """Say something of how requests are read, the first time."""
-    serving.info("%s", readable(line))
+    """Say, the first time, what of requests is left out or ignored."""
+    notices.info("%s", readable(line))
 
 
 def problem(error: Exception, kind: str) -> dict[str, Any]:
