@@ -296,6 +296,7 @@ def test_json_in_a_message(http):
 
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
+FIRST = {"responses": {"input": "x", "max_output_tokens": 1}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -319,6 +320,21 @@ def test_refusals_in_anthropics_form(http, more, says, stream):
         error = reply.json()
         assert (reply.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
         assert says in error["error"]["message"]
+
+
+@pytest.mark.parametrize("route", KINDS)
+def test_a_bug_is_an_error_in_the_form_of_the_api(address, monkeypatch, route):
+    def fails(*_):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(chats.Chats, "prompted", fails)
+    reply = httpx.post(f"{address}/v1/{route}", json=FIRST.get(route, ASK), headers={"x-api-key": "key"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error.pop("message")) == (500, "the server failed at this request; its log says why")
+    if route == "messages":
+        assert (reply.json()["type"], error) == ("error", {"type": "api_error"})
+    else:
+        assert ("type" in reply.json(), error) == (False, {"type": "server_error", "param": None, "code": None})
 
 
 def test_the_first_thing_that_claude_code_asks(http):
@@ -391,7 +407,6 @@ NEEDED = [
     ("responses", "conversation", {"id": "x"}), ("responses", "prompt", {"id": "x"}),
     ("messages", "thinking", {"type": "odd"}),
 ]  # fmt: skip
-FIRST = {"responses": {"input": "x", "max_output_tokens": 1}}
 
 
 @pytest.fixture(scope="module")

@@ -48,10 +48,11 @@ def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -
     needless = [place for one in errors if (place := _needless(one))]
     if lenient and len(needless) == len(errors):
         return validated(kind, _without(body, needless), lenient)
-    where = ".".join(map(str, first["loc"])) or "the body"
+    where = shortened(" ".join(".".join(map(str, first["loc"])).split()), 200) or "the body"
     if first["type"] == "extra_forbidden":
         raise Refused(f"{where} is not a field that this server supports; leave it out", where)
-    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
+    what = " ".join(first["msg"].removeprefix("Value error, ").split())  # which may repeat what was sent
+    raise Refused(f"{where}: {shortened(what, 400)}", where)
 
 
 def _needless(error: ErrorDetails) -> tuple[int | str, ...]:
