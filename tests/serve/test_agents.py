@@ -13,6 +13,7 @@ from paceline.serve import chats, said
 from paceline.serve.fields import ChatRequest
 from paceline.serve.items import ItemsRequest
 from paceline.serve.messages import MessagesRequest
+from paceline.serve.ollama import OllamaRequest
 from paceline.serve.tools import thinking
 from tests.serve.live import engine, serving
 from tests.serve.test_tools import CALL, TAKES, TEMPLATE, folder, writes  # noqa: F401
@@ -351,6 +352,81 @@ def test_a_key_in_either_header(address):
         assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 401
 
 
+# Ollama's chats -----------------------------------------------------------------------------------------------------
+
+
+def ollamas(content):
+    """Content blocks of Anthropic's as a message of Ollama's."""
+    texts = {block["type"]: block.get("text") or block.get("thinking") for block in content}
+    calls = [{"function": {"name": one["name"], "arguments": one["input"]}} for one in content if "input" in one]
+    made = {"thinking": texts.get("thinking"), "tool_calls": calls}
+    made = {name: value for name, value in made.items() if value}
+    return {"role": "assistant", "content": texts.get("text", ""), **made}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_ollamas_chats_and_their_streams_say_the_same(http, writes, case):  # noqa: F811
+    text, _, content = ANSWERS[case]
+    writes(text)
+    body = {"model": "any", **ASK, "tools": [FUNCTION], "options": {"num_predict": 200, "num_ctx": 4096}}
+    whole = http.post("/api/chat", json={**body, "stream": False, "keep_alive": "5m"}).json()
+    assert whole["message"] == ollamas(content)
+    assert (whole["done"], whole["done_reason"], whole["model"]) == (True, "stop", "tiny")
+    assert whole["prompt_eval_count"] > 0 < whole["eval_count"]
+    reply = http.post("/api/chat", json=body)
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    said = {"role": "assistant"}
+    for message in (line["message"] for line in lines):
+        said |= {name: said.get(name, type(value)()) + value for name, value in message.items() if name != "role"}
+    assert said == whole["message"]
+    assert (lines[-1]["done_reason"], lines[-1]["eval_count"]) == ("stop", whole["eval_count"])
+
+
+def test_what_ollamas_clients_send_back_is_read_as_it_was_written():
+    turns = [ollamas(ANSWERS["thinking"][2]), {"role": "tool", "tool_name": "add", "content": "3"}]
+    chat = OllamaRequest.model_validate({"messages": [*ASK["messages"], *turns], "think": "low"}).chat()
+    own, result = chat.messages[1:]
+    function = {"name": "add", "arguments": {"x": 1}}
+    assert (own["reasoning_content"], own["tool_calls"][0]["function"]) == ("so", function)
+    assert (result["name"], result["content"], chat.reasoning_effort) == ("add", "3", "low")
+    assert OllamaRequest.model_validate({**ASK, "think": False}).chat().enable_thinking is False
+    for most, tokens in ((7, 7), (-1, None), (-2, None)):
+        assert OllamaRequest.model_validate({**ASK, "options": {"num_predict": most}}).chat().max_tokens == tokens
+
+
+@pytest.mark.parametrize("form", ["json", TAKES, ""])
+def test_json_in_ollamas_chats(http, form):
+    body = {**ASK, "format": form, "stream": False, "options": {"num_predict": 60, "temperature": 0}, "think": False}
+    made = http.post("/api/chat", json=body).json()
+    assert made["done_reason"] == "stop" or form != TAKES
+    assert made["message"]["content"].startswith("{") == bool(form)
+
+
+def test_what_ollamas_clients_ask_first(http):
+    assert [one["name"] for one in http.get("/api/tags").json()["models"]] == ["tiny"]
+    assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["tiny"]
+    shown = http.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["paceline.context_length"] == 2048
+    assert http.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(("route", "body", "status", "says"), [
+    ("chat", {"messages": []}, 400, "messages"), ("chat", {**ASK, "options": {"mirostat": 1}}, 400, "options.mirostat"),
+    ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}, 400, "images are not supported"),
+    ("chat", {**ASK, "think": "max"}, 400, "reasoning_effort is not read"), ("show", {"model": 1}, 400, "model"),
+    ("chat", {**ASK, "options": {"num_predict": 0}}, 400, "max_tokens"), ("generate", {}, 404, "POST /api/generate"),
+    ("chat", {"messages": [{"role": "user", "content": "long " * 9000}]}, 400, "too long"),
+])
+def test_refusals_in_ollamas_form(http, route, body, status, says):
+    reply = http.post(f"/api/{route}", json=body)
+    assert (reply.status_code, list(reply.json())) == (status, ["error"])
+    assert says in reply.json()["error"]
+    assert "\n" not in reply.json()["error"]
+
+
 # Fields of chats ----------------------------------------------------------------------------------------------------
 
 ALL = "enable_thinking reasoning_effort verbosity"
@@ -493,6 +569,12 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
     following = {"messages": 'data: {"type": "ping"}', "responses": 'data: {"type": "keepalive", "sequence_number": 2}'}
     assert lines[first + 1] == following.get(route, "")
     assert any("of a prompt read" in line or "waits" in line for line in notices())
+
+
+def test_a_stream_of_lines_shows_that_it_lives(slow):
+    lines = slow.post("/api/chat", json=ASK | {"options": {"num_predict": 8}}).text.splitlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert messages[:3] == [{"role": "assistant", "content": ""}] * 3
 
 
 @pytest.mark.parametrize(("route", "asked", "sign", "call"), [

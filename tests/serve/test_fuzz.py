@@ -77,13 +77,17 @@ BODIES = {
     "/v1/messages/count_tokens": ASKED,
     "/tokenize": {"prompt": "the cat", "messages": MESSAGES, "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6, 7]},
+    "/api/chat": {
+        "model": "tiny", "messages": MESSAGES, "tools": [TOOL], "think": True, "format": SCHEMA, "stream": True,
+        "options": {"num_predict": 3, "temperature": 0.5, "stop": ["x"], "num_ctx": 99}, "keep_alive": "5m",
+    },
     "/infill": {
         "input_prefix": "def f(", "input_suffix": "return 1", "input_extra": [{"text": "x", "filename": "a.py"}],
         "prompt": "a", "n_predict": 3, "temperature": 0.5, "top_k": 4, "stop": ["x"], "samplers": ["top_k"],
         "response_fields": ["content", "timings/prompt_n"],
     },
 }  # fmt: skip
-NEEDED = {"messages", "input", "prompt", "tokens", "max_tokens", "n_predict", "input_prefix"}
+NEEDED = {"messages", "input", "prompt", "tokens", "max_tokens", "n_predict", "input_prefix", "options"}
 OTHERS = (
     "/", "/health", "/v1/models", "/metrics", "/stats", "/version", "/openapi.json", "/docs", "/v1/nothing", "/%ff",
 )  # fmt: skip
@@ -186,6 +190,8 @@ def problem(reply):
     if reply.status_code >= 400 and reply.request.method != "HEAD":
         try:
             made = reply.json()
+            if reply.url.path.startswith("/api/"):
+                made = {"error": {"message": made["error"], "type": "x", "param": None, "code": None}}
             message, kind = made["error"].pop("message"), made["error"].pop("type")
         except (ValueError, KeyError, TypeError):
             return "no error object"

@@ -273,6 +273,9 @@ def test_one_format_reads_no_other():
     assert facts(read(made("mistral"), HERMES)) == (HERMES, "", [])
     assert facts(read(made("hermes"), ADD)) == (ADD, "", [])
     assert facts(read(made("none"), HERMES)) == (HERMES, "", [])
+    listed = f"<tools>{ADD}</tools>"  # models that write calls as Hermes does take it for the mark
+    assert facts(read(made("hermes"), listed)) == ("", "", [X])
+    assert facts(read(made("llama3"), listed)) == (listed, "", [])
     assert facts(read(Reader([BARE], ["add"]), ADD)) == ("", "", [X])
 
 

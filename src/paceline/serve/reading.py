@@ -257,8 +257,7 @@ class _Nesting:
         while not self.end and self.at < len(text):
             char = text[self.at]
             self.at += 1
-            is_raw = char < " " and self._quote and not self._escaped  # after a backslash it is no JSON at all
-            clean.append(json.dumps(char)[1:-1] if is_raw else char)
+            clean.append(json.dumps(char)[1:-1] if char < " " and self._quote else char)
             if self._quote:
                 if char == self._quote and not self._escaped:
                     self._quote = ""

@@ -34,6 +34,11 @@ def problem_of_messages(message: str, status: int) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _KINDS.get(status, "invalid_request_error"), "message": public(message)}}
 
 
+def problem_of_ollama(message: str) -> dict[str, Any]:
+    """An error in Ollama's shape, which is a line of a stream too."""
+    return {"error": public(message)}
+
+
 _PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
 """The folders of an absolute path with at least two parts; not those of a URL."""
 
