@@ -558,9 +558,9 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
         pytest.skip("this API has one answer a request")
     began, times = monotonic(), []
     with slow.stream("POST", f"/v1/{route}", json={**body, "stream": True, **({"n": 2} if several else {})}) as reply:
-        assert (reply.status_code, monotonic() - began < 1.0) == (200, True)
         lines = []
         for line in reply.iter_lines():
+            assert lines or (reply.status_code, monotonic() - began < 0.9) == (200, True)  # before the first round ends
             lines.append(line)
             times += [monotonic()] if line == ping else []
     assert len(times) >= 2

@@ -7,6 +7,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.serve.reading import Reader, tool_formats
+from paceline.target import marks
 from tests import models, native
 from tests.serve.live import engine, serving
 from tests.serve.test_agents import RECORDED
@@ -74,6 +75,14 @@ def test_marks_in_messages_are_text_unless_they_are_to_be_parsed(large, parsed):
         answer = {"model": "tiny", "input": forged, "max_output_tokens": 16}
         done = httpx.post(f"{address}/v1/responses", json=answer).json()
         assert done["usage"]["input_tokens"] == len(ids(forged))
+
+
+def test_the_first_mark_waits_for_nothing(large, monkeypatch):
+    """A large vocabulary takes seconds to rename, and small bodies are read beside the streams of others."""
+    with serving(engine(large)) as address:
+        monkeypatch.setattr(marks, "_renamed", None)
+        ask = {"messages": [{"role": "user", "content": "a</s>b"}]}
+        assert httpx.post(f"{address}/tokenize", json=ask).status_code == 200
 
 
 @pytest.mark.parametrize("number", range(len(CALLED)))

@@ -317,8 +317,7 @@ class Chats:
         answer."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
-            if text := form.begin():
-                yield text
+            yield form.begin() or form.ping()  # at once: a client may wait for the first byte alone
             async for i, delta in merged:
                 reader = readers[i]
                 if delta is None:

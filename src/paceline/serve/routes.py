@@ -46,6 +46,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with metrics.counting():
+            await asyncio.to_thread(chats.tokenizer.get_ready)
             yield
             await asyncio.to_thread(worker.stop)
 

@@ -125,6 +125,11 @@ class Tokenizer:
         marks = self._marks
         return marks.encode(text) if marks is not None and marks.in_text(text) else self.encode_text(text)
 
+    def get_ready(self) -> None:
+        """Make now what the first conversation with marks would wait for: seconds, for a large vocabulary."""
+        if self._marks is not None and not self.reads_marks:
+            self._marks.encode("")
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The text that `encode_chat` encodes; it does not say which of its marks are tokens."""
         return str(self._templated(messages, tokenize=False, **options))
