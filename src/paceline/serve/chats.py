@@ -317,7 +317,7 @@ class Chats:
         answer."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
-            yield form.begin() or form.ping()  # at once: a client may wait for the first byte alone
+            yield form.begin()
             async for i, delta in merged:
                 reader = readers[i]
                 if delta is None:
@@ -355,7 +355,7 @@ class Form(ABC):
 
     @abstractmethod
     def begin(self) -> str:
-        """Before anything is computed."""
+        """Before anything is computed; never "", since a client may wait for the first byte alone."""
 
     @abstractmethod
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
