@@ -32,6 +32,7 @@ ANSWERS = {
     "text": ("the cat.", "end_turn", [{"type": "text", "text": "the cat."}]),
     "a call": (f"I add.\n{CALL}", "tool_use", [{"type": "text", "text": "I add."}, CALLED]),
     "two": (f"{CALL}\n{CALL}", "tool_use", [CALLED, CALLED]),
+    "the beginning of a mark": ("a <tool_", "end_turn", [{"type": "text", "text": "a <tool_"}]),
     "a broken call": (BROKEN, "end_turn", [{"type": "text", "text": BROKEN}]),
     "thinking": (
         f"<think>so</think>{CALL}", "tool_use", [{"type": "thinking", "thinking": "so", "signature": ""}, CALLED],
@@ -338,6 +339,15 @@ def test_a_bug_is_an_error_in_the_form_of_the_api(address, monkeypatch, route):
         assert ("type" in reply.json(), error) == (False, {"type": "server_error", "param": None, "code": None})
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
+def test_an_error_is_one_line_whatever_was_sent(lenient, notices, route):
+    message = {"role": "user", "content": [{"type": "a\n\x1b\u2028b"}]}
+    body = {"input" if route == "responses" else "messages": [message], "o\n\x1bdd": 1}
+    said_of_it = lenient.post(f"/v1/{route}", json=body).json()["error"]["message"]
+    assert "content of type a   b is not supported" in said_of_it
+    assert "o  dd is not a field that this server supports, and is ignored" in notices()
+
+
 def test_the_first_thing_that_claude_code_asks(http):
     assert http.head("/").status_code == 200
     missing = http.get("/v1/messages/batches").json()
@@ -569,6 +579,19 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
     following = {"messages": 'data: {"type": "ping"}', "responses": 'data: {"type": "keepalive", "sequence_number": 2}'}
     assert lines[first + 1] == following.get(route, "")
     assert any("of a prompt read" in line or "waits" in line for line in notices())
+
+
+@pytest.mark.parametrize("route", STREAMS)
+def test_a_stream_that_speaks_has_no_other_signs_of_life(folder, monkeypatch, route):  # noqa: F811
+    made = engine(folder)
+    step = made.step
+    made.step = lambda: (sleep(0.1), step())[1]
+    monkeypatch.setattr(chats, "PING_SECONDS", 1.0)
+    body = {**STREAMS[route][0], "draft": "none", "stream": True}
+    body |= {"max_output_tokens": 16} if route == "responses" else {"max_tokens": 16}
+    with serving(made) as where:
+        lines = httpx.post(f"{where}/v1/{route}", json=body, timeout=60).text.splitlines()
+    assert STREAMS[route][1] not in lines
 
 
 def test_a_stream_of_lines_shows_that_it_lives(slow):

@@ -88,6 +88,15 @@ def test_what_fails_at_its_beginning_is_refused(plain, schema):
         grammars(plain).json_schema(schema)
 
 
+def test_what_the_library_says_of_a_schema_is_one_short_line(plain):
+    odd = {**MANY, "required": [1]}
+    for refused in (grammars(plain).json_schema, lambda one: grammars(plain).either(one, FLAG)):
+        with pytest.raises(PacelineError, match=r"cannot be kept to: .*equired") as caught:
+            refused(odd)
+        assert len(str(caught.value)) < 500
+        assert "\n" not in str(caught.value)
+
+
 def test_what_fails_later_is_an_error_and_not_complete(plain, tokenizer):
     size, made = plain.target.vocab_size, grammars(plain).json_schema(LATE)
     well, ill = tokenizer.encode_text('{"a":'), tokenizer.encode_text('{"a":{')

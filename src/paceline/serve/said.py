@@ -58,5 +58,6 @@ def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
 
 
 def readable(message: str) -> str:
-    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
-    return message.encode("utf-8", "replace").decode()
+    """One line that UTF-8 can carry, though a client sent half of a surrogate pair, line breaks or other controls."""
+    whole = message.encode("utf-8", "replace").decode()
+    return "".join(char if char.isprintable() else " " for char in whole)
