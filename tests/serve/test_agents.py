@@ -346,6 +346,8 @@ def test_an_error_is_one_line_whatever_was_sent(lenient, notices, route):
     said_of_it = lenient.post(f"/v1/{route}", json=body).json()["error"]["message"]
     assert "content of type a   b is not supported" in said_of_it
     assert "o  dd is not a field that this server supports, and is ignored" in notices()
+    for odd in ({"tools": [{"type": "a" * 3000}]}, {"tool_choice": {"type": "a" * 3000}}):
+        assert len(lenient.post(f"/v1/{route}", json=body | odd).json()["error"]["message"]) < 600
 
 
 def test_the_first_thing_that_claude_code_asks(http):
@@ -574,6 +576,7 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
             lines.append(line)
             times += [monotonic()] if line == ping else []
     assert len(times) >= 2
+    assert lines[0] != ping  # it does not wait for the first sign
     first = next(i for i, line in enumerate(lines) if line == ping)
     assert not any('"error": {' in line for line in lines)
     following = {"messages": 'data: {"type": "ping"}', "responses": 'data: {"type": "keepalive", "sequence_number": 2}'}
