@@ -127,7 +127,7 @@ def test_half_precision_is_warped_in_float32(dtype: torch.dtype) -> None:
 def test_openais_penalties_and_min_tokens_look_at_the_answer_alone(temperature: float) -> None:
     """https://platform.openai.com/docs/api-reference: mu -= count * frequency + (count > 0) * presence."""
     wish = SamplingParams(temperature, presence_penalty=0.5, frequency_penalty=0.25, min_tokens=3)
-    of_row, logits = wish.of_row(4, frozenset({5})), torch.zeros(1, 6)
+    of_row, logits = wish.of_row(4, frozenset({5, 6, 10**400})), torch.zeros(1, 6)  # a request may name any end
     prompt, answer = [1, 1, 5, 2], [2, 3, 3]
     short, long = (warp(logits, of_row, [np.array([*prompt, *answer[:n]])])[0] for n in (2, 3))
     assert short.tolist() == [0, 0, -0.75, -0.75, 0, -math.inf]

@@ -13,6 +13,7 @@ from paceline.serve import chats, said
 from paceline.serve.fields import ChatRequest
 from paceline.serve.items import ItemsRequest
 from paceline.serve.messages import MessagesRequest
+from paceline.serve.ollama import OllamaRequest
 from paceline.serve.tools import thinking
 from tests.serve.live import engine, serving
 from tests.serve.test_tools import CALL, TAKES, TEMPLATE, folder, writes  # noqa: F401
@@ -26,10 +27,13 @@ RECORDED = [
 KINDS = {"chat/completions": ChatRequest, "responses": ItemsRequest, "messages": MessagesRequest}
 ADD = {"name": "add", "input_schema": TAKES}
 CALLED = {"type": "tool_use", "name": "add", "input": {"x": 1}}
+BROKEN = CALL.replace("1}}", "1,}}")
 ANSWERS = {
     "text": ("the cat.", "end_turn", [{"type": "text", "text": "the cat."}]),
     "a call": (f"I add.\n{CALL}", "tool_use", [{"type": "text", "text": "I add."}, CALLED]),
     "two": (f"{CALL}\n{CALL}", "tool_use", [CALLED, CALLED]),
+    "the beginning of a mark": ("a <tool_", "end_turn", [{"type": "text", "text": "a <tool_"}]),
+    "a broken call": (BROKEN, "end_turn", [{"type": "text", "text": BROKEN}]),
     "thinking": (
         f"<think>so</think>{CALL}", "tool_use", [{"type": "thinking", "thinking": "so", "signature": ""}, CALLED],
     ),
@@ -133,6 +137,7 @@ def test_what_the_model_reads_of_them(shared, notices):
 
 # Responses, as codex speaks them ------------------------------------------------------------------------------------
 
+FUNCTION = {"type": "function", "function": {"name": "add", "parameters": TAKES}}
 FLAT = {"type": "function", "name": "add", "parameters": TAKES}
 CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}
 SPACE = {"type": "namespace", "name": "mcp__a__", "tools": [FLAT, {**CUSTOM, "name": "send"}]}
@@ -293,6 +298,7 @@ def test_json_in_a_message(http):
 
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
+FIRST = {"responses": {"input": "x", "max_output_tokens": 1}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -318,6 +324,32 @@ def test_refusals_in_anthropics_form(http, more, says, stream):
         assert says in error["error"]["message"]
 
 
+@pytest.mark.parametrize("route", KINDS)
+def test_a_bug_is_an_error_in_the_form_of_the_api(address, monkeypatch, route):
+    def fails(*_):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(chats.Chats, "prompted", fails)
+    reply = httpx.post(f"{address}/v1/{route}", json=FIRST.get(route, ASK), headers={"x-api-key": "key"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error.pop("message")) == (500, "the server failed at this request; its log says why")
+    if route == "messages":
+        assert (reply.json()["type"], error) == ("error", {"type": "api_error"})
+    else:
+        assert ("type" in reply.json(), error) == (False, {"type": "server_error", "param": None, "code": None})
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
+def test_an_error_is_one_line_whatever_was_sent(lenient, notices, route):
+    message = {"role": "user", "content": [{"type": "a\n\x1b\u2028b"}]}
+    body = {"input" if route == "responses" else "messages": [message], "o\n\x1bdd": 1}
+    said_of_it = lenient.post(f"/v1/{route}", json=body).json()["error"]["message"]
+    assert "content of type a   b is not supported" in said_of_it
+    assert "o  dd is not a field that this server supports, and is ignored" in notices()
+    for odd in ({"tools": [{"type": "a" * 3000}]}, {"tool_choice": {"type": "a" * 3000}}):
+        assert len(lenient.post(f"/v1/{route}", json=body | odd).json()["error"]["message"]) < 600
+
+
 def test_the_first_thing_that_claude_code_asks(http):
     assert http.head("/").status_code == 200
     missing = http.get("/v1/messages/batches").json()
@@ -330,6 +362,81 @@ def test_a_key_in_either_header(address):
         assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
     for headers in ({}, {"x-api-key": "no"}, {"x-api-key": ""}, {"Authorization": "Basic key"}):
         assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 401
+
+
+# Ollama's chats -----------------------------------------------------------------------------------------------------
+
+
+def ollamas(content):
+    """Content blocks of Anthropic's as a message of Ollama's."""
+    texts = {block["type"]: block.get("text") or block.get("thinking") for block in content}
+    calls = [{"function": {"name": one["name"], "arguments": one["input"]}} for one in content if "input" in one]
+    made = {"thinking": texts.get("thinking"), "tool_calls": calls}
+    made = {name: value for name, value in made.items() if value}
+    return {"role": "assistant", "content": texts.get("text", ""), **made}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_ollamas_chats_and_their_streams_say_the_same(http, writes, case):  # noqa: F811
+    text, _, content = ANSWERS[case]
+    writes(text)
+    body = {"model": "any", **ASK, "tools": [FUNCTION], "options": {"num_predict": 200, "num_ctx": 4096}}
+    whole = http.post("/api/chat", json={**body, "stream": False, "keep_alive": "5m"}).json()
+    assert whole["message"] == ollamas(content)
+    assert (whole["done"], whole["done_reason"], whole["model"]) == (True, "stop", "tiny")
+    assert whole["prompt_eval_count"] > 0 < whole["eval_count"]
+    reply = http.post("/api/chat", json=body)
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    said = {"role": "assistant"}
+    for message in (line["message"] for line in lines):
+        said |= {name: said.get(name, type(value)()) + value for name, value in message.items() if name != "role"}
+    assert said == whole["message"]
+    assert (lines[-1]["done_reason"], lines[-1]["eval_count"]) == ("stop", whole["eval_count"])
+
+
+def test_what_ollamas_clients_send_back_is_read_as_it_was_written():
+    turns = [ollamas(ANSWERS["thinking"][2]), {"role": "tool", "tool_name": "add", "content": "3"}]
+    chat = OllamaRequest.model_validate({"messages": [*ASK["messages"], *turns], "think": "low"}).chat()
+    own, result = chat.messages[1:]
+    function = {"name": "add", "arguments": {"x": 1}}
+    assert (own["reasoning_content"], own["tool_calls"][0]["function"]) == ("so", function)
+    assert (result["name"], result["content"], chat.reasoning_effort) == ("add", "3", "low")
+    assert OllamaRequest.model_validate({**ASK, "think": False}).chat().enable_thinking is False
+    for most, tokens in ((7, 7), (-1, None), (-2, None)):
+        assert OllamaRequest.model_validate({**ASK, "options": {"num_predict": most}}).chat().max_tokens == tokens
+
+
+@pytest.mark.parametrize("form", ["json", TAKES, ""])
+def test_json_in_ollamas_chats(http, form):
+    body = {**ASK, "format": form, "stream": False, "options": {"num_predict": 60, "temperature": 0}, "think": False}
+    made = http.post("/api/chat", json=body).json()
+    assert made["done_reason"] == "stop" or form != TAKES
+    assert made["message"]["content"].startswith("{") == bool(form)
+
+
+def test_what_ollamas_clients_ask_first(http):
+    assert [one["name"] for one in http.get("/api/tags").json()["models"]] == ["tiny"]
+    assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["tiny"]
+    shown = http.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["paceline.context_length"] == 2048
+    assert http.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(("route", "body", "status", "says"), [
+    ("chat", {"messages": []}, 400, "messages"), ("chat", {**ASK, "options": {"mirostat": 1}}, 400, "options.mirostat"),
+    ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}, 400, "images are not supported"),
+    ("chat", {**ASK, "think": "max"}, 400, "reasoning_effort is not read"), ("show", {"model": 1}, 400, "model"),
+    ("chat", {**ASK, "options": {"num_predict": 0}}, 400, "max_tokens"), ("generate", {}, 404, "POST /api/generate"),
+    ("chat", {"messages": [{"role": "user", "content": "long " * 9000}]}, 400, "too long"),
+])
+def test_refusals_in_ollamas_form(http, route, body, status, says):
+    reply = http.post(f"/api/{route}", json=body)
+    assert (reply.status_code, list(reply.json())) == (status, ["error"])
+    assert says in reply.json()["error"]
+    assert "\n" not in reply.json()["error"]
 
 
 # Fields of chats ----------------------------------------------------------------------------------------------------
@@ -370,6 +477,40 @@ def test_thinking_is_asked_for_in_many_ways(more, template, expected, notices):
     assert thinking(ChatRequest.model_validate({**ASK, "thinking": {"type": "disabled"}}), "", False) == {}
 
 
+NEEDLESS = [
+    ("chat/completions", "service_tier", "flex"), ("chat/completions", "cache_prompt", False),
+    ("chat/completions", "modalities", ["text", "audio"]), ("chat/completions", "reasoning", {"summary": "detailed"}),
+    ("responses", "service_tier", "priority"), ("responses", "truncation", "auto"),
+    ("responses", "include", ["message.output_text.logprobs", "web_search_call.results"]),
+    ("responses", "reasoning", {"summary": "concise"}),
+    ("responses", "stream_options", {"include_obfuscation": True}),
+    ("messages", "service_tier", 1),
+    ("messages", "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+]
+"""Values that ask for what is not there, and without which the answer is the same."""
+NEEDED = [
+    ("chat/completions", "tool_choice", "must"), ("chat/completions", "n", "2"), ("chat/completions", "store", True),
+    ("chat/completions", "thinking", {"type": "odd"}), ("responses", "store", True), ("responses", "background", True),
+    ("responses", "text", {"format": {"type": "odd"}}), ("responses", "previous_response_id", "resp_1"),
+    ("responses", "conversation", {"id": "x"}), ("responses", "prompt", {"id": "x"}),
+    ("messages", "thinking", {"type": "odd"}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lenient(folder):  # noqa: F811
+    with serving(engine(folder), lenient=True) as where, httpx.Client(base_url=where, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("route", "name", "value"), NEEDLESS + NEEDED)
+def test_what_a_lenient_server_ignores_is_what_changes_no_answer(http, lenient, route, name, value):
+    body = {**FIRST.get(route, {**ASK, "max_tokens": 1}), name: value}
+    strict, ignored = (one.post(f"/v1/{route}", json=body) for one in (http, lenient))
+    assert strict.status_code == 400
+    assert ignored.status_code == (200 if (route, name, value) in NEEDLESS else 400), ignored.text
+
+
 def test_a_lenient_server_and_its_names(folder, notices):  # noqa: F811
     made = engine(folder)
     made.tokenizer.inner.chat_template = TEMPLATE
@@ -399,7 +540,7 @@ def test_a_lenient_server_and_its_names(folder, notices):  # noqa: F811
 STREAMS = {
     "chat/completions": (ASK | {"max_tokens": 8}, ": ping"),
     "completions": ({"prompt": "x", "max_tokens": 8}, ": ping"),
-    "responses": ({"input": "x", "max_output_tokens": 8}, ": ping"),
+    "responses": ({"input": "x", "max_output_tokens": 8}, "event: keepalive"),
     "messages": (ASK | {"max_tokens": 8}, "event: ping"),
 }
 
@@ -429,29 +570,57 @@ def test_a_stream_shows_that_it_lives(slow, notices, route, several):
         pytest.skip("this API has one answer a request")
     began, times = monotonic(), []
     with slow.stream("POST", f"/v1/{route}", json={**body, "stream": True, **({"n": 2} if several else {})}) as reply:
-        assert (reply.status_code, monotonic() - began < 1.0) == (200, True)
         lines = []
         for line in reply.iter_lines():
+            assert lines or (reply.status_code, monotonic() - began < 0.9) == (200, True)  # before the first round ends
             lines.append(line)
             times += [monotonic()] if line == ping else []
     assert len(times) >= 2
+    assert lines[0] != ping  # it does not wait for the first sign
     first = next(i for i, line in enumerate(lines) if line == ping)
     assert not any('"error": {' in line for line in lines)
-    assert lines[first + 1] == ("" if ping.startswith(":") else 'data: {"type": "ping"}')
+    following = {"messages": 'data: {"type": "ping"}', "responses": 'data: {"type": "keepalive", "sequence_number": 2}'}
+    assert lines[first + 1] == following.get(route, "")
     assert any("of a prompt read" in line or "waits" in line for line in notices())
 
 
-def test_a_call_that_is_held_back_is_a_sign_of_life_too(folder, monkeypatch, writes):  # noqa: F811
-    """A custom call goes out whole; its rounds say nothing before."""
+@pytest.mark.parametrize("route", STREAMS)
+def test_a_stream_that_speaks_has_no_other_signs_of_life(folder, monkeypatch, route):  # noqa: F811
+    made = engine(folder)
+    step = made.step
+    made.step = lambda: (sleep(0.1), step())[1]
+    monkeypatch.setattr(chats, "PING_SECONDS", 1.0)
+    body = {**STREAMS[route][0], "draft": "none", "stream": True}
+    body |= {"max_output_tokens": 16} if route == "responses" else {"max_tokens": 16}
+    with serving(made) as where:
+        lines = httpx.post(f"{where}/v1/{route}", json=body, timeout=60).text.splitlines()
+    assert STREAMS[route][1] not in lines
+
+
+def test_a_stream_of_lines_shows_that_it_lives(slow):
+    lines = slow.post("/api/chat", json=ASK | {"options": {"num_predict": 8}}).text.splitlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert messages[:3] == [{"role": "assistant", "content": ""}] * 3
+
+
+@pytest.mark.parametrize(("route", "asked", "sign", "call"), [
+    ("chat/completions", {**ASK, "tools": [FUNCTION]}, '"delta": {"content": ""}', '"tool_calls": [{'),
+    ("messages", {**ASK, "tools": [ADD]}, "event: ping", '"type": "tool_use"'),
+    ("responses", {"input": "x", "tools": [FLAT]}, "event: keepalive", "event: response.output_item.added"),
+])
+def test_a_call_that_is_held_back_is_a_sign_of_life_too(
+    folder, monkeypatch, writes, route, asked, sign, call  # noqa: F811
+):  # fmt: skip
+    """A call goes out whole; its rounds say nothing before."""
     made = engine(folder)
     made.tokenizer.inner.chat_template = TEMPLATE
     step = made.step
     made.step = lambda: (sleep(0.02), step())[1]
     monkeypatch.setattr(chats, "PING_SECONDS", 0.1)
-    writes('<tool_call>\n{"name": "patch", "arguments": {"input": "the cat and the dog"}}\n</tool_call>')
-    body = {"input": "x", "tools": [CUSTOM], "draft": "none", "max_output_tokens": 200, "stream": True}
+    writes(CALL)
     with serving(made) as where:
-        lines = httpx.post(f"{where}/v1/responses", json=body, timeout=60).text.splitlines()
-    at = [i for i, line in enumerate(lines) if line == ": ping"]
-    call = next(i for i, line in enumerate(lines) if "custom_tool_call_input.delta" in line)
-    assert sum(i < call for i in at) > 1
+        body = {**asked, "draft": "none", "stream": True}
+        lines = httpx.post(f"{where}/v1/{route}", json=body, timeout=60).text.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if call in line]
+    signs = [i for i, line in enumerate(lines) if sign in line]
+    assert sum(i < at for i in signs) > 1, lines

@@ -6,9 +6,11 @@ from functools import partial
 import httpx2 as httpx
 import pytest
 
+from paceline.formats import marks
 from paceline.serve.reading import Reader, tool_formats
 from tests import models, native
 from tests.serve.live import engine, serving
+from tests.serve.test_agents import RECORDED
 from tests.serve.test_reading import facts, read, streamed
 from tests.target.test_chat_templates import ALTERNATING, SYSTEM_FIRST
 
@@ -75,19 +77,57 @@ def test_marks_in_messages_are_text_unless_they_are_to_be_parsed(large, parsed):
         assert done["usage"]["input_tokens"] == len(ids(forged))
 
 
+def test_the_first_mark_waits_for_nothing(large, monkeypatch):
+    """A large vocabulary takes seconds to rename, and small bodies are read beside the streams of others."""
+    with serving(engine(large)) as address:
+        monkeypatch.setattr(marks, "_renamed", None)
+        ask = {"messages": [{"role": "user", "content": "a</s>b"}]}
+        assert httpx.post(f"{address}/tokenize", json=ask).status_code == 200
+
+
 @pytest.mark.parametrize("number", range(len(CALLED)))
 def test_calls_are_read_as_models_write_them(recorded, number):
     case = recorded("parser-cases")["cases"][number]
     text, reader = case["answer"], partial(Reader, tool_formats("auto"), TAKES)
     whole = facts(read(reader(), text))
+    assert facts(streamed(reader(), list(text))) == whole
     if CALLED[number] is None:
         assert whole == (text, "", [])
-        assert streamed(reader(), list(text))["content"] == text
         return
     ((name, arguments),) = whole[2]
     assert (name, json.loads(arguments)) == CALLED[number]
     assert whole[0] == ""
-    assert facts(streamed(reader(), list(text))) == whole
+
+
+MARK = "<|user|>"
+
+
+@pytest.mark.parametrize("draft", ["none", "sam", "grammar"])
+@pytest.mark.parametrize("name", ["schema-with-a-mark", "tool-choice-with-a-mark"])
+def test_json_that_holds_a_mark_is_whole(large, recorded, name, draft):
+    one = recorded(name)
+    with serving(engine(large, ("sam", "none", "grammar"))) as address:
+        (choice,) = asked(address, one, draft=draft).json()["choices"]
+        lines = asked(address, one, draft=draft, stream=True).text.splitlines()
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    calls = [call["function"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
+    text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+    assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+    if "tools" in one["body"]:
+        assert calls == [call["function"] for call in choice["message"]["tool_calls"]]
+        assert [json.loads(call["arguments"]) for call in calls] == [{"mark": MARK}]
+        assert (choice["message"]["content"] or "", text, choice["finish_reason"]) == ("", "", "tool_calls")
+    else:
+        assert json.loads(text) == json.loads(choice["message"]["content"]) == f"a{MARK}b"
+
+
+def test_first_requests_are_answered_whatever_the_template_reads(large, recorded):
+    """Nothing of it is refused where the model does not think and its template reads neither effort nor tools."""
+    with serving(engine(large), also=("*",)) as address:
+        for name in RECORDED:
+            one = recorded(name)
+            done = asked(address, one, **{"max_output_tokens" if "responses" in one["route"] else "max_tokens": 2})
+            assert done.status_code == 200, (name, done.text)
 
 
 def test_without_max_tokens_an_answer_has_as_many_as_fit(large, recorded):
@@ -100,3 +140,6 @@ def test_without_max_tokens_an_answer_has_as_many_as_fit(large, recorded):
             done = asked(address, one, max_tokens=most, ignore_eos=True).json()
             assert done["choices"][0]["finish_reason"] == "length"
             assert done["usage"]["total_tokens"] == made.longest
+        counted = httpx.post(f"{address}/tokenize", json={"prompt": "x"}).json()
+        for facts in (*httpx.get(f"{address}/v1/models").json()["data"], counted):
+            assert facts["max_model_len"] == made.longest

@@ -22,6 +22,7 @@ import pytest
 from paceline.cli import main
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.serve.said import once
 from tests.serve.live import ending, engine
 from tests.serve.process import start
 
@@ -305,6 +306,23 @@ def test_warnings_are_lines_of_a_kind_once_a_minute_and_are_counted(folder, caps
     warnings = [line[9:] for line in errors if "warning: " in line]
     assert warnings == [said, bad, f"{said} (2 more like it)", f"{bad} (1 more like it)"]
     assert (status, lines) == (0, []), "it was to be quiet"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_is_ignored_is_said_once_by_a_quiet_server_too(folder, capsys, quiet):
+    once.cache_clear()
+
+    def work(address):
+        for _ in range(2):
+            odd = {"prompt": "x", "max_tokens": 2, "odd": 1}
+            assert HTTP.post(f"{address}/v1/completions", json=odd).status_code == 200
+        signal.raise_signal(signal.SIGTERM)
+
+    _, lines, _, _ = command(folder, capsys, work, "--lenient", *["--quiet"] * quiet)
+    said = "odd is not a field that this server supports, and is ignored"
+    assert sum(line.endswith(said) for line in lines) == 1
+    assert sum("drafted" in line for line in lines) == (0 if quiet else 2)
+    assert (len(lines) == 1) == quiet
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 1)])

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import Counter
 from random import Random
+from unittest.mock import ANY
 
 import httpx2 as httpx
 import pytest
@@ -76,8 +77,17 @@ BODIES = {
     "/v1/messages/count_tokens": ASKED,
     "/tokenize": {"prompt": "the cat", "messages": MESSAGES, "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6, 7]},
+    "/api/chat": {
+        "model": "tiny", "messages": MESSAGES, "tools": [TOOL], "think": True, "format": SCHEMA, "stream": True,
+        "options": {"num_predict": 3, "temperature": 0.5, "stop": ["x"], "num_ctx": 99}, "keep_alive": "5m",
+    },
+    "/infill": {
+        "input_prefix": "def f(", "input_suffix": "return 1", "input_extra": [{"text": "x", "filename": "a.py"}],
+        "prompt": "a", "n_predict": 3, "temperature": 0.5, "top_k": 4, "stop": ["x"], "samplers": ["top_k"],
+        "response_fields": ["content", "timings/prompt_n"],
+    },
 }  # fmt: skip
-NEEDED = {"messages", "input", "prompt", "tokens", "max_tokens"}
+NEEDED = {"messages", "input", "prompt", "tokens", "max_tokens", "n_predict", "input_prefix", "options"}
 OTHERS = (
     "/", "/health", "/v1/models", "/metrics", "/stats", "/version", "/openapi.json", "/docs", "/v1/nothing", "/%ff",
 )  # fmt: skip
@@ -89,6 +99,7 @@ ODD = [
     {}, {"": ""}, {"a": {"b": [{}]}}, {"type": "function"}, {"type": "text"}, {"type": "text", "text": 1},
     {"function": "add"}, {"type": "object", "$ref": "#"}, {"enum": []}, {"type": "string", "pattern": "("},
     {"anyOf": []}, {"const": None}, {str(i): i for i in range(20)},
+    {"a\nb": 1}, {"a" * 3000: 1}, {"type": "a" * 3000}, {"type": "a\nb"}, "a\nb",
 ]  # fmt: skip
 
 
@@ -178,9 +189,16 @@ def problem(reply):
         return "a traceback"
     if reply.status_code >= 400 and reply.request.method != "HEAD":
         try:
-            return "" if reply.json()["error"]["message"] else "no message"
+            made = reply.json()
+            if reply.url.path.startswith("/api/"):
+                made = {"error": {"message": made["error"], "type": "x", "param": None, "code": None}}
+            message, kind = made["error"].pop("message"), made["error"].pop("type")
         except (ValueError, KeyError, TypeError):
             return "no error object"
+        ours = {"type": "error", "error": {}}, {"error": {"param": ANY, "code": ANY}}
+        if made != ours["/v1/messages" not in reply.url.path] and message != "this is no HTTP request":  # nor a path
+            return "an error in another API's form"
+        return "" if kind and message and "\n" not in message and len(message) < 1000 else "no line"
     if reply.headers.get("content-type", "").startswith("text/event-stream"):
         events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
         last = (events or [""])[-1]
@@ -192,6 +210,7 @@ def problem(reply):
 
 def run(folder, caplog, count):
     made = engine(folder, max_batch=8)
+    made.tokenizer.inner.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])  # for /infill
     with caplog.at_level(logging.WARNING), serving(made, most_waiting=256) as address:
         statuses, wrong = asyncio.run(send(address, count, SEED))
         assert httpx.get(f"{address}/health").status_code == 200

@@ -20,6 +20,7 @@ ANSWERS = {
     "text": ("the cat.", [("message", "the cat.")]),
     "a call": (f"I add.\n{CALL}", [("message", "I add."), ("function_call", '{"x": 1}')]),
     "two": (f"{CALL}\n{CALL}", [("function_call", '{"x": 1}')] * 2),
+    "a broken call": (CALL.replace("1}}", "1,}}"), [("message", CALL.replace("1}}", "1,}}"))]),
     "reasoning": (f"<think>so</think>{CALL}", [("reasoning", "so"), ("function_call", '{"x": 1}')]),
     "reasoning, text": ("<think>so</think>yes", [("reasoning", "so"), ("message", "yes")]),
 }

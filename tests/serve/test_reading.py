@@ -155,6 +155,10 @@ CALLS = {
     "arguments as text": (
         '<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', "", [("add", '{"x": 2}')]
     ),
+    "arguments twice": (  # the last ones count, as in any JSON
+        '{"name": "add", "arguments": {"x": 1}, "arguments": {"x": 2}}', "", [("add", '{"x": 2}')]
+    ),
+    "name twice": ('{"name": "add", "arguments": {}, "name": "sub"}', "", [Y]),
     "as it was written": ('{"name":"add","arguments":{"x":  2}}', "", [("add", '{"x":  2}')]),
     "not offered": (HERMES.replace("add", "rm"), HERMES.replace("add", "rm"), []),
     "not offered, named": ("[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
@@ -184,6 +188,13 @@ CUT = ['<tool_call>{"name": "add", "arguments": {"x": 1', '{"name": "add", "argu
        '<tool_call>{"name": "add", "arguments": {"y": "a\\\nb"}}</tool_call>',
        '[TOOL_CALLS]add[ARGS]{"x": [1}', '<tool_call>{"name": "add", "arguments": {}</tool_call>']  # fmt: skip
 """Calls that turn out broken when some of their arguments have been read."""
+NO_NUMBERS = [
+    text.replace("2", number) for number in ("NaN", "-Infinity", "1e999") for text in (
+        '<tool_call>{"name": "add", "arguments": {"x": 2}}</tool_call>', '{"arguments": {"x": 2}, "name": "add"}',
+        '[TOOL_CALLS]add[ARGS]{"x": 2}', DEEP + 'add<｜tool▁sep｜>{"x": 2}<｜tool▁call▁end｜>',
+    )
+]  # fmt: skip
+"""Calls with a number that no answer in JSON can hold."""
 
 
 def made(parser="auto", **options):
@@ -202,9 +213,8 @@ def streamed(reader, parts):
         for field in ("content", "reasoning_content"):
             whole[field] += chunk.get(field, "")
         for call in chunk.get("tool_calls", []):
-            one = whole["tool_calls"].setdefault(call["index"], {"name": "", "arguments": ""})
-            one["name"] += call["function"].get("name", "")
-            one["arguments"] += call["function"]["arguments"]
+            assert call["index"] == len(whole["tool_calls"])
+            whole["tool_calls"][call["index"]] = call["function"]
     return whole
 
 
@@ -234,32 +244,38 @@ def test_an_argument_without_an_end_is_no_other_call(text):
         assert reader.called == 1
 
 
-@pytest.mark.parametrize("text", CUT)
+@pytest.mark.parametrize("text", CUT + NO_NUMBERS)
 def test_a_broken_call_comes_back_as_text(text):
     whole = read(made(), text)
     assert facts(whole) == (text, "", [])
     for parts in ([text], list(text)):
         reader = made()
-        assert streamed(reader, parts)["content"] == text
+        assert facts(streamed(reader, parts)) == (text, "", [])
         assert not reader.called  # so that the stream does not end with tool_calls
 
 
-def test_arguments_are_streamed_as_they_come():
+@pytest.mark.parametrize("text", [
+    HERMES, QWEN, GLM, ADD, "[TOOL_CALLS]add[ARGS]{}", f"[{PYTHON}]", f"{DEEP}{DEEP_CALL}<｜tool▁call▁end｜>",
+])
+def test_text_is_streamed_as_it_comes_and_a_call_when_it_is_whole(text):
     reader = made()
-    chunks = [
-        delta(reader.push(part)) for part in ("I ad", 'd <tool_call>{"name": "add", "argu', 'ments": {"x', '": 1', "}}")
-    ]
-    assert chunks[:2] == [{"content": "I ad"}, {"content": "d"}]
-    (begun,) = chunks[2]["tool_calls"]
-    assert (begun["index"], begun["type"], begun["function"]) == (0, "function", {"name": "add", "arguments": '{"x'})
-    assert begun["id"].isalnum()
-    assert chunks[3:] == [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in ('": 1', "}")]
+    lead = [] if text.startswith(("{", "[a")) else [delta(reader.push(part)) for part in ("I ad", "d. ")]
+    assert lead in ([], [{"content": "I ad"}, {"content": "d."}])
+    chunks = [delta(reader.push(char)) for char in text] + [delta(reader.end())]
+    (whole,) = [chunk for chunk in chunks if chunk]
+    (call,) = whole["tool_calls"]
+    assert (call["index"], call["type"], call["function"]["name"]) == (0, "function", "add")
+    assert call["id"].isalnum()
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
 def test_one_format_reads_no_other():
     assert facts(read(made("mistral"), HERMES)) == (HERMES, "", [])
     assert facts(read(made("hermes"), ADD)) == (ADD, "", [])
     assert facts(read(made("none"), HERMES)) == (HERMES, "", [])
+    listed = f"<tools>{ADD}</tools>"  # models that write calls as Hermes does take it for the mark
+    assert facts(read(made("hermes"), listed)) == ("", "", [X])
+    assert facts(read(made("llama3"), listed)) == (listed, "", [])
     assert facts(read(Reader([BARE], ["add"]), ADD)) == ("", "", [X])
 
 

@@ -1,8 +1,10 @@
 """Grammars: what they let through, what they refuse, where they fail, and where they begin."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
@@ -23,7 +27,8 @@ from paceline.serve.fields import Tool
 from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
 from paceline.workbench.transcript import open_tokenizer
-from tests import models
+from tests import drafters, models
+from tests.draft.folders import Folders, specs
 from tests.draft.tongues import tongues
 from tests.pairs import paired
 
@@ -81,6 +86,15 @@ def test_a_small_model_writes_no_pages_of_blanks(demo, drafter):
 def test_what_fails_at_its_beginning_is_refused(plain, schema):
     with pytest.raises(PacelineError, match="the JSON schema cannot be kept to"):
         grammars(plain).json_schema(schema)
+
+
+def test_what_the_library_says_of_a_schema_is_one_short_line(plain):
+    odd = {**MANY, "required": [1]}
+    for refused in (grammars(plain).json_schema, lambda one: grammars(plain).either(one, FLAG)):
+        with pytest.raises(PacelineError, match=r"cannot be kept to: .*equired") as caught:
+            refused(odd)
+        assert len(str(caught.value)) < 500
+        assert "\n" not in str(caught.value)
 
 
 def test_what_fails_later_is_an_error_and_not_complete(plain, tokenizer):
@@ -202,6 +216,71 @@ def test_an_answer_that_breaks_its_grammar_is_an_error_and_no_end(plain: Engine,
         assert made.allowed(whole, size).nonzero().flatten().tolist() == ends
     with pytest.raises(PacelineError, match="grammar failed"):
         made.allowed([*ids[:2], tokenizer.inner.convert_tokens_to_ids("<|user|>")], size)
+
+
+FUZZED = ("added", "gpt2", "stories260K", "unigram")
+LETTERS = ('"', "\\", "/", "é", "日本", "😀", "\n", "\t", "\u2028", "{", "]", "a", " ", "1", "<", "|", ">", ":", "'")
+
+
+def asked(rng: np.random.Generator, mark: str) -> Any:
+    """A schema with a text in which a mark stands, with whatever else."""
+    first, second = ("".join(rng.choice([*LETTERS, mark], 3)) for _ in range(2))
+    text = f"{first}{mark}{second}"
+    holds = {"type": "string", "pattern": f"^{re.escape(text)}[ab]{{1,2}}$"}
+    named = {"properties": {text: {"type": "string", "maxLength": 5}}, "required": [text]}
+    shapes: list[Any] = [
+        {"const": text}, {"enum": [second, text, mark]}, {"anyOf": [{"const": [text]}, {"type": "boolean"}]},
+        {"type": "object", **named, "additionalProperties": False}, {"type": "string", "maxLength": 5}, holds,
+    ]  # fmt: skip
+    return shapes[rng.integers(len(shapes))]
+
+
+class Fuzzed:
+    """A model with one of the tokenizers, whose added tokens are `added`."""
+
+    def __init__(self, name: str, request: pytest.FixtureRequest):
+        self.tokenizer = tokenizer = TOKENIZERS[name](request.getfixturevalue)
+        at, size = request.getfixturevalue("tmp_path"), len(tokenizer.inner) + 3
+        self.folders = Folders(at, vocab_size=size, max_position_embeddings=512)
+        known, self.ends = tokenizer.inner.added_tokens_decoder, [tokenizer.inner.eos_token_id]
+        self.added = [token.content for token in known.values()]
+        self.marks = {id for id, token in known.items() if token.content not in ("[X]", "    ", "word")}
+        self.grammars = Grammars(tokenizer, size, self.ends, "none")
+
+    def answers(self, schemas: Sequence[Any], draft: Drafter) -> list[list[int]]:
+        """Answers to all schemas, each whole JSON that fits its own and has no mark."""
+        engine = Engine(self.folders.target, draft, tokenizer=self.tokenizer, max_batch=8)
+        same = SamplingParams(max_tokens=200, stop_token_ids=self.ends)
+        params = [
+            replace(same, temperature=float(i % 3), seed=i, grammar=self.grammars.json_schema(one))
+            for i, one in enumerate(schemas)
+        ]
+        answers = engine.generate([[5, 6, 7, 8]] * len(schemas), params)
+        for one, done in zip(schemas, answers, strict=True):
+            assert done.finish_reason == "stop", (one, done.text, done.error)
+            validate(json.loads(done.text), one)
+            assert self.marks.isdisjoint(done.tokens[:-1])
+        return [done.tokens for done in answers]
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_a_text_with_a_mark_is_whole_json_whatever_drafts(name: str, request: pytest.FixtureRequest) -> None:
+    made, rng = Fuzzed(name, request), np.random.default_rng(7)
+    schemas = [asked(rng, str(rng.choice(made.added))) for _ in range(12)]
+    drafts = [create("none"), create("grammar"), create("sam"), create("jacobi"), drafters.Random()]
+    plain, *others = (made.answers(schemas, draft) for draft in drafts)
+    assert others == [plain] * len(others)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", FUZZED)
+def test_every_mark_with_every_drafter(name: str, request: pytest.FixtureRequest) -> None:
+    made, rng = Fuzzed(name, request), np.random.default_rng(8)
+    schemas = [asked(rng, mark) for mark in made.added for _ in range(max(12, 36 // len(made.added)))]
+    plain = made.answers(schemas, create("none"))
+    for spec in specs().values():
+        assert made.answers(schemas, create(spec.format_map(made.folders))) == plain, spec
 
 
 # Where a grammar begins ----------------------------------------------------------------------------------------------

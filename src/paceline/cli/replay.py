@@ -164,13 +164,15 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
     """On this machine's cores."""
     from paceline.replay.report import Report
     from paceline.replay.workers import start
+    from paceline.serve.reading import usual_marks
     from paceline.workbench.conversations import Reading, read_trace
     from paceline.workbench.environment import cores
     from paceline.workbench.transcript import Transcriber
 
     reading = Reading()
     exchanges = read_trace(*asked.traces, limit=asked.limit, reading=reading, **asked.reads)
-    transcriber, transcripts = Transcriber(recording.tokenizer, asked.template), []
+    tokenizer = recording.tokenizer
+    transcriber, transcripts = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template)), []
     with Steps("reading", len(exchanges), "conversations") as steps:
         for transcript in transcriber.conversations(exchanges, reading):
             transcripts.append(transcript)

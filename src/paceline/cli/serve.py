@@ -175,8 +175,9 @@ def _sampling(settings: Settings, engine: "Engine") -> str:
 
 @contextmanager
 def _shown(*, requests: bool) -> Iterator[Thread]:
-    """Print a line for each request that ends, if wanted, and warnings on standard error, from the thread that is
-    yielded: a terminal or a pipe that stands still holds up nobody. It costs lines, and the thread outlives the end."""
+    """Print notices, a line for each request that ends, if wanted, and warnings on standard error, from the thread that
+    is yielded: a terminal or a pipe that stands still holds up nobody. It costs lines, and the thread outlives the
+    end."""
     waiting: Queue[tuple[TextIO, str] | None] = Queue(MOST_LINES)
 
     def show(where: TextIO, line: str) -> None:
@@ -188,12 +189,12 @@ def _shown(*, requests: bool) -> Iterator[Thread]:
             with suppress(OSError):  # the reader of a pipe has left
                 print(one[1], file=one[0], flush=True)
 
-    serving, web = logging.getLogger("paceline.serving"), logging.getLogger("uvicorn")
+    shown = logging.getLogger("paceline.serving" if requests else "paceline.serving.notices")
+    web = logging.getLogger("uvicorn")
     handler, screen = logging.Handler(), sys.stdout
     handler.emit = lambda record: show(screen, record.getMessage())  # type: ignore[method-assign]
-    if requests:
-        serving.addHandler(handler)
-        serving.setLevel(logging.INFO)
+    shown.addHandler(handler)
+    shown.setLevel(logging.INFO)
     web.addHandler(WARNED)
     writer = Thread(target=write, daemon=True)
     writer.start()
@@ -202,8 +203,8 @@ def _shown(*, requests: bool) -> Iterator[Thread]:
             yield writer
     finally:
         web.removeHandler(WARNED)
-        serving.removeHandler(handler)
-        serving.setLevel(logging.NOTSET)
+        shown.removeHandler(handler)
+        shown.setLevel(logging.NOTSET)
         with suppress(Full):
             waiting.put(None, timeout=1)
         writer.join(1)

@@ -173,10 +173,12 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         chat = tuning.tokenizer.has_chat_template
         turns = [question.turns[0] for question in read_suite("demo").questions]
         return tuning.answers([[{"role": "user", "content": turn}] if chat else turn for turn in turns], 96)
+    from paceline.serve.reading import usual_marks
     from paceline.workbench.conversations import Reading, read_trace
     from paceline.workbench.transcript import Transcriber
 
-    transcriber, reading = Transcriber(tuning.tokenizer, asked.template), Reading()
+    tokenizer, reading = tuning.tokenizer, Reading()
+    transcriber = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template))
     answers: list[RecordedAnswer] = []
     context, size = tuning.target.max_context, tuning.target.vocab_size
     exchanges = read_trace(asked.log, limit=MOST_ANSWERS, ignore=asked.ignore or (), reading=reading)
@@ -197,13 +199,15 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.cli.drive import Interrupt
     from paceline.replay.advice import Goals
     from paceline.replay.server import DRAFTS, PLAIN, ServerTuning
+    from paceline.serve.reading import usual_marks
     from paceline.workbench.conversations import Conversation, ConversationError, Reading, read, read_trace
     from paceline.workbench.servers import Server
     from paceline.workbench.transcript import Transcriber, open_tokenizer
 
     out = asked.out or Path("tuned")
     check_folder(out)
-    transcriber, reading = Transcriber(open_tokenizer(asked.model), asked.template), Reading()
+    tokenizer, reading = open_tokenizer(asked.model), Reading()
+    transcriber = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template))
     if asked.log is not None:
         ignore = asked.ignore or ()
         try:

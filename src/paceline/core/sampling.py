@@ -245,8 +245,9 @@ def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> N
     seen = torch.from_numpy(tokens).to(row.device)
     times = torch.from_numpy(counts).to(row)
     row[seen] -= params.presence_penalty + params.frequency_penalty * times
-    if len(answer) < params.min_tokens and params.ends:
-        row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
+    ends = sorted(end for end in params.ends if end < len(row))  # others may be named, and never come
+    if len(answer) < params.min_tokens and ends:
+        row[torch.tensor(ends, device=row.device)] = -torch.inf
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:

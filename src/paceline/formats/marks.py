@@ -63,6 +63,10 @@ class Marks:
             return type(value)({self._without(k, marks): self._without(one, marks) for k, one in value.items()})
         return [self._without(one, marks) for one in value] if isinstance(value, (list, tuple)) else value
 
+    def in_text(self, text: str) -> bool:
+        """Whether a template's text has hidden marks."""
+        return self._hidden.search(text) is not None
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a template's text with hidden marks."""
         encoder, names, ids = self._encoder

@@ -107,14 +107,32 @@ class Tokenizer:
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
             raise ModelError(f"{self.name} has no chat template: give it plain text, or use a model made for chat")
-        marks = None if self.reads_marks else self._marks
-        if marks is None or (hidden := marks.hide(messages, options)) is None:
+        hidden, others = self.hidden(messages, options)
+        if hidden is messages:
             return [int(i) for i in self._templated(messages, tokenize=True, **options)]
-        return marks.encode(self._templated(hidden[0], tokenize=False, **hidden[1]))
+        return self.encode_hidden(self._templated(hidden, tokenize=False, **others))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def hidden(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Messages and other inputs of a chat template whose marks `encode_hidden` takes for text; the same ones where
+        they have none."""
+        marks = None if self.reads_marks else self._marks
+        return (marks.hide(messages, options) if marks is not None else None) or (messages, options)
+
+    def encode_hidden(self, text: str) -> list[int]:
+        """Tokens of what a template has made of `hidden` messages."""
+        marks = self._marks
+        return marks.encode(text) if marks is not None and marks.in_text(text) else self.encode_text(text)
+
+    def get_ready(self) -> None:
+        """Make now what the first conversation with marks would wait for: seconds, for a large vocabulary."""
+        if self._marks is not None and not self.reads_marks:
+            self._marks.encode("")
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The text that `encode_chat` encodes; it does not say which of its marks are tokens."""
-        return str(self._templated(messages, tokenize=False))
+        return str(self._templated(messages, tokenize=False, **options))
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
         """The chat template's output: token ids, or text."""

@@ -20,6 +20,7 @@ from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.report import Done, Report
+from paceline.serve.reading import usual_marks
 from paceline.workbench.conversations import ConversationError, Reading, read_pieces
 from paceline.workbench.options import listed
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
@@ -170,7 +171,8 @@ class Replayer:
     def __init__(self, job: ShardedReplay):
         self.job = job
         tokenizer = open_tokenizer(job.tokenizer)
-        self.transcriber, self.recording = Transcriber(tokenizer, job.template), Recording.of(tokenizer)
+        self.transcriber = Transcriber(tokenizer, job.template, usual_marks(tokenizer.chat_template))
+        self.recording = Recording.of(tokenizer)
 
     def __call__(self, shard: Shard) -> Report:
         """The report of one shard, with its drafters only. Raises ConversationError."""

@@ -2,7 +2,8 @@
 
 `listener.py` is the HTTP server and its end, `routes.py` has the routes, and `guard.py` stands before them with keys
 and bodies. `settings.py` says how much requests may ask for, `fields.py` what chats and texts may say. `items.py` is
-/v1/responses and `messages.py` /v1/messages: each reads a request as a chat, and writes the answer in its own form.
+/v1/responses, `messages.py` /v1/messages, `ollama.py` /api/chat: each reads a request as a chat, and writes the answer
+in its own form.
 `responses.py` writes chats and texts. `chats.py` works a request out and has it answered, for the routes and, without
 HTTP, for `local.py`. `tools.py` is what a chat template is given, `reading.py` how the model's answers are read,
 `structure.py` grammars, `metrics.py` what is noted. The engine runs in the thread of a `workbench.worker`. Knows

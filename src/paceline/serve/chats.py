@@ -318,12 +318,11 @@ class Chats:
         answer."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
-            if text := form.begin():
-                yield text
+            yield form.begin()
             async for i, delta in merged:
                 reader = readers[i]
                 if delta is None:
-                    text = form.ping
+                    text = form.ping()
                     _show_progress(jobs)
                 else:
                     text = await form.more(i, delta, reader.push(delta.text) if reader else [])
@@ -349,15 +348,15 @@ class Chats:
 
 
 class Form(ABC):
-    """How an API writes answers as server-sent events. Each method returns the events of that moment, or "".
+    """How an API writes answers as server-sent events. Each method returns the events of that moment, or ""."""
 
-    ping  a sign of life that clients pass over."""
-
-    ping = ": ping\n\n"
+    def ping(self) -> str:
+        """A sign of life that clients pass over."""
+        return ": ping\n\n"
 
     @abstractmethod
     def begin(self) -> str:
-        """Before anything is computed."""
+        """Before anything is computed; never "", since a client may wait for the first byte alone."""
 
     @abstractmethod
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
@@ -392,26 +391,24 @@ class Parts(ABC):
         events = []
         for kind, text, _ in pieces:
             if kind == "call" or (kind in ("content", "reasoning") and kind != self.kind):
-                events += [*self.close(whole=False), *self.opened(kind, text if kind == "call" else "")]
+                events += [*self.close(), *self.opened(kind, text if kind == "call" else "")]
                 self.kind = kind
-            if kind == "called":
-                events += self.close(whole=True)
-            elif kind != "call":
+            if kind != "call":
                 self.said += text
                 events += self.added(text)
+            if kind == "arguments":
+                events += self.close()
         return events
 
-    def close(self, *, whole: bool) -> list[Event]:
-        """The events that end the open part, if there is one. whole: of a call, whether it is."""
+    def close(self) -> list[Event]:
+        """The events that end the open part, if there is one."""
         kind, text, self.kind, self.said = self.kind, self.said, "", ""
-        return self.closed(kind, text, whole or kind != "call") if kind else []
+        return self.closed(kind, text) if kind else []
 
     def take(self, done: Completion, reader: Reader) -> None:
-        """A whole answer, without calls that are broken."""
-        pieces = [*reader.push(done.text), *reader.end()]
-        calls = {piece.number for piece in pieces if piece.kind == "called"}
-        self.push(piece for piece in pieces if piece.kind in ("content", "reasoning") or piece.number in calls)
-        self.close(whole=False)
+        """A whole answer."""
+        self.push([*reader.push(done.text), *reader.end()])
+        self.close()
 
     @abstractmethod
     def opened(self, kind: str, name: str) -> list[Event]:
@@ -422,7 +419,7 @@ class Parts(ABC):
         """The events of more text of the open part."""
 
     @abstractmethod
-    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
+    def closed(self, kind: str, text: str) -> list[Event]:
         """The events that end a part with all its text."""
 
 

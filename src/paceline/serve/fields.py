@@ -18,6 +18,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )  # fmt: skip
+from pydantic_core import ErrorDetails
 
 from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams, token_id
@@ -27,24 +28,40 @@ from paceline.serve.settings import Refused
 
 IMAGE = "[an image, which this model cannot read]"
 """What stands for an image in a tool's output."""
+IDLE = {
+    "cache_prompt", "context_management", "include", "include_obfuscation", "modalities", "service_tier", "summary",
+    "truncation",
+}  # fmt: skip
+"""Fields of which this server knows the values that ask for nothing. With --lenient any other one is ignored too."""
+CARRIED = {"conversation", "previous_response_id", "prompt"}
+"""Fields that stand for a part of the conversation: without it, the answer would be one to something else."""
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -> Fields:
-    """The fields of a JSON object; Refused, with the first thing that is wrong. lenient: fields that are not known are
-    left out, and named once."""
+    """The fields of a JSON object; Refused, with the first thing that is wrong. lenient: fields that are not known, or
+    ask for what is not there, are left out, and named once."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
     first = errors[0]
-    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
-    if lenient and len(unknown) == len(errors):
-        return validated(kind, _without(body, unknown), lenient)
-    where = ".".join(map(str, first["loc"])) or "the body"
+    needless = [place for one in errors if (place := _needless(one))]
+    if lenient and len(needless) == len(errors):
+        return validated(kind, _without(body, needless), lenient)
+    where = shortened(" ".join(".".join(map(str, first["loc"])).split()), 200) or "the body"
     if first["type"] == "extra_forbidden":
         raise Refused(f"{where} is not a field that this server supports; leave it out", where)
-    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
+    what = " ".join(first["msg"].removeprefix("Value error, ").split())  # which may repeat what was sent
+    raise Refused(f"{where}: {shortened(what, 400)}", where)
+
+
+def _needless(error: ErrorDetails) -> tuple[int | str, ...]:
+    """The place of the field that an error is about, if an answer without it is the same; () if not."""
+    place = error["loc"]
+    if error["type"] == "extra_forbidden":
+        return () if place[0] in CARRIED else place
+    return next((place[: i + 1] for i, step in enumerate(place) if step in IDLE), ())
 
 
 def _without(body: dict[str, Any], places: list[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -56,8 +73,8 @@ def _without(body: dict[str, Any], places: list[tuple[int | str, ...]]) -> dict[
         for step in place[:-1]:
             known = step in at if isinstance(at, dict) else isinstance(step, int) and isinstance(at, list)
             at = at[step] if known else at
-        at.pop(place[-1], None)
-        once(f"{shortened('.'.join(map(str, place)))} is not a field that this server supports, and is ignored")
+        if at.pop(place[-1], None) is not None:  # several errors may be about one field
+            once(f"{shortened('.'.join(map(str, place)))} is not a field that this server supports, and is ignored")
     return made
 
 

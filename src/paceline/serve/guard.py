@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import PacelineError, kind_of, shortened
 from paceline.jsonl import NotJSON, loads
 from paceline.serve.fields import validated
-from paceline.serve.said import problem, problem_of_messages, readable
+from paceline.serve.said import problem, problem_of_messages, problem_of_ollama, readable
 from paceline.serve.settings import Limits, Refused, Settings
 from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
 """Routes that need no key, unless all are protected."""
-MESSAGES = "/v1/messages"
-"""What is in the paths of Anthropic's API."""
+MESSAGES, OLLAMA = "/v1/messages", "/api/"
+"""What is in the paths of Anthropic's API, and of Ollama's."""
 ELSEWHERE = {
     "/v1/embeddings": "this server writes text and makes no embeddings; ask a server with a model for them",
 }
@@ -89,7 +89,10 @@ def refused(error: Exception, path: str = "") -> JSONResponse:
     """The answer to a request of a path that was refused, or ended by the server."""
     own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
     status, kind = KINDS.get(type(error), own)
-    body = problem_of_messages(str(error), status) if MESSAGES in path else problem(error, kind)
+    if MESSAGES in path:
+        body = problem_of_messages(str(error), status)
+    else:
+        body = problem_of_ollama(str(error)) if path.startswith(OLLAMA) else problem(error, kind)
     return JSONResponse(body, status, headers=HEADERS.get(status))
 
 
@@ -104,7 +107,8 @@ def add_errors(app: FastAPI) -> None:
             what = f"the route is /v1{path}; let the client's base URL end with /v1"
         made = refused(Refused(what, status=error.status_code), path)
         body = loads(bytes(made.body))
-        body["error"]["message"] = readable(f"{http.method} {shortened(path)}: {what}")  # a route, no path of the disk
+        line = readable(f"{http.method} {shortened(path)}: {what}")  # a route, no path of the disk
+        body["error"] = line if path.startswith(OLLAMA) else {**body["error"], "message": line}
         return JSONResponse(body, made.status_code)
 
     @app.exception_handler(PacelineError)

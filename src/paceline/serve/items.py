@@ -290,17 +290,17 @@ class Items(Parts):
 
     def added(self, text: str) -> list[Event]:
         if self.items[-1]["type"] == "custom_tool_call":
-            return []  # its text is read from the arguments, which come whole
+            return []  # its text is read from the arguments
         if self.kind == "call":
             return [self._event("function_call_arguments.delta", delta=text)]
         more: Event = {"logprobs": []} if self.kind == "content" else {}
         return [self._event(f"{PARTS[self.kind]}.delta", content_index=0, delta=text, **more)]
 
-    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
+    def closed(self, kind: str, text: str) -> list[Event]:
         item = self.items[-1]
-        item["status"] = "completed" if whole else "incomplete"
+        item["status"] = "completed"
         if item["type"] == "custom_tool_call":
-            item["input"] = given = loads(text)["input"] if whole else text
+            item["input"] = given = loads(text)["input"]
             part = "custom_tool_call_input"
             events = [self._event(f"{part}.delta", delta=given), self._event(f"{part}.done", input=given)]
         elif kind == "call":
@@ -378,11 +378,15 @@ class Answer(Form):
         kinds = ("created", "in_progress")
         return self._events({"type": f"response.{kind}", "response": self.now()} for kind in kinds)
 
+    def ping(self) -> str:
+        """An event, as OpenAI sends it: codex takes comments for silence."""
+        return self._events([{"type": "keepalive"}])
+
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
         return self._events(self._out.push(pieces))
 
     def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
-        events = [*self._out.push(pieces), *self._out.close(whole=False)]
+        events = [*self._out.push(pieces), *self._out.close()]
         made = self.now(done)
         kind = "completed" if made["status"] == "completed" else "incomplete"
         return self._events([*events, {"type": f"response.{kind}", "response": made}])
@@ -391,7 +395,7 @@ class Answer(Form):
         return ""
 
     def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
-        events = self._out.close(whole=False)
+        events = self._out.close()
         failed = {"status": "failed", "error": {"code": "server_error", "message": public(str(error))}}
         return self._events([*events, {"type": "response.failed", "response": self.now() | failed}])
 

@@ -254,10 +254,10 @@ class Blocks(Parts):
         }[self.kind]
         return [self._event("delta", delta={"type": kind, name: text})]
 
-    def closed(self, kind: str, text: str, whole: bool) -> list[Event]:
+    def closed(self, kind: str, text: str) -> list[Event]:
         block = self.blocks[-1]
         if kind == "call":
-            block["input"] = loads(text) if whole else {}
+            block["input"] = loads(text)
         else:
             block["text" if kind == "content" else "thinking"] = text
         signed = [self._event("delta", delta={"type": "signature_delta", "signature": ""})]
@@ -269,8 +269,6 @@ class Blocks(Parts):
 
 class Message(Form):
     """The message of one request, as it stands, and its events. prompt: its token ids."""
-
-    ping = 'event: ping\ndata: {"type": "ping"}\n\n'
 
     def __init__(self, chats: Chats, asked: ChatRequest, prompt: list[int]):
         self._tokenizer, self._prompt, self._out = chats.tokenizer, prompt, Blocks()
@@ -285,6 +283,9 @@ class Message(Form):
         ended = self._ended(done, bool(reader.called))
         return {**self._facts, "content": self._out.blocks, **ended, "usage": used(done)}
 
+    def ping(self) -> str:
+        return _events([{"type": "ping"}])
+
     def begin(self) -> str:
         usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
         open_: Event = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -295,14 +296,14 @@ class Message(Form):
 
     def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
         last = {"type": "message_delta", "delta": self._ended(done, called), "usage": used(done)}
-        return _events([*self._out.push(pieces), *self._out.close(whole=False), last])
+        return _events([*self._out.push(pieces), *self._out.close(), last])
 
     def over(self) -> str:
         return _events([{"type": "message_stop"}])
 
     def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
         status = 503 if isinstance(error, Unavailable) else 500
-        return _events([*self._out.close(whole=False), problem_of_messages(str(error), status)])
+        return _events([*self._out.close(), problem_of_messages(str(error), status)])
 
     def _ended(self, done: Completion, called: bool) -> Event:
         """Why an answer ended, and at which stop sequence."""

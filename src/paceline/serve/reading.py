@@ -5,8 +5,8 @@
     answer = message(pieces)
 
 One reader serves whole answers and streams, so both say the same however the text is cut. What looks like a call and
-is none comes back as text: JSON that is broken, a function that was not offered. A stream may have sent arguments
-before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls"."""
+is none comes back as text: JSON that is broken, a function that was not offered. So a call is held back until it is
+whole: clients cannot be told that a call which has begun was none."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ from paceline.jsonl import NotJSON, loads
 
 @dataclass(frozen=True)
 class Writing:
-    """A way to write a call that is no JSON object. It is handed out when it is whole.
+    """A way to write a call that is no JSON object.
 
     begin   what it begins with; its group is the function's name. so_far: what may still become that.
     end     what ends it. stays: the format's `close` is that end.
@@ -106,7 +106,7 @@ def _typed(text: str, schema: Any) -> Any:
     if kinds - {"string"}:
         word = text.strip()
         with suppress(NotJSON):
-            value = loads({"True": "true", "False": "false", "None": "null"}.get(word, word), raw=True)
+            value = _value({"True": "true", "False": "false", "None": "null"}.get(word, word))
             if _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds):
                 return value
     return text
@@ -119,7 +119,7 @@ def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             return None
         given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        return loads(json.dumps(given)) if None not in given else None
+        return _value(json.dumps(given)) if None not in given else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, NotJSON):
         return None
 
@@ -135,7 +135,7 @@ class _Words(ast.NodeTransformer):
 def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
     """A JSON object, which may end with a fence."""
     try:
-        value = loads(text.strip().removesuffix("```"), raw=True)
+        value = _value(text.strip().removesuffix("```"))
     except NotJSON:
         return None
     return value if isinstance(value, dict) else None
@@ -214,6 +214,11 @@ def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> l
     return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ())]
 
 
+def usual_marks(template: str) -> list[str]:
+    """Every mark that a server looks for unless its options say otherwise."""
+    return all_marks(tool_formats("auto"), reasoning_marks("auto", template))
+
+
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
     """Both parsers in words, for the server's start."""
     tool_formats(tool_parser)  # refuses a name that is none
@@ -227,11 +232,11 @@ def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
 
 
 class Piece(NamedTuple):
-    """kind: "reasoning" or "content" with text; "call" with a function's name, "arguments" with a part of them, then
-    "called" if the call is whole. number: which call of the answer."""
+    """kind: "reasoning" or "content" with text; "call" with a function's name, which all its "arguments" follow.
+    number: which call of the answer."""
 
     kind: str
-    text: str = ""
+    text: str
     number: int = 0
 
 
@@ -252,8 +257,7 @@ class _Nesting:
         while not self.end and self.at < len(text):
             char = text[self.at]
             self.at += 1
-            is_raw = char < " " and self._quote and not self._escaped  # after a backslash it is no JSON at all
-            clean.append(json.dumps(char)[1:-1] if is_raw else char)
+            clean.append(json.dumps(char)[1:-1] if char < " " and self._quote else char)
             if self._quote:
                 if char == self._quote and not self._escaped:
                     self._quote = ""
@@ -280,8 +284,7 @@ class Reader:
     names      functions that were offered; by name their schemas, where they are known.
     reasoning  marks that begin and end reasoning. inside: the prompt has begun it.
     most       calls to read; what follows them is left out.
-    strict     by function, whether arguments fit. A call whose arguments do not fit is none, so arguments are held back
-               until they are whole.
+    strict     by function, whether arguments fit. A call whose arguments do not fit is none.
     called     how many calls have been read."""
 
     def __init__(
@@ -295,7 +298,7 @@ class Reader:
         self._marks, self._inside = reasoning, inside
         self._text, self._over = "", False  # what is not read yet; whether no more comes
         self._held = ""  # white space, which is dropped beside calls and reasoning
-        self._begun, self.called, self._said = 0, 0, False
+        self.called, self._said = 0, False
         self._odd = False  # whether there was a mark without a call
         self._out: list[Piece] = []
         self._steps = self._read()
@@ -450,23 +453,13 @@ class Reader:
         if head is None and (key is None or not key[1]):
             return False
         object_ = _Nesting(head.end() if head else 0)
-        arguments = None
         while True:
             object_.read(self._text)
-            head = head or _HEAD.match(self._text)
-            if head and arguments is None and head[1] in self._names and not (form.bound or head[1] in self._strict):
-                arguments = _Nesting(head.end())
-                self._begin(head[1])
-            if arguments is not None:
-                self._pass_on(arguments.read(self._text))
             if object_.end or self._over:
                 break
             yield
-        named = head if key is None else None
-        call = None if not object_.end else _parsed(self._text[: object_.end], named, bound=form.bound)
-        if call is None or call[0] not in self._names or (arguments and head and head[1] != call[0]):
-            return False
-        return self._take(*call, object_.end, begun=arguments is not None)
+        call = _parsed(self._text[: object_.end], head, bound=form.bound)
+        return call is not None and call[0] in self._names and self._take(*call, object_.end)
 
     def _written(self, way: Writing, begun: re.Match[str]) -> Generator[None, None, bool]:
         """As `_call`, for a call that is no JSON object."""
@@ -491,27 +484,14 @@ class Reader:
                 yield
         return self._take(name, json.dumps(arguments, ensure_ascii=False), end if way.stays else at)
 
-    def _take(self, name: str, arguments: str, end: int, begun: bool = False) -> bool:
-        """Hand out the rest of a whole call, which ends at `end`; False if the arguments do not fit a strict function.
-
-        begun  its name and arguments are handed out already."""
+    def _take(self, name: str, arguments: str, end: int) -> bool:
+        """Hand out a whole call, which ends at `end`; False if the arguments do not fit a strict function."""
         if name in self._strict and not self._strict[name](arguments):
             return False
-        if not begun:
-            self._begin(name)
-            self._pass_on(arguments)
-        self._out.append(Piece("called", "", self._begun - 1))
+        self._out += [Piece("call", name, self.called), Piece("arguments", arguments, self.called)]
         self.called += 1
         self._text = self._text[end:]
         return True
-
-    def _begin(self, name: str) -> None:
-        self._out.append(Piece("call", name, self._begun))
-        self._begun += 1
-
-    def _pass_on(self, arguments: str) -> None:
-        if arguments:
-            self._out.append(Piece("arguments", arguments, self._begun - 1))
 
 
 def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str, str] | None:
@@ -519,20 +499,33 @@ def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str
     as in `Format`."""
     if text.startswith("{{"):  # as the template of Qwen2.5-Coder shows calls, and the model writes them
         text = text[1:-1]
+    head = named or _HEAD.match(text)
+    as_written = _Nesting(head.end()).read(text) if head else ""
     try:
-        value = loads(text if named is None else text[named.end() :], raw=True)
+        value = _value(text if named is None else text[named.end() :])
         if named is not None:
             value = {"name": named[1], "arguments": value}
         if bound and set(value) != {"name", "arguments"}:
             return None
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):
-            arguments = loads(arguments, raw=True)
+            arguments = _value(arguments)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        same = bool(as_written) and _value(as_written) == arguments
     except NotJSON:
         return None
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return name, json.dumps(arguments, ensure_ascii=False)
+    return name, as_written if same else json.dumps(arguments, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    """A value as models write JSON; NotJSON also for a number that is none, or that is too large to go back as one."""
+    value = loads(text, raw=True)
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise NotJSON("a number that JSON does not hold") from None
+    return value
 
 
 # What clients get ------------------------------------------------------------------------------------------------
@@ -541,7 +534,7 @@ def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str
 def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
     """Pieces as the delta of a stream's chunk."""
     made: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
+    calls: list[dict[str, Any]] = []
     for kind, text, number in pieces:
         if kind in ("content", "reasoning"):
             # Clients look for reasoning under either name.
@@ -549,18 +542,15 @@ def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
                 made[field] = made.get(field, "") + text
         elif kind == "call":
             # Templates of Mistral take ids of nine letters and digits only.
-            function = {"name": text, "arguments": ""}
-            calls[number] = {"index": number, "id": uuid4().hex[:9], "type": "function", "function": function}
-        elif kind == "arguments":
-            call = calls.setdefault(number, {"index": number, "function": {"arguments": ""}})
-            call["function"]["arguments"] += text
-    return made | ({"tool_calls": list(calls.values())} if calls else {})
+            calls.append({"index": number, "id": uuid4().hex[:9], "type": "function", "function": {"name": text}})
+        else:
+            calls[-1]["function"]["arguments"] = text
+    return made | ({"tool_calls": calls} if calls else {})
 
 
 def message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Pieces of a whole answer as an assistant's message; without calls that are broken."""
-    called = {piece.number for piece in pieces if piece.kind == "called"}
-    made = delta(piece for piece in pieces if piece.kind in ("content", "reasoning") or piece.number in called)
+    """Pieces of a whole answer as an assistant's message."""
+    made = delta(pieces)
     calls = [{key: call[key] for key in ("id", "type", "function")} for call in made.pop("tool_calls", [])]
     nothing = None if calls or made else ""
     return {"role": "assistant", "content": nothing, "refusal": None, **made} | ({"tool_calls": calls} if calls else {})

@@ -310,10 +310,8 @@ class Chunks(Form):
         ids = {"prompt_token_ids": style.prompt} if self._request.return_token_ids else {}
         if style.reader:
             body: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
-        elif ids or (style.echo is not None and i not in self._unscored):
-            body = {"text": "" if i in self._unscored else style.echo or ""}
         else:
-            return ""
+            body = {"text": "" if i in self._unscored else style.echo or ""}
         return self._frame.chunk(choice(i, body), **self._none, **ids)
 
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, tokens, health, metrics, a page to watch.
+"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, Ollama's chats, tokens, health, a page to see.
 
 Whatever is wrong with a request is an error object with one line; a request that fails fails alone."""
 
@@ -27,12 +27,16 @@ from paceline.serve.items import Answer, ItemsRequest
 from paceline.serve.listener import CutOff
 from paceline.serve.messages import Message, MessagesRequest
 from paceline.serve.metrics import Metrics, RequestLog
+from paceline.serve.ollama import VERSION, Lines, OllamaRequest, ShowRequest, listed, shown
 from paceline.serve.responses import Chunks, styles_of, whole
 from paceline.serve.settings import Settings
 from paceline.workbench.worker import Job, Worker
 
 if TYPE_CHECKING:
     from paceline.serve.audit import Audit
+
+
+EVENTS = "text/event-stream"
 
 
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
@@ -42,6 +46,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with metrics.counting():
+            await asyncio.to_thread(chats.tokenizer.get_ready)
             yield
             await asyncio.to_thread(worker.stop)
 
@@ -55,11 +60,12 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     app.add_middleware(CutOff)
     _answers(app, chats, bodies)
     _tokens(app, chats, bodies)
-    _models(app, chats)
+    _models(app, chats, bodies)
     _watching(app, chats, metrics, audited(worker, settings, metrics) if settings.audit else None)
     texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
     texts |= {"/v1/responses": ItemsRequest, "/v1/messages": MessagesRequest}
     texts |= {"/v1/messages/count_tokens": MessagesRequest, "/infill": InfillRequest}
+    texts |= {"/api/chat": OllamaRequest, "/api/show": ShowRequest}
     describe_bodies(app, {**texts, "/tokenize": fields.TokenizeRequest, "/detokenize": fields.DetokenizeRequest})
     return app
 
@@ -91,7 +97,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         each = [style for style, some in zip(styles, submitted, strict=True) for _ in some]
         jobs = [job for some in submitted for job in some]
         readers = [style.reader() if style.reader else None for style in each]
-        return _stream(chats.stream(jobs, readers, Chunks(each, jobs)))
+        return StreamingResponse(chats.stream(jobs, readers, Chunks(each, jobs)), media_type=EVENTS)
 
     @app.post("/v1/responses")
     async def responses(http: Request, request: ItemsRequest = Depends(bodies.of(ItemsRequest))) -> Response:
@@ -107,14 +113,22 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         (one,), (jobs,) = await asked(http, chat)
         return await formed(http, chat, one, jobs, Message(chats, chat, one.prompt))
 
+    @app.post("/api/chat")
+    async def lines(http: Request, request: OllamaRequest = Depends(bodies.of(OllamaRequest))) -> Response:
+        """Ollama's chats: text, lines of JSON, thinking, tools and structured output."""
+        chat = await bodies.worked(http.state.size, request.chat)
+        (one,), (jobs,) = await asked(http, chat)
+        return await formed(http, chat, one, jobs, Lines(chats), "application/x-ndjson")
+
     async def formed(
-        http: Request, chat: ChatRequest, one: Prompted, jobs: list[Job], form: Answer | Message
-    ) -> Response:
+        http: Request, chat: ChatRequest, one: Prompted, jobs: list[Job], form: Answer | Message | Lines,
+        media: str = EVENTS,
+    ) -> Response:  # fmt: skip
         """The answer to a chat in another API's form."""
         assert one.reader is not None
         reader = one.reader()
         if chat.stream:
-            return _stream(chats.stream(jobs, [reader], form))
+            return StreamingResponse(chats.stream(jobs, [reader], form), media_type=media)
         (done,) = await while_there(http, chats.finished(jobs))
         return JSONResponse(form.whole(done, reader))
 
@@ -126,14 +140,10 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         return prompted, chats.submit(request, prompted, http.state.client)
 
 
-def _stream(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream")
-
-
-def _models(app: FastAPI, chats: Chats) -> None:
+def _models(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     names = [name for name in (chats.settings.model, *chats.settings.also) if name != "*"]
     fixed = {"object": "model", "created": int(time()), "owned_by": "paceline"}
-    facts = [{"id": name, **fixed, "max_model_len": chats.engine.target.max_context} for name in names]
+    facts = [{"id": name, **fixed, "max_model_len": chats.engine.longest} for name in names]
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -143,6 +153,21 @@ def _models(app: FastAPI, chats: Chats) -> None:
     async def model(name: str) -> dict[str, Any]:
         chats.check_model(name)
         return next((one for one in facts if one["id"] == name), facts[0])
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """The models as Ollama lists them."""
+        return {"models": [listed(name) for name in names]}
+
+    @app.post("/api/show")
+    async def show(request: ShowRequest = Depends(bodies.of(ShowRequest))) -> dict[str, Any]:
+        """What the model can do, for clients of Ollama."""
+        chats.check_model(request.model)
+        return shown(chats)
+
+    @app.get("/api/version")
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
 
 
 def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
@@ -164,7 +189,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
                 limits.check_size("text", "prompt", len(request.prompt))
                 plain = request.add_special_tokens is False
                 tokens = (chats.tokenizer.encode_text if plain else chats.tokenizer.encode)(request.prompt)
-            facts = {"tokens": tokens, "count": len(tokens), "max_model_len": chats.engine.target.max_context}
+            facts = {"tokens": tokens, "count": len(tokens), "max_model_len": chats.engine.longest}
             return JSONResponse(facts)
 
         return await bodies.worked(http, body)

@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
+notices = logging.getLogger("paceline.serving.notices")  # those that `serve --quiet` shows too
 
 
 @lru_cache(1024)
 def once(line: str) -> None:
-    """Say something of how requests are read, the first time."""
-    serving.info("%s", readable(line))
+    """Say, the first time, what of requests is left out or ignored."""
+    notices.info("%s", readable(line))
 
 
 def problem(error: Exception, kind: str) -> dict[str, Any]:
@@ -31,6 +32,11 @@ _KINDS = {
 def problem_of_messages(message: str, status: int) -> dict[str, Any]:
     """An error object in Anthropic's shape, which is an event of a stream too."""
     return {"type": "error", "error": {"type": _KINDS.get(status, "invalid_request_error"), "message": public(message)}}
+
+
+def problem_of_ollama(message: str) -> dict[str, Any]:
+    """An error in Ollama's shape, which is a line of a stream too."""
+    return {"error": public(message)}
 
 
 _PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
@@ -52,5 +58,6 @@ def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
 
 
 def readable(message: str) -> str:
-    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
-    return message.encode("utf-8", "replace").decode()
+    """One line that UTF-8 can carry, though a client sent half of a surrogate pair, line breaks or other controls."""
+    whole = message.encode("utf-8", "replace").decode()
+    return "".join(char if char.isprintable() else " " for char in whole)

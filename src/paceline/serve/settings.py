@@ -151,7 +151,7 @@ class Settings:
         "auto", "How reasoning is told from the answer; auto is by the chat template."
     )
     lenient: bool = option(
-        False, "Ignore fields of requests that are unknown or that the model does not read, and name each once."
+        False, "Ignore fields of requests that are unknown or ask for what is not there, and name each once."
     )
     sampling: str = option(
         "checkpoint",

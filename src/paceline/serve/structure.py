@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from paceline.core.tree import IntArray
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, shortened
 from paceline.formats.tokenizer import Tokenizer
 from paceline.serve.settings import Refused
 from paceline.workbench.contestant import in_common
@@ -351,7 +351,12 @@ def _mask(bits: bytes, size: int) -> torch.Tensor:
 
 def _reason(matcher: Any) -> str:
     """Why a matcher failed, in one line without its state."""
-    return " ".join(matcher.get_error().split("<state>")[0].split())
+    return _short(matcher.get_error().split("<state>")[0])
+
+
+def _short(what: object) -> str:
+    """An error of the library, which may repeat the whole schema."""
+    return shortened(" ".join(str(what).split()), 400)
 
 
 def _refused(most: int, least: int) -> Refused:
@@ -426,7 +431,7 @@ class Grammars:
         try:
             return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema), options))
         except (ValueError, TypeError) as error:
-            raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
+            raise PacelineError(f"the JSON schema cannot be kept to: {_short(error)}") from None
 
     def either(self, *schemas: dict[str, Any]) -> Matched:
         """JSON that fits one of several schemas, each with definitions of its own."""
@@ -438,7 +443,7 @@ class Grammars:
         try:
             return self._matched(LLMatcher.grammar_from_lark("\n".join([f"start: {' | '.join(names)}", *rules])))
         except (ValueError, TypeError) as error:
-            raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
+            raise PacelineError(f"the JSON schema cannot be kept to: {_short(error)}") from None
 
     def check(self, schema: Any) -> None:
         """PacelineError for a schema that `fits` cannot read."""

@@ -1,7 +1,8 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
-The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token."""
+The prompt of a turn is the whole conversation before it, through the chat template, as our server builds it: marks such
+as <|im_end|> in what people say are text, and messages that the template refuses are joined or turned. The answer is
+tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token."""
 
 import json
 import re
@@ -24,7 +25,8 @@ from paceline.workbench.conversations import Conversation, ConversationError, Re
 from paceline.workbench.tool_calls import as_text, prepared
 from paceline.workbench.walk import RecordedAnswer
 
-REFUSALS = (jinja2.TemplateError, TypeError, KeyError)  # what a template raises for messages that it does not take
+REFUSALS = (PromptError, jinja2.TemplateError, TypeError, KeyError)
+"""What a template raises for messages that it does not take."""
 
 Render = Callable[..., str]
 """(messages, whether up to where the assistant speaks, tools=...) to text, special tokens spelled out."""
@@ -59,11 +61,13 @@ class Transcriber:
     """Writes exchanges in tokens.
 
     template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
+    marks     other marks than special tokens and those of the tokenizer's template, such as a server's parsers'.
 
     Raises ModelError if messages come and the tokenizer has no template, ConversationError for a broken template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None):
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None, marks: Iterable[str] = ()):
         self.tokenizer = tokenizer
+        tokenizer.show(marks)
         assert tokenizer.eos_token_id is not None
         self._end = tokenizer.eos_token_id
         source = tokenizer.chat_template if template is None else source_of(template)
@@ -82,7 +86,7 @@ class Transcriber:
         try:
             return self._encode(self._shown(messages, tools, True))
         except REFUSALS as error:
-            raise PromptError(f"the chat template refuses these messages: {error}") from None
+            raise PromptError(_refusal(error)) from None
 
     def conversations(self, exchanges: Iterable[Conversation], reading: Reading) -> Iterator[Transcript]:
         """Conversations in tokens. `reading` counts those that the template refuses, which are left out, and tokens
@@ -108,7 +112,7 @@ class Transcriber:
         try:
             return Transcript(exchange.category, [self._turn(exchange, at) for at in exchange.answers])
         except REFUSALS as error:
-            raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from None
+            raise ConversationError(f"{exchange.where}: {_refusal(error)}") from None
 
     def _turn(self, one: Conversation, at: int) -> RecordedAnswer:
         if one.is_rendered:
@@ -118,12 +122,12 @@ class Transcriber:
             reply = self._reply(one, at, before)
         prompt, whole = self._encode(before), self._encode(before + reply)
         # Where prompt and answer meet in one token, the model has still read the prompt's own tokens.
-        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(reply)
+        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._encode(reply)
         return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], ask: bool) -> str:
         """What the model reads of messages and tools, as `paceline serve` shows them to it."""
-        given, inputs = prepared(messages, tools, self._reads_tools)
+        given, inputs = self.tokenizer.hidden(*prepared(messages, tools, self._reads_tools))
         return self._render(given, ask, **inputs)
 
     def _reply(self, one: Conversation, at: int, before: str) -> str:
@@ -133,7 +137,8 @@ class Transcriber:
             whole = self._shown(one.messages[: at + 1], one.tools, False)
             if whole.startswith(before):
                 return whole[len(before) :].removesuffix(tail)
-        return lead + str(as_text(message)["content"])
+        ((said,), _) = self.tokenizer.hidden([as_text(message)], {})
+        return lead + str(said["content"])
 
     @cached_property
     def _around(self) -> tuple[str, str]:
@@ -150,7 +155,7 @@ class Transcriber:
     def _encode(self, text: str) -> list[int]:
         """Tokens of rendered text; a SentencePiece model does not know its special tokens when it sees them."""
         if not self._special:
-            return self.tokenizer.encode_text(text)
+            return self.tokenizer.encode_hidden(text)
         spelled = "|".join(map(re.escape, self._special))
         ids: list[int] = []
         for piece in re.split(f"({spelled})", text):
@@ -164,8 +169,7 @@ def _own(tokenizer: Tokenizer) -> Render:
         raise ModelError(f"{tokenizer.name} has no chat template; say which one the prompts went through: {choice}")
 
     def render(messages: Sequence[Message], ask: bool, **inputs: Any) -> str:
-        plain = [dict(message) for message in messages]
-        return str(tokenizer.inner.apply_chat_template(plain, add_generation_prompt=ask, tokenize=False, **inputs))
+        return tokenizer.render_chat(messages, add_generation_prompt=ask, **inputs)
 
     return render
 
@@ -184,6 +188,10 @@ def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
         return template.render(messages=messages, add_generation_prompt=ask, **names, **inputs)
 
     return render
+
+
+def _refusal(error: Exception) -> str:
+    return str(error) if isinstance(error, PromptError) else f"the chat template refuses these messages: {error}"
 
 
 def _refuse(message: str) -> None:
