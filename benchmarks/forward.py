@@ -321,8 +321,8 @@ def products(asked: argparse.Namespace) -> None:
         if kind == "float32":
             dense = [torch.randn(shape) for shape in shapes]
             ways[kind] = multiplied([partial(F.linear, weight=weight) for weight in dense], shapes, torch.float32)
-        elif kind in ("bfloat16", "panels"):
-            made_of = Panels if kind == "panels" else OneDNN
+        elif kind in LIBRARIES:
+            made_of = LIBRARIES[kind]
             ways[kind] = multiplied([made_of(torch.randn(shape).bfloat16()) for shape in shapes], shapes)
         else:
             of = next(one for one in KINDS.values() if one.name == kind)
@@ -334,6 +334,21 @@ def products(asked: argparse.Namespace) -> None:
     show(ways, asked)
 
 
+class TorchInt4:
+    """torch's product with groups of 32 weights of four bits, which torchao's layout for CPUs calls, too."""
+
+    GROUP = 32
+
+    def __init__(self, weight: torch.Tensor):
+        outputs, width = weight.shape
+        codes = torch.randint(0, 16, (outputs, width), dtype=torch.int32)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        self.scales = torch.rand(width // self.GROUP, outputs, 2).to(weight.dtype)
+
+    def __call__(self, x: torch.Tensor) -> object:
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, self.GROUP, self.scales)
+
+
 class OneDNN:
     """The product as `Linear` has oneDNN do it."""
 
@@ -342,6 +357,9 @@ class OneDNN:
 
     def __call__(self, x: torch.Tensor) -> object:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+
+
+LIBRARIES = {"bfloat16": OneDNN, "panels": Panels, "torch-int4": TorchInt4}
 
 
 def multiplied(
@@ -415,7 +433,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="torch's threads (default: its own choice)")
     parser.add_argument("--device", default="cpu", help="forward, families: cpu (default) or cuda")
     parser.add_argument("--compile", action="store_true", help="forward: on a GPU, transformers compiled too")
-    kinds = ["float32", "bfloat16", "panels", *(kind.name for kind in KINDS.values())]
+    kinds = ["float32", *LIBRARIES, *(kind.name for kind in KINDS.values())]
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=["bfloat16", "panels", "Q8_0", "Q4_0"])
     parser.add_argument("--activations", nargs="+", type=int, choices=[8, 16], default=[8], help="products: bits")
     asked = parser.parse_args()
