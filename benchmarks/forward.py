@@ -6,6 +6,7 @@
     python benchmarks/forward.py products --kinds float32 bfloat16 panels Q8_0 Q4_K --tokens 1 8 128
     python benchmarks/forward.py steps                              # compiled steps between products, beside torch's
     python benchmarks/forward.py exact models/demo                  # what `make_exact` costs
+    python benchmarks/forward.py program FILE.gguf                  # what recording forwards of a model saves
 
 Weights are random (speed does not depend on what they are) but for `exact MODEL`; forwards follow 256 tokens. A line
 has milliseconds by number of tokens, in brackets how many times the line's first column. All lines of a table are
@@ -305,6 +306,19 @@ def exact(asked: argparse.Namespace) -> None:
         show(dict(sorted(ways.items(), key=lambda item: item[0].rsplit(",", 1)[0])), asked)
 
 
+def program(asked: argparse.Namespace) -> None:
+    """Forwards of a model over a chain, its layers in one recorded call (`kernels/program.py`) and one by one."""
+    recorded = load(asked.model, dtype="auto", device="cpu", native=True)
+    assert isinstance(recorded, Decoder)
+    apart = recorded.apart()
+    apart._programs = None
+    ways: Ways = {}
+    for name, decoder in (("one call", recorded), ("layer by layer", apart)):
+        (slot,) = filled_rows(decoder, 1, max(asked.tokens))
+        ways[name] = lambda n, decoder=decoder, slot=slot: decoder.verify([nodes(slot, range(-1, n - 1))])  # type: ignore[misc]
+    show(ways, asked)
+
+
 # Parts of a forward --------------------------------------------------------------------------------------------------
 
 
@@ -418,14 +432,14 @@ def steps_of(ops: TorchOps, shape: Shape, n: int) -> dict[str, Callable[[], obje
     }
 
 
-CASES = {case.__name__: case for case in (forward, families, exact, products, steps)}
+CASES = {case.__name__: case for case in (forward, families, exact, program, products, steps)}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="?", default="forward", choices=CASES)
-    parser.add_argument("model", nargs="?", help="exact: a model instead of --shape")
+    parser.add_argument("model", nargs="?", help="exact, program: a model instead of --shape")
     parser.add_argument("--shape", default="135M", choices=SHAPES, help="of the random model (default 135M)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32], help="(default 1 8 16 32)")
     parser.add_argument("--rounds", type=int, default=21, help="turns (default 21)")
