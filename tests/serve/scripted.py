@@ -20,15 +20,14 @@ SCRIPT = json.loads(Path(os.environ["SCRIPT"]).read_text())
 SIDE = "A title"
 """The answer to requests beside the conversation, such as for a title: those have no tools where the script calls."""
 
-EXAMPLES = {}
+SAID = []
 
 
 def answer(request):
-    """The next answer, by how often the model has spoken since the first prompt, which may have examples."""
+    """The next answer; the script goes on where one has ended, and not where a client gave up."""
     if any("<tool_call>" in one for one in SCRIPT["answers"]) and not request.tools:
         return SIDE
-    spoken = sum(message["role"] == "assistant" for message in request.messages)
-    return next(iter(SCRIPT["answers"][spoken - EXAMPLES.setdefault("spoken", spoken) :]), SIDE)
+    return next(iter(SCRIPT["answers"][len(SAID) :]), SIDE)
 
 
 def note(**facts):
@@ -47,6 +46,8 @@ def submit(chats, request, *rest, real=Chats.submit):
 def ended(metrics, job, real=Metrics.end):
     real(metrics, job)
     facts = {"prompt": job.row.prompt_length, "reused": job.row.reused, "finish": job.row.finish_reason or "abort"}
+    if facts["finish"] == "stop" and job.answer != SIDE:
+        SAID.append(job.answer)
     note(answer=job.answer, tools=job.tools, **facts)
 
 
