@@ -100,3 +100,6 @@ def test_without_max_tokens_an_answer_has_as_many_as_fit(large, recorded):
             done = asked(address, one, max_tokens=most, ignore_eos=True).json()
             assert done["choices"][0]["finish_reason"] == "length"
             assert done["usage"]["total_tokens"] == made.longest
+        (listed,) = httpx.get(f"{address}/v1/models").json()["data"]
+        counted = httpx.post(f"{address}/tokenize", json={"model": "tiny", "prompt": "x"}).json()
+        assert listed["max_model_len"] == counted["max_model_len"] == made.longest

@@ -133,7 +133,7 @@ def _stream(events: AsyncIterator[str]) -> Response:
 def _models(app: FastAPI, chats: Chats) -> None:
     names = [name for name in (chats.settings.model, *chats.settings.also) if name != "*"]
     fixed = {"object": "model", "created": int(time()), "owned_by": "paceline"}
-    facts = [{"id": name, **fixed, "max_model_len": chats.engine.target.max_context} for name in names]
+    facts = [{"id": name, **fixed, "max_model_len": chats.engine.longest} for name in names]
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
                 limits.check_size("text", "prompt", len(request.prompt))
                 plain = request.add_special_tokens is False
                 tokens = (chats.tokenizer.encode_text if plain else chats.tokenizer.encode)(request.prompt)
-            facts = {"tokens": tokens, "count": len(tokens), "max_model_len": chats.engine.target.max_context}
+            facts = {"tokens": tokens, "count": len(tokens), "max_model_len": chats.engine.longest}
             return JSONResponse(facts)
 
         return await bodies.worked(http.state.size, body)
