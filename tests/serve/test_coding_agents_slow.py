@@ -44,7 +44,7 @@ def small(tmp_path_factory, shared):
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=MARKS[1], additional_special_tokens=MARKS)
     tokenizer.chat_template = (HERE / "coding_agents.jinja").read_text("utf-8")
     changes = native.TINY | {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    models.make("qwen3", folder, max_position_embeddings=1 << 16, **changes)
+    models.make("qwen3", folder, max_position_embeddings=1 << 15, **changes)
     tokenizer.save_pretrained(folder)
     return folder
 

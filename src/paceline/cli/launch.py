@@ -139,11 +139,12 @@ def _server(words: list[str], key: str, log: Path) -> Iterator[tuple[str, str, i
 def _run(agent: Client, command: str, arguments: list[str], facts: Mapping[str, str], folder: Path) -> int:
     """Run the client on this terminal; its exit status."""
     filled = lambda text: Template(text).substitute(facts)  # noqa: E731
+    quoted = {name: json.dumps(value)[1:-1] for name, value in facts.items()}  # as JSON and TOML have texts
     for name, text in {**agent.once, **agent.files}.items():
         file = folder / name
         if name in agent.files or not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(filled(text).lstrip(), "utf-8")
+            file.write_text(Template(text).substitute(quoted).lstrip(), "utf-8")
     env = os.environ | {name: filled(value) for name, value in agent.env.items()}
     process = subprocess.Popen([command, *map(filled, agent.arguments), *arguments], env=env)
     with _signals_for(process):
