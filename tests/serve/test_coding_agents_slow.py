@@ -132,7 +132,7 @@ def plays(tmp_path, small, monkeypatch, capfd):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_reads_edits_runs_and_ends(plays, name):
-    """Each turn reuses what it shares with the turn before: all of it, but aider shows the changed file in its middle."""
+    """A turn reuses what it shares with the one before: all of it, but aider shows the changed file in its middle."""
     answers, turns, work = plays(name)
     assert [line["answer"] for line in turns] == answers
     assert [line["finish"] for line in turns] == ["stop"] * len(answers)
