@@ -460,3 +460,22 @@ def test_a_call_that_is_held_back_is_a_sign_of_life_too(folder, monkeypatch, wri
     assert sum(i < call for i in at) > 2  # the first begins the response
     numbers = [json.loads(line[6:])["sequence_number"] for line in lines if line.startswith("data: {")]
     assert numbers == list(range(len(numbers)))
+
+
+def test_signs_of_life_between_items_disturb_no_client(folder, monkeypatch, writes):  # noqa: F811
+    """OpenAI's own client puts a response together from its events, and `response.in_progress` is one that it reads."""
+    openai = pytest.importorskip("openai")
+    made = engine(folder)
+    made.tokenizer.inner.chat_template = TEMPLATE
+    step = made.step
+    made.step = lambda: (sleep(0.02), step())[1]
+    monkeypatch.setattr(chats, "PING_SECONDS", 0.01)
+    writes(f"I add.\n{CALL}\n{CALL}")
+    with serving(made) as where:
+        asked = openai.OpenAI(base_url=f"{where}/v1", api_key="any", max_retries=0).responses
+        ask = {"model": "tiny", "input": "x", "tools": [FLAT], "extra_body": {"draft": "none"}}
+        with asked.stream(**ask, max_output_tokens=200) as events:
+            kinds = [event.type for event in events]
+            done = events.get_final_response()
+    assert [item.type for item in done.output] == ["message", "function_call", "function_call"]
+    assert "response.in_progress" in kinds[kinds.index("response.output_item.done") :]
