@@ -9,9 +9,11 @@ installed is skipped:
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -126,7 +128,11 @@ def plays(tmp_path, small, monkeypatch, capfd):
         print(f"{name} {one['version']}:", [(line["prompt"], line["reused"]) for line in turns])
         return answers, turns, work
 
-    return run
+    yield run
+    for file in Path("/proc").glob("[0-9]*/environ"):  # cline leaves a process behind
+        with suppress(OSError):
+            if f"HOME={tmp_path / 'home'}".encode() in file.read_bytes().split(b"\0"):
+                os.kill(int(file.parent.name), signal.SIGTERM)
 
 
 @pytest.mark.timeout(900)
