@@ -279,7 +279,8 @@ def test_the_picture_of_an_answer_opens_with_it_and_its_words_fit():
 
 
 def test_commands_that_need_more_packages_say_so():
-    for command, extra in (("serve", "serve"), ("eval align", "eval"), ("eval vision", "vision"), ("train", "train")):
+    own = {"launch": "serve", "eval align": "eval", "eval vision": "vision"}
+    for command, extra in ({"serve": "serve", "train": "train"} | own).items():
         (line,) = re.findall(rf"^paceline {command} .*", INDEX, re.MULTILINE)
         assert line.endswith(f"pip install '.[{extra}]'")
 

@@ -25,6 +25,7 @@ from paceline.cli.eval_vision import vision
 from paceline.cli.export import export
 from paceline.cli.frame import configured, modern
 from paceline.cli.generate import generate
+from paceline.cli.launch import Launching, launch
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
 from paceline.cli.quantised import quality, quantize
@@ -51,9 +52,12 @@ def _needs(extra: str, when: str = "") -> str:
     return f"{when}pip install '.[{extra}]' in a checkout brings the packages that this needs."
 
 
-def _add(to: typer.Typer, command: Callable[..., Any], summary: str, needs: str = "", name: str | None = None) -> None:
+def _add(
+    to: typer.Typer, command: Callable[..., Any], summary: str, needs: str = "", name: str | None = None,
+    kind: type[Grouped] = Grouped,
+) -> None:  # fmt: skip
     """needs: the end of its help."""
-    to.command(name, cls=Grouped, short_help=summary, epilog=needs or None)(command)
+    to.command(name, cls=kind, short_help=summary, epilog=needs or None)(command)
 
 
 evaluate = app_of(no_args_is_help=True)
@@ -64,6 +68,7 @@ app = app_of()
 _add(app, generate, "Answer a prompt, or a file of prompts.")
 _add(app, chat, "Talk with a model.")
 _add(app, serve, "Serve a model with OpenAI's API.", _needs("serve"))
+_add(app, launch, "Start a coding agent with a server behind it.", _needs("serve"), kind=Launching)
 _add(app, demo, "See what drafts gain on six prompts.")
 _add(app, methods, "List the drafting methods.")
 _add(app, doctor, "Say what this machine has, and what a model runs with.")
@@ -123,6 +128,7 @@ def paceline(
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline serve MODEL --draft sam                      OpenAI's API on a port
+    paceline launch codex MODEL                           a coding agent, and its server
     paceline methods                                      what --draft takes
     paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
     paceline bench MODEL -d sam --peer transformers       how fast, against what

@@ -379,8 +379,8 @@ class Answer(Form):
         return self._events({"type": f"response.{kind}", "response": self.now()} for kind in kinds)
 
     def ping(self) -> str:
-        """An event, as OpenAI sends it: codex takes comments for silence."""
-        return self._events([{"type": "keepalive"}])
+        """An event that says nothing new: codex gives up where comments alone come."""
+        return self._events([{"type": "response.in_progress", "response": self.now()}])
 
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
         return self._events(self._out.push(pieces))

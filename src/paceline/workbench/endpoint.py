@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -208,12 +209,14 @@ class Started:
     command  words, or a text that is split as a shell would; {port} in it becomes a free port, and a command without
              one gets --port.
     env      its variables; None: those of this process. wait: seconds that it may take until it answers.
-
-    What it prints goes to a file; its last lines are in the error if it ends before it answers."""
+    key      its API key, if it asks for one.
+    log      the file that what it prints goes to; None: one without a name. Its last lines are in the error if it ends
+             before it answers."""
 
     def __init__(
-        self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, wait: float = START_SECONDS
-    ):
+        self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, wait: float = START_SECONDS,
+        key: str | None = None, log: Path | None = None,
+    ):  # fmt: skip
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -224,11 +227,11 @@ class Started:
         if self.command == words and not any(word.split("=")[0] == "--port" for word in words):
             self.command += ["--port", str(port)]
         self.url, self.wait = f"http://127.0.0.1:{_port(self.command, port)}/v1", wait
-        self._env = None if env is None else dict(env)
+        self._env, self._key, self._log = None if env is None else dict(env), key, log
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._printed = tempfile.TemporaryFile()
+        self._printed = tempfile.TemporaryFile() if self._log is None else self._log.open("w+b")
         try:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=self._printed, stderr=subprocess.STDOUT, env=self._env,
@@ -261,7 +264,7 @@ class Started:
             if (status := self._process.poll()) is not None:
                 raise PacelineError(f"{shlex.join(self.command)} ended with status {status}: {self._tail()}")
             with suppress(CompletionError):
-                if get(self.url, "/v1/models"):
+                if get(self.url, "/v1/models", self._key):
                     return
             sleep(LOOK_SECONDS)
         raise PacelineError(f"{shlex.join(self.command)} did not answer within {self.wait:g} seconds: {self._tail()}")
