@@ -116,7 +116,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
     @app.post("/api/chat")
     async def lines(http: Request, request: OllamaRequest = Depends(bodies.of(OllamaRequest))) -> Response:
         """Ollama's chats: text, lines of JSON, thinking, tools and structured output."""
-        chat = await bodies.worked(http.state.size, request.chat)
+        chat = await bodies.worked(http, request.chat)
         (one,), (jobs,) = await asked(http, chat)
         return await formed(http, chat, one, jobs, Lines(chats), "application/x-ndjson")
 
