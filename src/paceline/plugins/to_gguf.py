@@ -26,8 +26,8 @@ from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.formats.folder import open_weights, quantisation, read_config, untied
 from paceline.formats.gguf import GGUF
 from paceline.formats.heads import dflash, eagle
-from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
+from paceline.formats.heads.files import open_head
 from paceline.formats.heads.gguf import names_of
 from paceline.formats.heads.layout import TABLE, table_and_head
 from paceline.formats.heads.vocab import MEMBERS, OFFSETS

@@ -14,7 +14,6 @@ from paceline.kernels.ops import Pair, TorchOps
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.parts import LayerPart
-from paceline.target.recurrent import GatedDelta
 
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
@@ -244,3 +243,29 @@ def begin(
         pieces=True,
     )
     return layout, cache.writer(layout)
+
+
+class GatedDelta(LayerPart):
+    """A layer's gated delta rule, in the place of `Attention`: out(norm(rule(qkvz(x), ba(x)))).
+
+    weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and the same for z, b and a; with
+             "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
+
+    PARTS = ("qkv", "ba", "out")
+
+    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
+        self.ops, vectors, dtype = ops, tensors_of(weights), ops.cos.dtype
+        names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]
+        self.qkv, self.ba = (stacked(weights, of, dtype) for of in names)
+        self.out = stacked(weights, ["out_proj"], dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        conv, rate, shift, norm = (
+            vectors[name].to(wide) for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight")
+        )
+        self.conv, self.rate = conv[:, 0].T.contiguous(), -rate.exp()
+        self.shift, self.norm, self.eps = shift, norm, shape.eps
+
+    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
+        """As `Attention`; `layer` is its index among the recurrent layers."""
+        assert cache.recurrence is not None
+        return self.out(cache.recurrence.run(layer, self.qkv(x), self.ba(x), self))

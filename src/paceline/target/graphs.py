@@ -10,18 +10,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import IntArray, ancestors
+from paceline.formats.facts import Inside
 from paceline.target.base import Needs
+from paceline.target.cache import Writer
 from paceline.target.layout import SHARED_QUERIES, Group, Layout
 
-if TYPE_CHECKING:
-    from paceline.target.decoder import Decoder
+
+class Recordable(Inside, Protocol):
+    """A decoder whose forwards can be recorded: their beginning, and all that follows (`Decoder.finish`)."""
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor: ...
+    def finish(self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs) -> Any: ...
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)  # nodes of a row in a form
 KEYS = 256  # the number of keys that attention reads is a multiple of this, or the whole capacity
@@ -53,7 +59,7 @@ class Form(NamedTuple):
 class GraphRecording:
     """The CUDA graph of one form, and the memory of its inputs."""
 
-    def __init__(self, decoder: Decoder, form: Form):
+    def __init__(self, decoder: Recordable, form: Form):
         self._decoder, self._form = decoder, form
         slots, width, device = form.last - form.first, form.width, decoder.device
         self._numbers = torch.zeros(3 * form.nodes + slots, dtype=torch.int64, device=device)
@@ -106,7 +112,7 @@ class GraphRecording:
 class Recorder:
     """The recordings of one decoder. record: False runs forms without graphs, for tests without a CUDA device."""
 
-    def __init__(self, decoder: Decoder, record: bool = True):
+    def __init__(self, decoder: Recordable, record: bool = True):
         self._decoder, self._record = decoder, record
         self._recordings: OrderedDict[Form, GraphRecording] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if record else None

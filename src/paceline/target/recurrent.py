@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,14 +27,9 @@ import torch.nn.functional as F
 
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
-from paceline.formats.shape import Delta, Shape
-from paceline.kernels.blocks import WeightsByName, tensors_of
-from paceline.kernels.linear import stacked
-from paceline.target.parts import LayerPart
+from paceline.formats.shape import Delta
 
 if TYPE_CHECKING:
-    from paceline.target.attention import TorchOps
-    from paceline.target.cache import Writer
     from paceline.target.layout import Layout
 
 ROOM = 16  # the memory for a row's nodes grows by this number of nodes
@@ -218,6 +213,16 @@ class RecurrentState:
             state.matrices = _advanced(before, keys[:, :count], updates[:, :count], logs[:, :count])
 
 
+class Rule(Protocol):
+    """The weights of a layer's rule: its convolution [kernel, channels], decays and norm."""
+
+    conv: torch.Tensor
+    rate: torch.Tensor
+    shift: torch.Tensor
+    norm: torch.Tensor
+    eps: float
+
+
 class Recurrence:
     """A forward over the recurrent layers."""
 
@@ -241,7 +246,7 @@ class Recurrence:
             arrays.append(joined)
         return np.array(made, np.int64), arrays
 
-    def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta) -> torch.Tensor:
+    def run(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: Rule) -> torch.Tensor:
         """Compute a layer's output for the packed nodes, normed and gated, [N, values]; 0 for padding.
 
         qkvz  [N, queries | keys | values | gates]. ba: [N, strengths | decays]. layer: its index in the state."""
@@ -259,7 +264,7 @@ class Recurrence:
         return out
 
     def _part(
-        self, part: RecurrentSegment, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: GatedDelta
+        self, part: RecurrentSegment, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
         d, row, start = self.memory.delta, part.row, part.start
         x, gate = qkvz.split([d.channels, d.values], -1)
@@ -322,29 +327,3 @@ def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: 
     left = log.flip(-2).cumsum(-2).flip(-2)
     k = k.repeat_interleave(updates.shape[-2] // k.shape[-2], -2) * (left - log).exp()[..., None]
     return left[..., 0, :].exp()[..., None, None] * state + torch.einsum("...nhk,...nhv->...hkv", k, updates)
-
-
-class GatedDelta(LayerPart):
-    """A layer's gated delta rule, in the place of `Attention`: out(norm(rule(qkvz(x), ba(x)))).
-
-    weights  "in_proj_qkvz.weight" and "in_proj_ba.weight", or "in_proj_qkv.weight" and the same for z, b and a; with
-             "conv1d.weight", "A_log", "dt_bias", "norm.weight" and "out_proj.weight"."""
-
-    PARTS = ("qkv", "ba", "out")
-
-    def __init__(self, weights: WeightsByName, shape: Shape, ops: TorchOps):
-        self.ops, vectors, dtype = ops, tensors_of(weights), ops.cos.dtype
-        names = [[f"in_proj_{part}" for part in parts] for parts in (("qkvz", "qkv", "z"), ("ba", "b", "a"))]
-        self.qkv, self.ba = (stacked(weights, of, dtype) for of in names)
-        self.out = stacked(weights, ["out_proj"], dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        conv, rate, shift, norm = (
-            vectors[name].to(wide) for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight")
-        )
-        self.conv, self.rate = conv[:, 0].T.contiguous(), -rate.exp()
-        self.shift, self.norm, self.eps = shift, norm, shape.eps
-
-    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """As `Attention`; `layer` is its index among the recurrent layers."""
-        assert cache.recurrence is not None
-        return self.out(cache.recurrence.run(layer, self.qkv(x), self.ba(x), self))

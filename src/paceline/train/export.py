@@ -11,7 +11,8 @@ import typer
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS, open_head
+from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS
+from paceline.formats.heads.files import open_head
 from paceline.formats.shape import Shape
 from paceline.jsonl import replacing, write_json
 from paceline.target.load import open_weights, read_config

@@ -33,8 +33,8 @@ from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Ranked
 from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
 from paceline.formats.facts import Facts
-from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read
+from paceline.formats.heads.files import open_head
 from paceline.formats.heads.layout import TABLE, Entries, Tensors, is_copy, table_and_head
 from paceline.formats.heads.vocab import MEMBERS, OFFSETS
 from paceline.kernels.linear import Linear, linear

@@ -21,8 +21,8 @@ from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Proposer
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.formats.facts import Facts
-from paceline.formats.heads.checkpoint import open_head
 from paceline.formats.heads.eagle import MASK, OUTPUT, Eagle3Head
+from paceline.formats.heads.files import open_head
 from paceline.formats.heads.layout import Entries, Tensors, table_and_head
 from paceline.kernels.linear import linear
 from paceline.kernels.ops import Pair

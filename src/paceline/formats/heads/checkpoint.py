@@ -24,7 +24,7 @@ from paceline import __version__
 from paceline.core.options import quoted
 from paceline.errors import PATHS, MethodError, ModelError, meant
 from paceline.formats.facts import Facts
-from paceline.formats.folder import INDEX, open_weights
+from paceline.formats.folder import open_weights
 from paceline.jsonl import loads
 from paceline.kernels.blocks import KINDS, Blocks
 
@@ -63,7 +63,7 @@ def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dic
     config = read_drafter(folder, kind)
     if target is not None:
         check_target(folder, _facts(folder, config), target)
-    return config, _expanded(folder, config.get(BLOCKS, {}), _tensors(folder / WEIGHTS))
+    return config, _expanded(folder, config.get(BLOCKS, {}), tensors_in(folder / WEIGHTS))
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
@@ -77,34 +77,6 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
         raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {spec}")
     _check_version(config.get("paceline"), folder)
     return config
-
-
-def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the head at `path`, a folder, a file of weights with its config.json, or a GGUF file: its configuration, and
-    its tensors, on the CPU, as they are stored.
-
-    The target of a head that `paceline train` wrote is checked, unless `target` is None; callers check those of other
-    heads. MethodError if there is no such head or it cannot be read."""
-    file = Path(path).expanduser()
-    if file.suffix == ".gguf" and file.is_file():
-        from paceline.formats.heads.gguf import read  # which reads what this module checks
-
-        return read(file, kind)
-    if file.is_file() and file.suffix not in (*PICKLED, ".safetensors"):
-        raise MethodError(f"{file} holds no weights: name a head's folder, or its file of weights beside its {CONFIG}")
-    folder = file.parent if file.is_file() else file
-    config = read_config(folder, kind)
-    if KIND in config and file == folder:
-        return open_drafter(folder, kind, target)
-    pickled = sorted(one for one in folder.iterdir() if one.suffix in PICKLED)
-    if file == folder and pickled and not (folder / WEIGHTS).is_file():
-        raise MethodError(
-            f"{folder} has {pickled[0].name} and no {WEIGHTS}: a pickled file is read only where it is named, "
-            f"{kind}:{quoted(str(pickled[0]))}"
-        )
-    if file == folder and (folder / INDEX).is_file():
-        return config, _in_shards(folder)
-    return config, _tensors(folder / WEIGHTS if file == folder else file)
 
 
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
@@ -128,14 +100,14 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     return config
 
 
-def _in_shards(folder: Path) -> dict[str, Tensor]:
+def in_shards(folder: Path) -> dict[str, Tensor]:
     try:
         return {name: file.get_tensor(name) for name, file in open_weights(folder).items()}
     except ModelError as error:
         raise MethodError(str(error)) from None
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
+def tensors_in(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise MethodError(f"{file.parent} has no {file.name}: copy it or train the drafter again")
     try:

@@ -16,7 +16,8 @@ from torch import Tensor
 from paceline.errors import MethodError, ModelError
 from paceline.formats.facts import Facts
 from paceline.formats.folder import open_weights
-from paceline.formats.heads.checkpoint import CONFIG, check_all, open_head
+from paceline.formats.heads.checkpoint import CONFIG, check_all
+from paceline.formats.heads.files import open_head
 from paceline.formats.heads.layout import count_heads, refuse_others, renamed, table_and_head
 from paceline.formats.heads.networks import PREFIX, ResidualHeads, shapes_of
 from paceline.formats.heads.vocab import check_map
