@@ -29,33 +29,34 @@ from paceline.target.base import Needs
 
 
 class Ask(NamedTuple):
-    """A request for a draft of one row, at most `most` levels deep: what the answer has left, or what pays."""
+    """A request for a draft of one row.
+
+    most  largest depth: the tokens that the answer may still have, or fewer if deeper drafts do not pay."""
 
     row: Request
     most: int
 
 
 class Allowance:
-    """What a round may draft; here, without prices, every drafter for every row, and as much as it likes.
+    """Decides what is drafted in one round. This class has no limits; that of `engine/budget.py` asks for what pays.
 
-    `paceline.engine.budget` has one that knows prices and acceptance, and asks for drafts that pay. Drafters that ask
-    others (`parts`) do so through `Drafter.budget`, so that each part has a price of its own. The engine's loop, or
-    another, opens one for each round and calls `ask`, `cut` and `close`."""
+    The engine's loop, or another, opens an allowance for each round, and calls `ask`, `cut` and `close`. Drafters that
+    ask others (`parts`) do so through `Drafter.budget`, so that each part has a price of its own."""
 
     def ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[DraftTree]:
-        """Ask `drafter` for drafts. A row for which it is not asked gets the root alone."""
+        """Ask `drafter` for drafts. Rows that are not worth a draft get a tree of the root alone."""
         return stamp(drafter.propose(asks), drafter)
 
     def gain(self, drafter: Drafter, ask: Ask) -> float:
-        """Expected tokens, beyond their price, of a draft of `drafter`; they depend on earlier rounds alone."""
+        """Estimate, from earlier rounds alone, the tokens that a draft of `drafter` gains, less its price."""
         return inf
 
     def value(self, tree: DraftTree, row: Request) -> float:
-        """Expected tokens, beyond their price, of a draft that was made."""
+        """Estimate the tokens that a finished draft gains, less the price of verifying it."""
         return inf
 
     def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The trees to verify, of all rows of the round. Trees may lose nodes (`may_be_cut`); here none does."""
+        """Return the trees to verify, for all rows of the round. Subclasses may cut nodes (`may_be_cut`)."""
         return list(trees)
 
     def close(
@@ -67,12 +68,12 @@ class Allowance:
 
 
 class Unlimited:
-    """A budget without limits. `paceline.engine.budget.Budget` is one with prices."""
+    """A budget without limits. `paceline.engine.budget.Budget` has prices."""
 
     now: Callable[[], float] = staticmethod(perf_counter)
 
     def open(self, rows: Sequence[Request]) -> Allowance:
-        """Begin a round of `rows`, which are decoding."""
+        """Begin a round. rows: all rows that are decoding."""
         return Allowance()
 
     def drop(self, row: Request) -> None:
@@ -90,22 +91,23 @@ class Drafter:
     paper           source of the method.
     Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), its only argument; or None.
     needs           outputs and hooks of the target's forward that it needs.
-    weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
-    wants           description of the input, beside tokens, that a request must have for a draft; "": none.
-    times_rounds    its drafts depend on the duration of the engine's rounds. Set by `bind`.
+    weight_bytes    bytes of weights that a forward of its model reads; 0: it has no model.
+    wants           description of the input that a request needs for a draft, beside its tokens; "": none.
+    times_rounds    whether its drafts depend on the duration of the engine's rounds. Set by `bind`.
     eos_token_ids   the target's end tokens. Set by `bind`.
     parts           the drafters that it asks, through `budget`.
     budget          the round's `Allowance`. Set by `begin_round`.
-    price_table     prices of rounds that its options give; None: they are learnt. Set by `bind`.
+    price_table     prices of rounds, from its options; None: they are learnt. Set by `bind`.
     notes           lines that a user should read. Set by `bind`.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(asks)` and `observe(round)`; at
     the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
     when a row has lost its place in the cache and is run again. Row ids are unique in an engine.
 
-    Whatever a drafter proposes, the text is the target's. One with a distribution q of its own may ask for the noise
-    by which the target chooses at a temperature: `row.noise.guess(q, position)` is the token that the target takes
-    where it agrees with q. `position` counts from the answer's first token: `row.num_new` for the first drafted one."""
+    Whatever a drafter proposes, the text is the target's. At a temperature the target chooses by the row's noise, and a
+    drafter with a distribution q may use the same noise: `row.noise.guess(q, position)` is the token that the target
+    takes if its distribution is q. Positions count from the answer's first token; the first drafted token has position
+    `row.num_new`."""
 
     name: str = ""
     lossless: str = "not stated"
@@ -125,55 +127,55 @@ class Drafter:
         """Prepare for a target, before the first row. Overrides call this method, and raise MethodError for a target
         that they cannot use.
 
-        A drafter that reads the target's states or runs its layers (`needs`) is bound again, between rows, to a target
-        with other weights, whose fingerprint is empty then. It keeps what it has learnt."""
+        When the target's weights change, between rows, drafters that read its states or run its layers (`needs`) are
+        bound again. The target's fingerprint is then empty, and the drafter keeps what it has learnt."""
         self.eos_token_ids = target.eos_token_ids
 
     @property
     def drafts(self) -> bool:
-        """Whether it can propose anything, that is, overrides `draft` or `propose`."""
+        """Whether the drafter can propose anything: it overrides `draft` or `propose`."""
         return type(self).draft is not Drafter.draft or type(self).propose is not Drafter.propose
 
     @property
     def choices(self) -> Sequence[Drafter]:
-        """The drafters among which requests choose."""
+        """The drafters that a request may choose."""
         return (self,)
 
     def of(self, row: Request) -> Drafter:
-        """The drafter that a row has chosen. Its `needs` hold for the row."""
+        """Return the drafter that `row` has chosen. Its `needs` hold for the row."""
         return self
 
     def start(self, row: Request) -> None:
         """Called when a row joins; `row.tokens` is its prompt."""
 
     def begin_round(self, budget: Allowance) -> None:
-        """Called when a round begins; `budget` has its prices."""
+        """Called when a round begins. budget: the round's allowance."""
         self.budget = budget
 
     def draft(self, row: Request, most: int) -> DraftTree:
-        """Draft a tree for one row, at most `most` levels deep, 1 or more. Methods that draft for many rows override
-        `propose` instead."""
+        """Draft a tree for one row. most: largest depth, 1 or more.
+
+        Methods that draft for many rows at once override `propose` instead."""
         return DraftTree.root(row.last_token)
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """Draft a tree for each of the rows, rooted at `row.last_token`. Nodes deeper than `most` are cut off.
 
-        `DraftTree.root(row.last_token)` is no draft; in `a+b` the next drafter is then asked."""
+        `DraftTree.root(row.last_token)` means that there is no draft; in `a+b` the next drafter is then asked."""
         return [self._draft_or_blame(ask) for ask in asks]
 
     def observe(self, round: Round) -> None:
         """Called after a round, when `row.tokens` ends with the new tokens. Rows that failed are not in the round."""
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
-        """Called during the forward, if `needs.callback_layer` is set, when `layer` layers are done.
+        """Called during the forward after `layer` layers, if `needs.callback_layer` is set.
 
-        hidden  [N, H], the states of all nodes of the round; those of row i are `hidden[round.spans()[i]]`."""
+        hidden  states [N, H] of all nodes of the round; `hidden[round.spans()[i]]` are row i's."""
 
     def restart(self, row: Request) -> None:
         """Called when a preempted row joins again: its tokens so far are run again, like a prompt.
 
-        A drafter that reads the forward's states gets all of them again, so it starts anew. Others keep their data.
-        """
+        A drafter that reads the target's states gets all of them again, so it starts anew. Others keep their data."""
         if self.needs.whole_prompt:
             self.drop(row)
             self.start(row)
@@ -212,7 +214,9 @@ def tree_below(row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
 
 
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
-    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without the nodes below a token of `ends`."""
+    """Drop the nodes below a token of `ends`. Returns the tokens and parents that stay.
+
+    parent  number of each token's parent, int64 [n]: 0 is the root, 1 the first token."""
     if ends.isdisjoint(tokens.tolist()):
         return tokens, parent
     nodes: list[int] = []
@@ -234,7 +238,7 @@ def rebind(drafter: Drafter, target: Facts) -> None:
 
 
 def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
-    """Set `owner` and `source` of `trees` to `drafter`, unless they are set."""
+    """Set `owner` and `source` of `trees`, where they are not set, to `drafter` and its name."""
     for tree in trees:
         if tree.owner is None:
             tree.owner = drafter
@@ -243,7 +247,7 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
 
 
 def unmet(drafter: Drafter) -> str:
-    """A message on the inputs that a drafter's parts need in a request, for when nothing was drafted; "" for none."""
+    """Name the inputs that a drafter's parts need in a request, for a report that nothing was drafted; "" for none."""
     return "; ".join(f"{part.name} needs {part.wants}" for part in drafter.parts or (drafter,) if part.wants)
 
 

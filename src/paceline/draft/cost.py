@@ -1,6 +1,6 @@
-"""Prices: the time of rounds and of drafting on this machine.
+"""Prices: how long rounds and drafting take on this machine.
 
-`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`. The budget and `auto` go by them."""
+`Prices` are learnt as rounds run, or read from a `Table` of `paceline tune`. The budget and `auto` decide by them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from paceline.core.tree import Floats
 from paceline.errors import MethodError
 from paceline.jsonl import NotJSON, loads
 
-INSTANT = 1e-9  # seconds that a round takes at least
+INSTANT = 1e-9
+"""Shortest time of a round, in seconds."""
 
 
 class Prices:
@@ -25,20 +26,20 @@ class Prices:
 
     The terms, none below 0, are fitted by least squares of relative errors. Earlier rounds fade, because machines drift
     and other processes come and go. Terms that the last rounds do not determine keep their share of a round. `draft` is
-    a term because a library may have another kernel for one token than for two, which take twice as long.
+    a term because a library's kernel for one token may take half as long as its kernel for two.
 
-    given    the terms, in seconds by name, if nothing is to be learnt; None: they are learnt.
-    fade     factor on the weight of earlier rounds after FIT_EVERY more.
+    given    the terms, in seconds by name; None: they are learnt.
+    fade     factor on the weight of earlier rounds after every FIT_EVERY rounds.
     largest  drafted nodes of the largest round so far; beyond twice as many, the terms are a guess."""
 
     NAMES = ("fixed", "row", "draft", "node", "context")
     PRIOR = np.array([1.0, 0.0, 0.0, 0.02, 0.0])
-    """The terms before any is known, as shares of a round. They are low, so that drafts are tried."""
+    """The terms before the first fit, as shares of a round. They are low, so that drafts are tried."""
     DEVIATIONS = np.array([10.0, 0.1, 0.5, 0.05, 0.05])
     """Standard deviations of the terms from their last fit, as shares of a round."""
     NOISE = 0.1  # relative standard deviation of a round's time
-    FIT_EVERY, MOST = 8, 32  # rounds between two fits at first, and later; the first ones come sooner
-    SPIKE = 2.0  # a round counts as at most SPIKE times its prediction: another process ran
+    FIT_EVERY, MOST = 8, 32  # rounds between fits: the default, and the most
+    SPIKE = 2.0  # A round counts as at most SPIKE times its prediction.
 
     def __init__(self, given: Mapping[str, float] | None = None, fade: float = 0.95) -> None:
         self.fade = fade
@@ -53,7 +54,7 @@ class Prices:
 
     @property
     def known(self) -> bool:
-        """Whether prices are known, given or learnt."""
+        """Whether prices were given or learnt."""
         return any(self._list)
 
     @property
@@ -66,7 +67,7 @@ class Prices:
         return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
-        """Record the time of a round. The first of a shape does not count, because it may have compiled something."""
+        """Record a round's time. The first round of a shape is ignored, because it may have compiled something."""
         shape = rows, nodes.bit_length()
         if self.is_fixed or shape not in self._shapes:
             self._shapes.add(shape)
@@ -76,7 +77,7 @@ class Prices:
         self._new.append((_factors(rows, nodes, context), seconds))
         if self.known:
             enough = min(self._count // 4, self.MOST)
-        else:  # two rounds that tell drafting from plain decoding, or more
+        else:  # The first fit compares drafting with plain decoding.
             enough = 2 if len({factors[3] > 0 for factors, _ in self._new}) == 2 else self.FIT_EVERY
         if len(self._new) >= enough:
             self.fit()
@@ -88,7 +89,7 @@ class Prices:
         factors, seconds = np.array([of for of, _ in self._new]), np.array([took for _, took in self._new])
         self._new.clear()
         seconds, plain = np.maximum(seconds, INSTANT), factors[:, 3] == 0
-        if self.known and plain.any():  # the machine is so much slower by now; drafts will be, too
+        if self.known and plain.any():  # Plain rounds tell how the machine's speed has changed.
             drift = float(np.median(seconds[plain] / np.maximum(factors[plain] @ self._terms, INSTANT)))
             drift = min(max(drift, 1 / self.SPIKE), self.SPIKE)
             self._terms, self._targets, self._products = (
@@ -113,7 +114,7 @@ def _factors(rows: int, nodes: int, context: int) -> list[float]:
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
     """Minimise x'Px/2 - t'x over x >= 0, by active sets: solve for the terms above 0, drop those that become negative,
-    and add the term that helps most, until none does."""
+    and add the term that helps most, until no term helps."""
     positive, x = np.ones(len(targets), np.bool_), np.zeros(len(targets))
     for _ in range(4 * len(targets)):
         x = np.zeros(len(targets))
@@ -129,8 +130,8 @@ def _nonnegative(products: Floats, targets: Floats) -> Floats:
 
 
 class DraftTimes:
-    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of the drafter's model; a drafter
-    without a model has 1."""
+    """Seconds of a call of `propose`: steps * (call + row * rows). Steps are forwards of the drafter's model; without a
+    model there is 1."""
 
     MEMORY = 64
 
@@ -143,12 +144,12 @@ class DraftTimes:
         return steps * (self.call + self.row * rows)
 
     def note(self, rows: int, steps: int, seconds: float) -> None:
-        """Move both terms towards values that predict a measured call, the larger term further (normalised LMS)."""
+        """Record a measured call: both terms move towards it, the larger term further (normalised LMS)."""
         self._count += 1
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:
             each = min(each, 3 * predicted)
-        # Half as long: the calls before were held up by another process.
+        # If it took half as long, another process had held up the calls before.
         pace = max(1 / self._count, 1 / self.MEMORY) if each > predicted / 2 else 1 / 2
         share = 0.5 if predicted <= 0 else self.call / predicted
         gap = pace * (each - predicted)
@@ -172,9 +173,9 @@ class Table:
     """The measurements of `paceline tune`.
 
     drafting    times of drafters, by spec.
-    acceptance  acceptance by depth, by spec: entry d - 1 is the share that survived depth d, of the drafts that reached
-                it.
-    drafters    the spec of each drafter that was made of one of these specs."""
+    acceptance  acceptance by depth, by spec: entry d - 1 is the share of drafts that survived depth d among those that
+                reached it.
+    drafters    spec of each drafter that was made of one of these specs."""
 
     prices: Prices
     drafting: Mapping[str, DraftTimes]
@@ -182,7 +183,7 @@ class Table:
     drafters: dict[Any, str] = field(default_factory=dict)
 
     def of(self, drafter: object) -> tuple[DraftTimes | None, Sequence[float]]:
-        """Times and acceptance of a drafter: (None, ()) if it is not one of `drafters`."""
+        """Return a drafter's times and acceptance; (None, ()) if it is not in `drafters`."""
         spec = self.drafters.get(drafter, "")
         return self.drafting.get(spec), self.acceptance.get(spec, ())
 
@@ -196,7 +197,7 @@ class Table:
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Table:
-        """Read the output of `to_json`. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
+        """Read the output of `to_json`. KeyError, TypeError, AttributeError or ValueError for anything else."""
         prices = Prices({name: 1e-3 * float(table["forward_ms"][name]) for name in Prices.NAMES})
         if not prices.known or min(prices.terms.values()) < 0:
             raise ValueError("a time in forward_ms is below 0, or all are 0")
@@ -205,9 +206,9 @@ class Table:
 
     @classmethod
     def read(cls, path: str, fingerprint: str) -> Table:
-        """Read the table in a file. MethodError if the file has no table, or that of another model.
+        """Read the table in a file. MethodError if the file has no table, or another model's.
 
-        fingerprint  fingerprint of the target's weights. It is not compared if it is "", here or in the file."""
+        fingerprint  fingerprint of the target's weights. "", here or in the file: any model's table is read."""
         try:
             json = loads(Path(path).read_bytes())
             table, of = cls.from_json(json), str(json["model"]["fingerprint"])
@@ -223,14 +224,15 @@ class Table:
         return table
 
 
-MOST = 4096  # nodes up to which times are computed
+MOST = 4096
+"""Largest number of nodes for which `forward_times` computes a time."""
 
 
 def forward_times(seconds: Mapping[int, float]) -> Floats:
-    """Seconds of a forward by its number of nodes, float64 [MOST + 1], from some that were measured.
+    """Seconds of a forward by its number of nodes, float64 [MOST + 1].
 
-    Times are linear between two sizes, constant before the first, and rise after the last with the slope of the last
-    two, if that is above 0."""
+    seconds  measured times by number of nodes. Between two of them times are linear; before the first they are
+             constant; after the last they go on with the slope between the last two, if it is above 0."""
     sizes, nodes = sorted(seconds), np.arange(MOST + 1)
     last = sizes[-2:]
     slope = (seconds[last[-1]] - seconds[last[0]]) / max(last[-1] - last[0], 1)

@@ -13,9 +13,9 @@ from paceline.target.base import Needs
 
 
 class Fallback(Drafter):
-    """Asks the first of `parts`, then the next one for the rows that have no draft yet, and so on.
+    """Asks the first of `parts`, then the next for the rows that have no draft yet, and so on.
 
-    Every part observes every row, so that each can draft when it is asked."""
+    Every part observes every row, so that it can draft when it is asked."""
 
     def __init__(self, parts: Sequence[Drafter]):
         self.parts = tuple(parts)
@@ -23,7 +23,7 @@ class Fallback(Drafter):
         self.needs = reduce(or_, (part.needs for part in parts), Needs())
 
     def bind(self, target: Facts) -> None:
-        """Bind every part. MethodError if two of them want to interrupt the forward at different layers."""
+        """Bind every part. MethodError if two parts interrupt the forward at different layers."""
         super().bind(target)
         for part in self.parts:
             part.bind(target)
@@ -39,7 +39,7 @@ class Fallback(Drafter):
         self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
 
     def informed(self, row: Request) -> Sequence[Drafter]:
-        """The parts that are informed of a row."""
+        """The parts that hear of a row."""
         return self.parts
 
     def start(self, row: Request) -> None:
@@ -77,17 +77,16 @@ class Fallback(Drafter):
             part.restart(row)
 
     def drop(self, row: Request) -> None:
-        with ExitStack() as dropping:  # if one part fails, the others forget the row all the same
+        with ExitStack() as dropping:  # If a part fails, the others still forget the row.
             for part in reversed(self.informed(row)):
                 dropping.callback(part.drop, row)
 
 
 class Choice(Fallback):
-    """Asks, for each row, the part that its request names (`SamplingParams.draft`), by default the first one.
+    """Asks, for each row, the part that its request names (`SamplingParams.draft`), by default the first.
 
-    A part that only reads text observes every row, so that it may learn from all of them. A part that has a model or
-    reads the target's states is informed of its own rows alone, so that its needs and failures do not concern others.
-    """
+    Parts that only read text observe every row, to learn from it. Parts that have a model or read the target's states
+    hear only of their own rows, so that their needs and failures do not concern others."""
 
     def __init__(self, parts: Mapping[str, Drafter]):
         super().__init__(list(parts.values()))
@@ -125,5 +124,5 @@ class Choice(Fallback):
 
 
 def _has_model(drafter: Drafter) -> bool:
-    """Whether a drafter or a part of it has a model or reads the target's states."""
+    """Whether a drafter, or a part of it, has a model or reads the target's states."""
     return drafter.weight_bytes > 0 or drafter.needs.whole_prompt or any(map(_has_model, drafter.parts))

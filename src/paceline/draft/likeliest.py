@@ -1,5 +1,5 @@
-"""The tokens of a distribution that are likeliest to be the target's: the most probable ones where a request is greedy,
-else those that its noise prefers (`paceline.core.noise`).
+"""The tokens that the target is likeliest to take, by a drafter's distribution: for greedy requests the most probable
+tokens, else those that the request's noise prefers (`paceline.core.noise`).
 
 A drafter with a model asks `Likeliest`, which knows the columns of its logits; others call `ranked`."""
 
@@ -19,11 +19,12 @@ from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.kernels.rows import top_tokens
 
-POWER = 0.4  # of q / time, in the chances of candidates; see `likeliest_columns`
+POWER = 0.4
+"""Exponent in the chances of `likeliest_columns`."""
 
 
 class Place(Protocol):
-    """A place after a draft: its request, its output position, and all tokens before it, int64 [n]."""
+    """A place in an answer: its request, its output position, and all tokens before it, int64 [n]."""
 
     @property
     def row(self) -> Request: ...
@@ -34,16 +35,16 @@ class Place(Protocol):
 
 
 class Likeliest:
-    """The likeliest tokens by logits over some columns.
+    """Finds the likeliest tokens by logits whose columns are some of the tokens.
 
-    vocab_size  number of tokens. columns: tokens int64 [K] of the logits' columns; None: all."""
+    vocab_size  number of all tokens. columns: the columns' tokens, int64 [K]; None: all."""
 
     def __init__(self, vocab_size: int, columns: torch.Tensor | None):
         self.vocab_size, self.columns = vocab_size, columns
 
     def next(self, places: Sequence[Place], logits: torch.Tensor) -> list[int | None]:
-        """The token of each place by its logits [R, K], warped by its request's parameters; None where they are no
-        distribution."""
+        """The likeliest token of each place, by its row of logits [R, K] after its request's parameters; None where
+        these leave no distribution."""
         best = best_of_rows(logits) if any(_is_plain(place.row) for place in places) else []
         return [
             self._token(best[r]) if _is_plain(place.row) else self._warped(place, logits[r : r + 1])
@@ -53,10 +54,10 @@ class Likeliest:
     def _warped(self, place: Place, logits: torch.Tensor) -> int | None:
         row, shifts = place.row, place.row.params.shifts_logits
         try:
-            if shifts:  # penalties are the tokens' own, whatever column they have
+            if shifts:  # Penalties go by token, not by column.
                 logits = self._spread(logits)
             scores = probabilities(logits, row.params, [place.context] if shifts else [])[0]
-        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+        except PacelineError:  # The logits have NaN, or every column is banned.
             return None
         if row.params.is_greedy:
             return int(scores.argmax())
@@ -64,8 +65,8 @@ class Likeliest:
         return (int(tokens[0]) if shifts else self._token(int(tokens[0]))) if len(tokens) else None
 
     def best(self, row: Request, position: int, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `count` likeliest tokens for output position `position` by each of logits [n, K], and the logarithms of
-        their chances, both [n, count], the likeliest first."""
+        """The `count` likeliest tokens by each row of logits [n, K], best first, and the logarithms of their chances;
+        both [n, count]. position: output position of the tokens."""
         if row.params.is_greedy:
             return top_with_logprobs(logits, count, self.columns)
         columns, logs = likeliest_columns(row, [position] * len(logits), logits, count, self._tokens)
@@ -81,7 +82,7 @@ class Likeliest:
         return None if self.columns is None else self.columns.cpu().numpy()
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [1, K] over the columns as logits [1, V] over all tokens."""
+        """Turn logits [1, K] of the columns into logits [1, V] of all tokens."""
         if self.columns is None:
             return logits
         out = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
@@ -90,25 +91,25 @@ class Likeliest:
 
 
 def _is_plain(row: Request) -> bool:
-    """Whether a row's token is the best one as the logits come."""
+    """Whether the row takes the token with the highest raw logit."""
     return row.params.is_greedy and not row.params.shifts_logits
 
 
 def likeliest_columns(
     row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For a row that samples: the `count` columns of each of logits [n, K] that its noise at the output positions
-    prefers, and the logarithms of their chances, both [n, count]. Penalties are left out.
+    """For a row that samples: the `count` columns of each of logits [n, K] that its noise prefers at `positions`, and
+    the logarithms of their chances; both [n, count]. Penalties are ignored.
 
-    How likely the target takes a column depends on how far it agrees with the drafter. w / (sum of w + 1) with w =
-    (q / time) ** POWER estimates it: as foretold for SmolLM2's eagle3, dflash and medusa at temperature 0.7.
+    The chance that the target takes a column is estimated as w / (sum of w + 1) with w = (q / time) ** POWER. POWER was
+    fitted to SmolLM2's eagle3, dflash and medusa at temperature 0.7.
 
     tokens  the target's token of each column, int64 [K]; None: column i is token i."""
     count = min(count, logits.shape[-1])
     columns, logs = torch.zeros(len(logits), count, dtype=torch.int64), torch.full((len(logits), count), -torch.inf)
     try:
         probs = probabilities(logits, row.params.without_shifts(), []).cpu()
-    except PacelineError:  # no numbers: no column has a share
+    except PacelineError:  # The logits have NaN, so no column has a chance.
         return columns, logs
     for of_row, position, at, shares in zip(probs, positions, columns, logs, strict=True):
         best, times = row.noise.guess(of_row, position, count, tokens)
@@ -121,8 +122,8 @@ def likeliest_columns(
 def ranked(
     row: Request, positions: Sequence[int], logits: torch.Tensor, count: int, tokens: IntArray | None = None
 ) -> IntArray:
-    """The `count` likeliest columns of each of logits [n, K], int64 [n, count], the likeliest first, at these output
-    positions. Where a row's filters leave fewer, the most probable ones follow.
+    """The `count` likeliest columns of each row of logits [n, K] at these output positions, int64 [n, count], best
+    first. If the request's filters leave fewer, the most probable other columns follow.
 
     tokens  the target's token of each column, int64 [K]; None: column i is token i."""
     best: IntArray = top_tokens(logits, min(count, logits.shape[-1]))[1].cpu().numpy()
@@ -134,14 +135,14 @@ def ranked(
 
 
 def _filled(found: list[int], others: Sequence[int]) -> list[int]:
-    """`found`, and of `others`, as long, as many as are missing."""
+    """Fill `found` up to the length of `others`, with those of them that it lacks."""
     return [*found, *(column for column in others if column not in found)][: len(others)]
 
 
 def top_with_logprobs(
     logits: torch.Tensor, count: int, columns: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
+    """The best `count` tokens of each row of logits [R, K], and their log probabilities; both [R, count].
 
     columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
     values, best = top_tokens(logits, min(count, logits.shape[-1]))

@@ -1,4 +1,4 @@
-"""Drafters without our engine: a Recording instead of a model, and Chains for hosts that cannot verify trees."""
+"""Drafters without our engine: `Recording` replaces a model, and `Chains` serves hosts that cannot verify trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.formats.tokenizer import Tokenizer
 
 @dataclass
 class Recording:
-    """The facts of a model to which a drafter is bound for recorded answers, or inside another engine."""
+    """A model's facts, for a drafter that is bound to recorded answers or to another engine's model."""
 
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
@@ -40,13 +40,13 @@ class Recording:
 
     @classmethod
     def elsewhere(cls, model: Facts, **own: Any) -> Recording:
-        """The facts of `model`, where it does not run. own: facts that are other there."""
+        """Copy the facts of `model` for a place where it does not run. own: facts that differ there."""
         here = ("threads", "ends", "inside")
         return cls(**{f.name: getattr(model, f.name) for f in fields(cls) if f.name not in here} | own)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
-        """Make a recording in the tokens of a tokenizer, which has an end token, as `open_tokenizer` checks."""
+        """Make a recording in the tokens of a tokenizer, which must have an end token (`open_tokenizer` checks)."""
         assert tokenizer.eos_token_id is not None
         return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 
@@ -54,7 +54,7 @@ class Recording:
 class Chains(Fallback):
     """Reduces the drafts of `inner`, which may be bound already, to the best chain of each tree.
 
-    vocab_size  a chain ends before the first token id of vocab_size or above; None: there is no limit."""
+    vocab_size  a chain ends before the first token id that is not below this; None: there is no limit."""
 
     def __init__(self, inner: Drafter, vocab_size: int | None = None):
         super().__init__([inner])

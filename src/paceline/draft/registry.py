@@ -31,7 +31,7 @@ _BUILT_IN = (
     "jacobi", "prediction", "grammar", "model", "s2d", "mirror", "kangaroo", "medusa", "hydra", "amphista", "eagle",
     "eagle3", "mtp", "dflash", "auto",
 )  # fmt: skip
-"""Our methods. A method has the module of its name, and in it the class with this `name`."""
+"""Our methods. The module of a method's name has the class with this `name`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> MethodInfo:
-    """The description of a method; MethodError if there is no method `name`."""
+    """Describe a method. MethodError if there is no method `name`."""
     named(name)
     drafter = _load(name)
     summary = (inspect.getdoc(drafter) or "").split("\n")[0]
@@ -63,7 +63,7 @@ def describe(name: str) -> MethodInfo:
 
 
 def named(spec: str) -> list[Part]:
-    """Parse `spec`, and look its methods up. Imports no method, so no torch. Raises MethodError, as `create`."""
+    """Parse `spec` and look its methods up, without importing them or torch. MethodError as in `create`."""
     parts, table = [parse(part, spec) for part in split(spec)], _table()
     unknown = next((part.name for part in parts if part.name not in table), None)
     if unknown is not None:
@@ -93,8 +93,8 @@ def _made(part: Part, *, in_front: bool) -> Drafter:
 
 
 def by_request(specs: Sequence[str]) -> Drafter:
-    """Make a drafter in which each request may choose one of `specs`, by default the first. A request's own grammar and
-    prediction are drafted from first. Raises MethodError, as `create`."""
+    """Make a drafter in which each request may choose one of `specs`; its default is the first. A request's own grammar
+    and prediction are asked before it. MethodError as in `create`."""
     from paceline.draft.fallback import Choice, Fallback
 
     return Choice({spec: Fallback([create("grammar"), create("prediction"), create(spec)]) for spec in specs})
@@ -107,7 +107,7 @@ def added() -> tuple[EntryPoint, ...]:
 
 
 def _table() -> dict[str, str]:
-    """name -> "module:Class" of every method; of ours the module alone."""
+    """"module:Class" of each method by name; for ours only the module."""
     table = {name: f"paceline.draft.methods.{name.replace('-', '_')}" for name in _BUILT_IN}
     for entry in added():
         if entry.name in table:
@@ -120,7 +120,7 @@ def _table() -> dict[str, str]:
 
 
 def _load(name: str) -> type[Drafter]:
-    from paceline.draft.base import Drafter  # brings torch
+    from paceline.draft.base import Drafter  # imports torch
 
     table = _table()
     module, _, attribute = table[name].partition(":")

@@ -1,8 +1,8 @@
 """Trees of fixed shape: paths of ranks, which drafters fill with tokens.
 
-The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that has every
-prefix of its paths is a tree; `compile_template` makes a `Template` of it. Paths come from a published table, from a
-file, or from the accuracies of the candidates of each depth."""
+The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths is a tree if it
+has every prefix of its paths; `compile_template` makes a `Template` of it. Paths come from a published table, from a
+file, or from the accuracies of each depth's candidates."""
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
@@ -15,15 +15,16 @@ from paceline.core.tree import IntArray
 from paceline.errors import MethodError
 from paceline.jsonl import loads
 
-RankPath = tuple[int, ...]  # the rank of the candidate at each step down from the root; 0 is the best
+RankPath = tuple[int, ...]  # rank of the candidate at each step from the root; 0 is the best
 
 _HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
 SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]
-"""How often the candidates of each slot are right, where nothing was measured. From the training logs of Medusa's heads
-for Vicuna-7B, which give the accuracy of the best candidate and of the best five; each after the best is taken to be
-right half as often as the one before it."""
+"""How often each slot's candidates are right, if nothing was measured. The training logs of Medusa's heads for
+Vicuna-7B give the accuracy of the best candidate and of the best five; we assume that, after the best, each candidate
+is right half as often as the candidate before it."""
 
-SLOTS_FILE = "slots.json"  # the file to which training writes how often the candidates of each slot are right
+SLOTS_FILE = "slots.json"
+"""The file to which training writes how often each slot's candidates are right."""
 
 _CHILDREN = {
     "": 10,
@@ -34,18 +35,18 @@ _CHILDREN = {
 
 
 def published() -> list[RankPath]:
-    """The tree of 63 nodes that Medusa (Cai et al. 2024, arXiv 2401.10774) built for Vicuna-7B and others adopted.
-    10, 28, 23 and 2 nodes have depth 1, 2, 3 and 4."""
+    """The tree that Medusa (Cai et al. 2024, arXiv 2401.10774) built for Vicuna-7B, and others adopted. It has 63
+    nodes: 10, 28, 23 and 2 of depth 1, 2, 3 and 4."""
     return [(*map(int, above), rank) for above, count in _CHILDREN.items() for rank in range(count)]
 
 
 def chain(length: int) -> list[RankPath]:
-    """The best candidate of each slot, one after another."""
+    """The path of the best candidates of `length` slots, with its prefixes."""
     return [(0,) * depth for depth in range(1, length + 1)]
 
 
 class Template(NamedTuple):
-    """A shape to be filled, shallow nodes and better ranks first. Node 0 is the root.
+    """The shape of a tree: node 0 is the root, and shallow nodes and better ranks come first.
 
     parent, rank, depth  int64 [n]; rank and parent of the root are -1.
     levels               levels[d]: number of nodes of depth d or less."""
@@ -56,19 +57,20 @@ class Template(NamedTuple):
     levels: tuple[int, ...]
 
     def within(self, depth: int) -> int:
-        """The number of nodes of depth `depth` or less, which are the first nodes."""
+        """How many nodes, the first ones, have depth `depth` or less."""
         return self.levels[min(max(depth, 0), len(self.levels) - 1)]
 
     def first(self, size: int) -> Self:
-        """The template of the first `size` nodes, 1 or more, which are whole levels."""
+        """The template of the first `size` nodes, 1 or more, which must be whole levels."""
         depth = int(self.depth[size - 1])
         return type(self)(self.parent[:size], self.rank[:size], self.depth[:size], self.levels[: depth + 1])
 
 
 def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
-    """Number the nodes of `paths`, given in any order.
+    """Make the template of `paths`, in any order.
 
-    Raises ValueError if there is no path, one is there twice, its prefix is missing, or a rank is not below `ranks`."""
+    Raises ValueError for no path, a path that is there twice or lacks its prefix, or a rank that is not below `ranks`.
+    """
     index: dict[RankPath, int] = {(): 0}
     parent, rank, levels = [-1], [-1], [1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
@@ -89,7 +91,8 @@ def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
 
 
 def read_paths(file: str | Path) -> list[RankPath]:
-    """The paths in a file: a JSON list of lists of ranks, or words in which each digit is a rank."""
+    """Read paths from a file: a JSON list of lists of ranks, or words in which each digit is a rank. OSError or
+    ValueError for any other file."""
     text = Path(file).read_text("utf-8")
     if not text.lstrip().startswith("["):
         return [tuple(map(int, word)) for word in text.split()]
@@ -100,7 +103,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
 
 
 def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Template:
-    """A template of paths in a file; MethodError with the drafter's name, `who`, and the alternatives, `instead`."""
+    """Make the template of a file's paths. MethodError names the drafter, `who`, and the alternatives, `instead`."""
     try:
         return compile_template(read_paths(file), ranks)
     except OSError as error:
@@ -122,7 +125,7 @@ def path_values(accuracies: Sequence[Sequence[float]], paths: Sequence[RankPath]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPath]:
-    """The `count` paths most likely to be right, fewer if there are no more; parents before their children.
+    """The `count` paths that are likeliest right, or all if there are fewer; parents come before their children.
 
     accuracies[d][r]: how often candidate r of slot d is right, falling with r. Slots count as independent, so a path's
     probability is the product along it (Cai et al. 2024, section 2.3.3)."""
@@ -130,10 +133,11 @@ def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPa
 
 
 def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict[RankPath, float]:
-    """The `count` paths of largest value, in falling order, with their values: the product of shares along a path.
+    """The `count` paths of largest value, in falling order, with their values. A path's value is the product of the
+    shares along it, so no child is worth more than its parent, and a heap finds the best set (Ringel and Romano 2026,
+    arXiv 2604.12989).
 
-    below  the shares of the candidates below a path, falling with the rank; none: it ends there. So a parent is worth
-           no less than its children, and a heap finds the best set (Ringel and Romano 2026, arXiv 2604.12989)."""
+    below  function that returns the shares of the candidates below a path, falling with the rank; none: it ends."""
     shares: dict[RankPath, Sequence[float]] = {(): below(())}
     value: dict[RankPath, float] = {(): 1.0}
     waiting: list[tuple[float, RankPath]] = []
@@ -154,8 +158,8 @@ def best_first(below: Callable[[RankPath], Sequence[float]], count: int) -> dict
 
 
 def read_accuracies(folder: str, writer: str = "paceline train tools tree") -> list[list[float]]:
-    """The accuracies that training measured, as `best_paths` takes them. MethodError, with the command that writes the
-    file, if it is missing or broken."""
+    """Read the accuracies that training measured, for `best_paths`. MethodError for a missing or broken file names
+    `writer`, the command that writes it."""
     file = Path(folder) / SLOTS_FILE
     try:
         table = loads(file.read_text("utf-8"))["accuracies"]

@@ -3,7 +3,7 @@
     part = parse("sam,draft=20")
     SamConfig(**values(part, SamConfig))
 
-A value in double quotes is taken as it is, model:"runs/a+b,c"; in them, \\" is a quote and \\\\ a backslash."""
+A value in double quotes is taken as it is: model:"runs/a+b,c". Within quotes, \\" is a quote and \\\\ a backslash."""
 
 import re
 import types
@@ -36,7 +36,7 @@ class OptionInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A name with its checkpoint and options, as texts."""
+    """A name, its checkpoint and its options, all as texts."""
 
     name: str
     checkpoint: str | None
@@ -44,25 +44,25 @@ class Part:
 
 
 def cut(text: str, separator: str) -> list[str]:
-    """Cut `text` at the matches of a pattern that are not in quotes."""
+    """Cut `text` at each match of the pattern `separator` outside of quotes."""
     found = re.finditer(f"(?s){_QUOTED}|({separator})", text)
     places = [0, *(place for one in found if one[1] is not None for place in one.span(1)), len(text)]
     return [text[begin:end] for begin, end in zip(places[::2], places[1::2], strict=True)]
 
 
 def exchanged(text: str, old: str, new: str) -> str:
-    """Replace `old` by `new` outside of quotes: lists of specs have ; for , in options."""
+    """Replace `old` by `new` outside of quotes, because lists of specs write options with ; instead of ,."""
     return new.join(cut(text, re.escape(old)))
 
 
 def _unquoted(text: str) -> str:
-    """Remove the quotes of a text that is quoted as a whole; another text is returned unchanged."""
+    """Remove the quotes around `text`, if it is quoted as a whole."""
     inner = re.fullmatch(f"(?s){_QUOTED}", text.strip())
     return text if inner is None else re.sub(r'\\(["\\])', r"\1", inner[0][1:-1])
 
 
 def split(spec: str) -> list[str]:
-    """Split a spec at every + before a name. A path may contain others ("model:./c++/checkpoint")."""
+    """Split a spec at each + before a name; paths may contain other + ("model:./c++/checkpoint")."""
     return cut(spec.strip(), r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))")
 
 
@@ -83,7 +83,7 @@ def parse(part: str, spec: str = "") -> Part:
 
 
 def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
-    """The fields of `config` (None: no options) that `part` sets; the others keep their defaults.
+    """Read the fields of `config` that `part` sets. config: None has no options.
 
     Raises MethodError for an unknown option, a value that cannot be read or is outside its range, and a checkpoint
     that is missing or not wanted."""
@@ -102,7 +102,7 @@ def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[s
 
 
 def options(config: type | None) -> tuple[OptionInfo, ...]:
-    """Every option of `config`, without the checkpoint."""
+    """Describe every option of `config` but the checkpoint."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
     known.pop("checkpoint", None)
     return tuple(_info(field, _kinds(hints[field.name])) for field in known.values())
@@ -115,7 +115,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint as a field of the config. MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config, or no field. MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
@@ -143,7 +143,7 @@ def _info(field: Field[Any], kinds: Sequence[Any]) -> OptionInfo:
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
-    """The types a hint allows: one, or those of a union."""
+    """The types that a hint allows."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 

@@ -1,4 +1,4 @@
-"""Survival: the acceptance of a drafter's tokens by depth, learnt from its drafts, for `paceline.engine.budget`."""
+"""Survival: how likely a drafter's tokens are accepted at each depth, learnt from its drafts, for the budget."""
 
 from collections.abc import Sequence
 from math import expm1, log
@@ -7,26 +7,27 @@ import numpy as np
 
 from paceline.core.tree import DraftTree, Floats
 
-DEEPEST = 64  # deeper nodes count as this deep
-FIRST = 0.7  # share of drafts whose first token is accepted, before anything is known
-STRENGTH = 4.0  # weight of that share, in drafts; at other depths, weight of the share of the depth above
-MEMORY = 256.0  # drafts after which the counts are halved
-LEAST, MOST = 1e-3, 0.999  # of a share
+DEEPEST = 64  # Deeper nodes count as this deep.
+FIRST = 0.7  # assumed share of drafts whose first token is accepted
+STRENGTH = 4.0
+"""Weight, in drafts, of the assumed share: FIRST at depth 1, the share of the depth above at other depths."""
+MEMORY = 256.0  # number of drafts after which the counts are halved
+LEAST, MOST = 1e-3, 0.999  # bounds of a share
 ROW_STRENGTH, ROW_FADE = 10.0, 0.95
-"""A row's rejections are compared with those expected, as if it had had ROW_STRENGTH of both before."""
-RANK = 0.3  # probability of a sibling relative to the one before it
+"""A row begins with ROW_STRENGTH rejections seen and as many expected; older rounds fade by ROW_FADE a round."""
+RANK = 0.3  # probability of a sibling relative to the sibling before it
 ASKED, REACHED = 0, 1
-"""Rows of the counts in `Survival`: tokens that stood, and that were drafted, of all times that the drafter was asked.
-Row 1 + n: tokens that stood, of drafts whose length has n bits (1, 2 and 3, 4 to 7, ...)."""
+"""Rows of the counts in `Survival`. ASKED counts accepted tokens, and REACHED drafted tokens, each time that the
+drafter is asked. Row 1 + n counts accepted tokens of drafts whose length has n bits (1, 2 and 3, 4 to 7, ...)."""
 ROWS = 8
 
 
 class Survival:
-    """The probability that one drafter's tokens are accepted, by their depth and by the length of the draft, because a
-    longer draft comes from a surer drafter.
+    """The probability that a drafter's tokens are accepted, by depth and by the draft's length, because drafters draft
+    more when they are surer.
 
     A draft that was cut counts down to the cut (Kaplan and Meier 1958). A row's probabilities are those of all rows to
-    the power of `strain`, the row's rejections divided by those expected. A tree's own `chances` replace the shares."""
+    the power of `strain`. A tree with `chances` is judged by these instead."""
 
     def __init__(self, shares: Sequence[float] = ()) -> None:
         self._hits, self._trials = np.zeros((ROWS, DEEPEST + 1)), np.zeros((ROWS, DEEPEST + 1))
@@ -39,17 +40,17 @@ class Survival:
             self._refresh(of)
 
     def strain(self, row: int) -> float:
-        """The row's rejections divided by those expected, 1/4 to 4."""
+        """The row's number of rejections divided by the expected number, 1/4 to 4."""
         seen, expected = self._rows.get(row, (0.0, 0.0))
         return min(max((seen + ROW_STRENGTH) / (expected + ROW_STRENGTH), 0.25), 4.0)
 
     def asked(self, row: int, most: int) -> tuple[Floats, Floats]:
-        """P(the token is accepted) and P(it is drafted), for tokens 1, 2, ... of a draft of at most `most` tokens."""
+        """P(token is accepted) and P(token is drafted), for tokens 1, 2, ... of a draft of at most `most` tokens."""
         depths = slice(1, min(most, DEEPEST) + 1)
         return np.exp(-self.strain(row) * self._hazard[ASKED, depths]), np.exp(-self._hazard[REACHED, depths])
 
     def of(self, tree: DraftTree, row: int) -> Floats:
-        """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]; at most that of its parent."""
+        """P(node is accepted) for each drafted node, float64 [len(tree) - 1]; no child's is above its parent's."""
         strain, size = self.strain(row), len(tree) - 1
         if tree.chances is not None:
             given = np.clip(tree.chances, LEAST, 1.0) ** (strain * self._trust[0] / self._trust[1])
@@ -71,13 +72,14 @@ class Survival:
         return np.array(stands[1:])
 
     def note_asked(self, length: int, limit: int, accepted: int, verified: int) -> None:
-        """Record a draft of `length` tokens, which might have had `limit`. Of its first `verified` tokens, `accepted`
-        were accepted."""
+        """Record a draft.
+
+        length  number of drafted tokens, of `limit` that were allowed. accepted: accepted tokens, of `verified`."""
         self._count(REACHED, length, limit)
         self._count(ASKED, accepted, verified)
 
     def note(self, row: int, tree: DraftTree, path: Sequence[int], length: int) -> None:
-        """Record that `path`, root first, was accepted of a draft of depth `length`, which was cut to `tree`."""
+        """Record that `path`, root first, was accepted of `tree`. length: depth of the draft before it was cut."""
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         is_rejected = accepted < depth
         if tree.chances is not None:
@@ -92,7 +94,7 @@ class Survival:
         self._count(_length(tree, length), accepted, depth)
 
     def _note_trust(self, tree: DraftTree, path: Sequence[int], is_rejected: bool) -> float:
-        """Compare the drafter's own chances with the outcome. Returns the rejections that they foretold."""
+        """Compare the tree's `chances` with the outcome. Returns the number of rejections that they predicted."""
         assert tree.chances is not None
         chances, expected = np.clip(tree.chances, LEAST, 1.0), 0.0
         for node in path:
@@ -109,7 +111,7 @@ class Survival:
         if self._trials[of, 1] > MEMORY:
             self._hits[of] /= 2
             self._trials[of] /= 2
-        if self._trials[of, 1] % 8 < 1 or self._trials[of, 1] < 32:  # it takes longer than counting
+        if self._trials[of, 1] % 8 < 1 or self._trials[of, 1] < 32:  # Not each time, because it is slow.
             self._refresh(of)
 
     def _refresh(self, of: int) -> None:
@@ -127,13 +129,13 @@ class Survival:
 
 
 def _length(tree: DraftTree, length: int | None = None) -> int:
-    """The row of counts for drafts of this length."""
+    """The row of counts for drafts of `length`; None: the tree's depth."""
     return 1 + min((tree.max_depth if length is None else length).bit_length(), ROWS - 2)
 
 
 def _until_rejection(hazard: float) -> float:
     """The mean part of a step's hazard that a draft has passed when the step rejects it.
 
-    Where few drafts are accepted, whole steps would add up to more rejections than there can be, and every row would
-    seem lucky."""
-    return 1 - hazard / expm1(hazard)  # above 0: no share is above MOST
+    If the whole step counted, the expected rejections of poor drafters would exceed those that can happen, and every
+    row would seem lucky."""
+    return 1 - hazard / expm1(hazard)  # Shares are at most MOST, so `hazard` is above 0.

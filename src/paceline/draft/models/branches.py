@@ -1,19 +1,19 @@
-"""Drafting ahead: while a window is verified, the next window for each likely outcome.
+"""Drafting ahead: while a window is verified, the next window is drafted for each likely outcome.
 
-The window y_1..y_g has the outcome (a, v) if the target accepts a of its tokens and then adds v. The likeliest outcomes
-get a branch, the next window in that case. All branches grow by one batched forward a step, as one tree over the draft
-model's cache:
+The window y_1..y_g has the outcome (a, v) if the target accepts a of its tokens and then adds v. Each of the likeliest
+outcomes gets a branch: the next window in that case. In each step a single forward extends all branches, which form a
+tree over the draft model's cache:
 
     prefix | root  y_1 ... y_g | v of each branch | next token of each branch | ...
 
     ahead.windows(asks)        the branch of each row's outcome, or a window drafted afresh
     ahead.look_ahead()         branches for the windows just returned
 
-A branch has the tokens of a fresh window after the same outcome: the noise at a temperature belongs to the place in
-the text, wherever the window was begun.
+A branch has the same tokens as a window drafted after the outcome: at a temperature the noise belongs to the place in
+the text, whenever the window was drafted.
 
-Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. Candidates from the draft
-itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251)."""
+Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. From Kumar et al. 2026,
+SSD (arXiv 2603.03251): candidates of the draft itself, and more of them where verification is likelier to end."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,11 @@ from paceline.draft.models.proposers import Chain, top_with_logprobs
 from paceline.draft.survival import Survival
 
 Top = Sequence[tuple[int, float]]
-"""(token, probability) of candidates for the next token, best first."""
+"""Candidates for the next token, best first: (token, probability)."""
 Candidates = Sequence[Top]
 """Candidates after the root and after each token of a window."""
-SPREAD = 4  # a position gets at most this many times the mean number of branches
+SPREAD = 4
+"""A position gets at most this many times the mean number of branches."""
 
 
 def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
@@ -59,8 +60,8 @@ class Next(NamedTuple):
 class Window:
     """A row's draft.
 
-    hit    whether it was drafted ahead; None if that was not possible, as for the first window of a row.
-    calls  number of forwards that it needed."""
+    hit    whether it was drafted ahead; None if it could not be, like a row's first window.
+    calls  number of forwards that drafted it after it was asked for."""
 
     id: int
     tokens: list[int]
@@ -72,8 +73,8 @@ class Window:
 class Branch:
     """The next window for one outcome (a, v).
 
-    draft  the root, y_1..y_a, v, and then the window. before: the number of tokens before the window.
-    nodes  nodes of v and of the window's tokens that were run, in the row's tree.
+    draft  the root, y_1..y_a, v, and then the window. before: number of tokens before the window.
+    nodes  numbers in the row's tree of v and of the window's tokens that were run.
     tops   candidates after each of these nodes."""
 
     draft: Draft
@@ -86,10 +87,9 @@ class Branch:
 class _State:
     """A row on the draft's side.
 
-    main    the tree that the model runs: committed tokens it had not run, the window, branches. None before the first
-            window.
+    main    the tree that the model runs: unread committed tokens, the window, branches. None before the first window.
     window  the tokens that are being verified.
-    tops    candidates after the root and each token of the window that was run.
+    tops    candidates after the root and after each token of the window that was run.
     table   branches by outcome (a, v)."""
 
     row: Row
@@ -103,9 +103,9 @@ class Lookahead:
     """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
     num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
-    branches        most branches for a row; None: num_candidates for every position.
-    fresh           draft a window if none was drafted ahead; False: such a window is empty.
-    joined          add given candidates to the draft's own; False: they replace them."""
+    branches        largest number of branches for a row; None: num_candidates for each position.
+    fresh           draft a window if none was drafted ahead; False: the window is then empty.
+    joined          add given candidates to the draft's own; False: given candidates replace its own."""
 
     def __init__(
         self, drafter: ModelDrafter, num_candidates: int, branches: int | None = None, fresh: bool = True,
@@ -116,7 +116,7 @@ class Lookahead:
         self.drafter, self.model, self.chain = drafter, drafter.model, drafter.proposer
         self.num_candidates, self.branches = num_candidates, branches
         self.fresh, self.joined = fresh, joined
-        self.survival = Survival()  # of the windows' tokens
+        self.survival = Survival()  # the windows' acceptance
         self._most = SPREAD * num_candidates
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
@@ -133,7 +133,7 @@ class Lookahead:
         self.drafter.drop(state.row)
 
     def windows(self, asked: Sequence[Next]) -> list[Window]:
-        """The next window of each row that is asked for."""
+        """Return the next window of each row in `asked`."""
         self._out = [self._states[one.id] for one in asked]
         hits = [self._settle(state, one.new) for state, one in zip(self._out, asked, strict=True)]
         missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
@@ -149,8 +149,10 @@ class Lookahead:
         return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
-        """Commit the accepted tokens, and make the outcome's branch the row's window. Returns whether there was a
-        branch; None if there could be none, at a row's beginning or after another drafter's draft."""
+        """Commit the accepted tokens, and make the outcome's branch the row's window.
+
+        Returns whether the outcome had a branch; None if it could have none, because the row is new or another drafter
+        drafted."""
         main, window, table = state.main, state.window, state.table
         state.row.extend(new)
         state.table = {}
@@ -169,10 +171,10 @@ class Lookahead:
         return branch is not None if self.num_candidates else None
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
-        """Make a branch the row's window. Its keys and values are moved, not computed again."""
+        """Make a branch the row's window. Keys and values are moved, not computed again."""
         self.model.arrange(state.row, [node - committed for node in branch.nodes])
         state.main, state.tops = Draft.chain(state.row, branch.draft.tokens[branch.before - 1 :]), branch.tops
-        state.main.num_committed = 1  # v, now the row's last token, before the window
+        state.main.num_committed = 1  # v, now the row's last token
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
         """Draft windows now, as plain speculation does. Returns drafts by row id."""
@@ -199,19 +201,19 @@ class Lookahead:
         return min(row.max_draft, self.model.room(row))
 
     def _step(self, drafts: Sequence[Draft], logits: torch.Tensor) -> tuple[list[Draft], list[Top]]:
-        """Let drafts grow by the logits of a forward. Returns the drafts that go on, and the candidates for the
-        position that was decided, of each draft; none without candidates."""
+        """Let each draft grow by a token. Returns the drafts that go on, and each draft's candidates for the position
+        of that token; no candidates if `num_candidates` is 0."""
         going = self.chain.grow(drafts, logits)
         return going, self._tops(logits) if self.num_candidates else []
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """Candidates from logits [R, K]: one more than branches, because the drafted token gets none."""
+        """The candidates by logits [R, K]: one more than branches, because the drafted token gets no branch."""
         return top_of(logits, self._most + 1, self.model.columns)
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
         """Draft the next window for the likeliest outcomes of the windows just returned.
 
-        given  candidates by row; a row without any gets no branch. None: only the draft's own are used."""
+        given  candidates by row id; a row without candidates gets no branch. None: the draft's own are used."""
         if not self.num_candidates:
             return
         states = [state for state in self._out if state.row.finish_reason is None and self._has_room(state)]
@@ -224,11 +226,11 @@ class Lookahead:
         self._grow(grown)
 
     def _has_room(self, state: _State) -> bool:
-        """Whether the draft model's context holds the whole window, whose last token drafting did not run."""
+        """Whether the draft model's context has room for the window's last token, which was drafted but not run."""
         return self.model.room(state.row) > len(state.window)
 
     def _finish(self, states: Sequence[_State]) -> None:
-        """Run the last tokens of every window, which drafting did not run: branches may follow them."""
+        """Run the tokens of every window that were drafted but not run, because branches may follow them."""
         ran = self.model.ran
         unrun = [_tree(state) for state in states if ran[state.row.id] < len(_tree(state).tokens)]
         if unrun:
@@ -239,7 +241,7 @@ class Lookahead:
                 state.tops = [*state.tops, *islice(tops, count)]
 
     def _outcomes(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
-        """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
+        """The outcomes (a, v) that get a branch, likeliest first. v is never y_{a+1}, which the target has rejected."""
         reach, stands = np.eye(1, len(window) + 2)[0], self.survival.asked(0, len(window))[0]
         reach[1 : len(stands) + 1] = stands
         stops = -np.diff(reach)  # P(exactly a tokens are accepted)
@@ -252,7 +254,7 @@ class Lookahead:
         return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
-        """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
+        """Begin a branch for each outcome in `keys` after which a window can follow, and add v to the row's tree."""
         main, window = _tree(state), state.window
         root = main.num_committed - 1
         for a, v in keys:
@@ -260,17 +262,17 @@ class Lookahead:
             row, before = state.row, len(path)
             most = min(self.drafter.rule.most(row.id), self._room(row) - (a + 1))
             draft = Draft.chain(row, path, most + a + 1)
-            draft.num_committed = 1  # for noise belongs to places after the row's last token
+            draft.num_committed = 1  # The noise's positions count from the row's last token.
             if most > 0 and not row.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, before, [len(main.tokens) - 1])
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
-        """Draft all branches, by the drafter's own stop rule, a token a step."""
+        """Draft all branches, a token a step, until the drafter's stop rule ends them."""
         active = list(grown)
         while active:
-            counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
+            counts: Counter[int] = Counter()  # by row id, in the order of `active`
             for state, _ in active:
                 counts[state.row.id] += 1
             logits = self.chain.run([_tree(self._states[id]) for id in counts], list(counts.values()))
@@ -290,7 +292,7 @@ def _tree(state: _State) -> Draft:
 
 
 def _merged(own: Candidates, given: Candidates) -> list[Top]:
-    """The candidates of both for every position; a token that both name has the higher probability."""
+    """Join the candidates of both for each position. A token that both name gets the higher probability."""
     merged: list[Top] = []
     for mine, theirs in zip_longest(own, given, fillvalue=()):
         best: dict[int, float] = {}

@@ -1,9 +1,9 @@
-"""Draft is a row's draft while it grows; DraftModel is the interface of a model that drafts, with its memory of rows;
-TextModel is one that reads the text of its rows in a cache of its own.
+"""Draft: a row's draft while it grows. DraftModel: the interface of models that draft. TextModel: a model that reads
+the rows' text into a cache of its own.
 
-Drafted tokens lie after the row's committed ones in the model's cache, and `commit` keeps those that were accepted, so
-nothing is rolled back. Committed tokens that it has not run come first in a draft: usually one, two after a draft that
-was accepted whole, more where another drafter drafted in between."""
+Drafted tokens lie after the row's committed tokens in the model's cache. `commit` keeps the accepted ones, so nothing
+is rolled back. A draft begins with the committed tokens that the model has not run: usually one; two after a draft that
+was accepted whole; more if another drafter drafted in between."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from paceline.target.base import Needs, Target
 from paceline.target.cache import CachedTarget
 
 ANY = 1 << 30
-"""As a number of tokens: there is no bound."""
+"""A number of tokens that stands for "no bound"."""
 
 
 @dataclass
 class Draft:
-    """Nodes that a model runs, in the order in which it runs them.
+    """Nodes of a row's draft, in the order in which the model runs them.
 
     tokens, parent  nodes and their parents. The first `num_committed` nodes are committed tokens that the model has not
                     run; the last of them is the tree's root. The others are drafted.
@@ -52,12 +52,12 @@ class Draft:
 
     @property
     def position(self) -> int:
-        """The output position of the next token to draft."""
+        """Output position of the next token to draft."""
         return self.row.num_new + len(self.tokens) - self.num_committed
 
     @property
     def context(self) -> IntArray:
-        """All tokens before the next one to draft."""
+        """All tokens before the next token to draft, int64 [n]."""
         return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
 
     def add(self, token: int, parent: int | None = None) -> None:
@@ -83,11 +83,11 @@ class DraftModel:
 
     @cached_property
     def ran(self) -> dict[int, int]:
-        """The number of nodes of each row's draft that were run, by row; the proposer counts them."""
+        """How many nodes of each row's draft were run, by row id. The proposer counts them."""
         return {}
 
     def start(self, row: Request) -> None:
-        """Add a row, of which nothing has been run."""
+        """Add a row. Nothing is run yet."""
         raise NotImplementedError
 
     def drop(self, row: Request) -> None:
@@ -99,15 +99,15 @@ class DraftModel:
         raise NotImplementedError
 
     def length(self, row: Request) -> int:
-        """The number of the row's tokens that have been run and kept."""
+        """How many of the row's tokens have been run and kept."""
         raise NotImplementedError
 
     def room(self, row: Request) -> int:
-        """The largest number of tokens that can be drafted after a row now. With 0, nothing is run for it."""
+        """The largest number of tokens that can be drafted after the row now. For 0, nothing is run."""
         return ANY
 
     def catch_up(self, row: Request) -> None:
-        """Run the waiting text of a row, such as a prompt, in chunks, but not its last tokens."""
+        """Run the row's unread text, such as a prompt, in chunks. Its last tokens stay for the draft."""
 
     def begin(self, row: Request, most: int = 0) -> Draft:
         """Begin a draft of a row, of at most `most` tokens."""
@@ -115,42 +115,43 @@ class DraftModel:
         return Draft.chain(row, row.tokens[self.length(row) :].tolist(), most)
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run each draft's nodes that were not run. Returns logits [sum(num_logits), K], those of draft i after its
-        last `num_logits[i]` nodes."""
+        """Run the nodes of each draft that have not been run. Returns logits [sum(num_logits), K]: for each draft i,
+        those after its last `num_logits[i]` nodes."""
         raise NotImplementedError
 
     def segments(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> list[Segment]:
-        """Each draft's nodes that were not run."""
+        """Make a segment of each draft's nodes that have not been run."""
         return [
             Segment(self.slot(d.row), np.array(d.tokens), np.array(d.parent), self.ran[d.row.id], count)
             for d, count in zip(drafts, num_logits, strict=True)
         ]
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Keep those nodes of `draft` that are in `nodes`, ascending from 0, and forget the others that were run."""
+        """Keep `nodes` of a draft, ascending from 0, and forget its other nodes that were run."""
         raise NotImplementedError
 
     def feed(self, round: Round) -> None:
-        """Take the target's states of the tokens that a round committed, whichever drafter made them. Drafts are
-        committed before."""
+        """Take the target's states of the tokens that a round committed, whichever drafter made them. The round's
+        drafts are committed before this call."""
 
 
-CHUNK = 512  # most tokens of a prompt in one forward of the draft model
+CHUNK = 512
+"""Largest number of a prompt's tokens in one forward of the draft model."""
 MAX_UNREAD = 16
-"""Most tokens of a row that wait in a recurrent model: each of them leaves as much as a hundred keys and values."""
+"""Recurrent models catch up when this many tokens are unread: each node of a draft stores as much as 100 KV entries."""
 
 Run = Callable[[Sequence[Draft], Sequence[Segment]], torch.Tensor]
-"""run(drafts, segments): logits [M, K] after the segments' last `num_logits` nodes, a segment for each draft."""
+"""run(drafts, segments): logits [M, K] after each segment's last `num_logits` nodes. Draft i has segment i."""
 
 
 class TextModel(DraftModel):
     """A model that runs like a target.
 
-    With a `context`, its cache may hold only the end of a row's text, from token `first(row)` on.
+    With a `context`, the cache may lack the beginning of a row's text: it begins with token `first(row)`.
 
     network      a target, or an object with a target's slots, lengths and `commit`.
-    run          function that runs nodes; None: `verify` of the target.
-    context      largest number of tokens that it reads at once, the last ones of a longer text; None: all."""
+    run          function that runs nodes; None: the target's `verify`.
+    context      how many tokens it reads at once, the last ones of a longer text; None: all."""
 
     def __init__(
         self, network: Any, vocab_size: int, columns: torch.Tensor | None = None, *, run: Run | None = None,
@@ -167,13 +168,13 @@ class TextModel(DraftModel):
         self._open(row, 0)
 
     def drop(self, row: Request) -> None:
-        if row.id in self._slots:  # it is not if there was no memory to start it
+        if row.id in self._slots:  # Without memory to start it, it has no slot.
             self.network.drop_row(self._slots.pop(row.id))
         self._first.pop(row.id, None)
         self.ran.pop(row.id, None)
 
     def _open(self, row: Request, first: int) -> None:
-        """Give a row a slot, for its tokens from `first` on."""
+        """Give the row a slot that holds its tokens from number `first` on."""
         self._first[row.id] = first
         expected = max(0, min(row.expected_length - first, self.network.max_context))
         self._slots[row.id] = self.network.add_row(expected)
@@ -182,7 +183,7 @@ class TextModel(DraftModel):
         return self._slots[row.id]
 
     def first(self, row: Request) -> int:
-        """The number of the row's first token in the cache."""
+        """The number of the first token of the row that the cache holds."""
         return self._first[row.id]
 
     def length(self, row: Request) -> int:
@@ -190,14 +191,14 @@ class TextModel(DraftModel):
 
     def room(self, row: Request) -> int:
         if self.network.vocab_size < self.vocab_size and row.tokens.max() >= self.network.vocab_size:
-            return 0  # the text has a token of the target's padding, which the draft model lacks
+            return 0  # The text has one of the target's padding tokens. The draft model lacks it.
         # The last drafted token is not run.
         unread = self.network.max_context - (len(row) - self._begins(row))
         return int(unread + 1)
 
     def _begins(self, row: Request) -> int:
-        """The number of the first token that the draft model sees in this round: `context` tokens back if more than
-        those are unread, or if its own context is full; else as before."""
+        """The number of the first token that the draft model sees in this round. It moves, to `context` tokens before
+        the end, when more tokens than that are unread or the model's own context is full."""
         first, length = self._first[row.id], len(row)
         if self.context is None:
             return first
@@ -213,7 +214,7 @@ class TextModel(DraftModel):
             self._read(row, row.tokens[begin : begin + min(CHUNK, unread - 1)])
 
     def _read(self, row: Request, tokens: IntArray) -> None:
-        """Run a row's next tokens, at most CHUNK, and commit them."""
+        """Run and commit the row's next tokens, at most CHUNK."""
         chunk = Draft.chain(row, tokens.tolist())
         self._run([chunk], [Segment.chunk(self._slots[row.id], tokens.copy(), last=False)])
         self.commit(chunk, range(len(tokens)))
@@ -225,13 +226,13 @@ class TextModel(DraftModel):
         self.network.commit(self._slots[draft.row.id], nodes)
 
     def truncate(self, row: Request, count: int) -> None:
-        """Keep the first `count` tokens of the cache alone."""
+        """Cut the row's cache back to its first `count` tokens."""
         cast(CachedTarget, self.network).truncate(self._slots[row.id], count)
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
-        """Move the keys and values of `nodes`, run but not committed, to the places after the row, in that order. They
-        are then what was run of the row's draft.
+        """Move the keys and values of `nodes`, run but not committed, to the places right after the row, in this order.
+        The draft's other nodes are forgotten.
 
-        nodes: how far after the row's last committed token each lies, from 0."""
+        nodes  the place of each after the row's last committed token, from 0."""
         cast(CachedTarget, self.network).cache.arrange(self._slots[row.id], nodes)
         self.ran[row.id] = len(nodes)

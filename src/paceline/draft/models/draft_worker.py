@@ -1,7 +1,7 @@
-"""A draft model in a process of its own, on cores of its own, that drafts while the target verifies.
+"""A draft model in its own process, on its own cores, that drafts while the target verifies.
 
 Messages are pickled through a socket, which wakes the reader at once. A response carries the number of its request;
-responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`."""
+responses to earlier requests are dropped. `Closed` is raised if the process dies, fails or is too slow."""
 
 import os
 import socket
@@ -24,7 +24,8 @@ from paceline.draft.models.branches import Candidates, Lookahead, Next, Window
 from paceline.draft.recording import Recording
 from paceline.formats.facts import Facts
 
-START_S = 300.0  # most seconds for starting the process and loading its model
+START_S = 300.0
+"""Largest number of seconds for starting the process and loading its model."""
 
 
 class Closed(Exception):
@@ -32,8 +33,9 @@ class Closed(Exception):
 
 
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for the process, which has the draft model on `device`. Of the tokenizer, only name and
-    fingerprint are sent."""
+    """Make the facts of `target` for the process. Of the tokenizer, only name and fingerprint are sent.
+
+    device  the draft model's."""
     tokenizer = target.tokenizer and SimpleNamespace(
         fingerprint=target.tokenizer.fingerprint, name=target.tokenizer.name, eos_token_id=None
     )
@@ -45,9 +47,9 @@ class Setup:
     """How to start the process.
 
     drafter  spec of the drafter. facts: facts of the target. ahead: options of `Lookahead`.
-    own      only the draft's own candidates are used, so the process looks ahead without waiting for others.
+    own      whether the process looks ahead by its own candidates, without waiting for the target's.
     threads  processor threads. cores: cores on which it may run; empty: all.
-    limit_s  most seconds for a response."""
+    limit_s  largest number of seconds for a response."""
 
     drafter: str
     facts: Facts
@@ -59,7 +61,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The target's side of the process, with the methods of `Lookahead`. Raises Closed if it does not start."""
+    """The target's side, with the methods of `Lookahead`. Raises Closed if the process does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -67,7 +69,7 @@ class DraftWorker:
         self.process: BaseProcess = context.Process(target=_serve, args=(setup, other), daemon=True)
         self._end = finalize(self, _end, self.process, self._pipe)
         self.process.start()
-        other.close()  # now only the process holds that end, so reading fails when the process dies
+        other.close()  # Now only the process holds that end, so reading fails when the process dies.
         self._number = 0
         _limit(self._pipe, START_S)
         try:
@@ -88,7 +90,7 @@ class DraftWorker:
         return windows
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None) -> None:
-        """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
+        """Send candidates. None: nothing is sent, and the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
 
@@ -107,7 +109,7 @@ class DraftWorker:
         return self._answer()
 
     def _answer(self) -> Any:
-        """The response to the last request."""
+        """Wait for the response to the last request."""
         while True:
             try:
                 number, response = self._pipe.recv()
@@ -139,8 +141,8 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
 
 
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Divide this process's cores: (all but the last `threads`, for the target; the others, for the draft). Both are
-    empty if there are too few cores, or the system does not name them."""
+    """Divide this process's cores. Returns the target's, and the draft's, which are the last `threads`. Both are empty
+    if there are too few cores, or the system does not name them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= threads:
         return frozenset(), frozenset()
@@ -149,7 +151,7 @@ def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
 
 @contextmanager
 def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
-    """Run the target on these cores, with a thread on each."""
+    """Run the target on `cores`, with a thread on each."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -160,7 +162,7 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
 
 
 def _serve(setup: Setup, pipe: Connection) -> None:
-    """The process: answer requests until the other side is gone."""
+    """Run the process: answer requests until the other side is gone."""
     try:
         ahead = _ready(setup)
         pipe.send((0, None))
@@ -169,7 +171,7 @@ def _serve(setup: Setup, pipe: Connection) -> None:
             with torch.inference_mode():
                 _act(setup, ahead, pipe, kind, number, message)
     except (EOFError, ConnectionError, KeyboardInterrupt):
-        return  # Ctrl-C reaches the other side too, which ends this process
+        return  # Ctrl-C reaches the other side, too, and that ends this process.
     except Exception as error:
         with suppress(OSError):
             pipe.send((-1, f"{type(error).__name__}: {error}"))
@@ -193,5 +195,5 @@ def _act(setup: Setup, ahead: Lookahead, pipe: Connection, kind: str, number: in
         pipe.send((number, ahead.windows(*message)))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
-    else:  # open, drop or look_ahead, which have no answer
+    else:  # These have no answer: open, drop and look_ahead.
         getattr(ahead, kind)(*message)

@@ -1,7 +1,7 @@
 """Trees of fixed shape that heads fill: the model, the proposer, the drafter, and the interface of heads.
 
-From one state a row, and from the root, heads guess the tokens of a template's nodes; the node of rank r at depth d
-gets the r-th likeliest token of head d, at a temperature by the row's noise. Knows no method."""
+Heads guess the tokens of all nodes of a template from the state of a row's last token. The node of rank r at depth d
+gets the r-th likeliest token of head d; at a temperature the row's noise ranks the tokens. Knows no method."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +34,12 @@ from paceline.kernels.linear import Linear
 from paceline.kernels.rows import top_tokens
 from paceline.target.cache import RaggedCache
 
-RANKS = 10  # most candidates of each depth, unless a file of paths asks for more
+RANKS = 10
+"""Largest number of candidates of each depth, unless a file of paths asks for more."""
 
 Best = Callable[[torch.Tensor, int], IntArray]
-"""best(read, k): the likeliest tokens of depth k, the likeliest first, int64 [N, ranks], from what its output head
-reads, [N, H], for each row the same number of places."""
+"""best(read, k): the likeliest tokens of depth k, int64 [N, ranks], best first. read: inputs [N, H] of the output head
+of depth k; each row has the same number of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +56,11 @@ class Heads:
     """Base of heads, bound to a target. A method's subclass is its paper's network.
 
     depth    number of heads, the largest depth of a draft.
-    layer    layer whose states they read (`Needs.hidden_layers`).
+    layer    layer whose states the heads read (`Needs.hidden_layers`).
     nbytes   bytes of weights that a draft reads, without output heads.
-    outputs  their own output heads, one for each depth; None: the target's for all.
+    outputs  output heads of their own, one for each depth; None: the target's output head for all.
     tokens   tokens int64 [K] of the output heads' columns; None: all tokens.
-    cache    cache of their own layers over committed text; None: they have none."""
+    cache    cache of their own layers over committed text; None: they have no layers."""
 
     depth: int
     layer: int
@@ -69,29 +70,30 @@ class Heads:
     cache: RaggedCache | None = None
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run their own layers over the target's states [N, H] of committed tokens. Nothing is committed.
+        """Run the heads' own layers over the target's states [N, H] of committed tokens. Nothing is committed.
 
         following  int64 [N], the token after each state. segments: the states' positions and tokens.
 
-        Returns states [N, H], from which they draft."""
+        Returns the states [N, H] from which the heads draft."""
         return states
 
     def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """The inputs [N, depths, H] of the output heads of the first `depth` depths, or of all, for heads that do not
-        read drafted tokens."""
+        """The output heads' inputs [N, depths, H] for the first `depth` depths, or for all.
+
+        Heads that read drafted tokens do not implement this."""
         raise NotImplementedError
 
     def guess(self, states: torch.Tensor, roots: IntArray, tree: Template, best: Best) -> IntArray:
-        """The tokens of the tree's nodes, int64 [R, nodes], from states [R, H]; the first column is `roots` int64 [R].
+        """Guess the tokens of the tree's nodes, int64 [R, nodes], from states [R, H].
 
-        Here, all nodes of a depth have the same candidates."""
+        roots  int64 [R], the first column. In this base class all nodes of a depth have the same candidates."""
         depth = len(tree.levels) - 1
         read = self.inputs(states, depth)
         table = np.stack([best(read[:, k], k) for k in range(depth)], 1)
         return np.concatenate([roots[:, None], table[:, tree.depth[1:] - 1, tree.rank[1:]]], 1)
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        """The inputs [T, depth, H] of the output heads at every position of a text, to measure their accuracy.
+        """The output heads' inputs [T, depth, H] at every position of a text, to measure the heads' accuracy.
 
         tokens  int64 [T]; tokens after the end count as 0. states: output [T, H] of `run_head`."""
         return self.inputs(states, self.depth)
@@ -100,7 +102,7 @@ class Heads:
 class HeadsModel(StatesModel):
     """Heads that guess the tokens of a tree from the state of a row's last token.
 
-    outputs  the heads' output heads, or the target's, trimmed as the option `vocab` says.
+    outputs  the heads' own output heads, or the target's, reduced to the tokens that the option `vocab` keeps.
     columns  tokens int64 [K] of the output heads' columns; None: all tokens.
     folder   folder of the heads and of slots.json."""
 
@@ -115,10 +117,10 @@ class HeadsModel(StatesModel):
         self.num_tokens = target.vocab_size if self.tokens is None else len(self.tokens)
         self.use_ranks()
         self.weight_bytes = heads.nbytes + sum(output.nbytes for output in set(self.outputs))
-        self._last: dict[int, torch.Tensor] = {}  # by row: the state [H] that its next draft is made of
+        self._last: dict[int, torch.Tensor] = {}  # by row id: the state [H] that the next draft reads
 
     def _trim(self, vocab: str, target: Facts) -> None:
-        """Reduce the output heads to the tokens that the option `vocab` keeps; a shared head stays shared."""
+        """Reduce the output heads to the tokens that the option `vocab` keeps. A shared head stays shared."""
         own = None if self.tokens is None else torch.from_numpy(self.tokens)
         rows, tokens = kept_rows(own, vocab, self.folder, target)
         trimmed = {output: output.rows(rows) for output in set(self.outputs)}
@@ -136,17 +138,17 @@ class HeadsModel(StatesModel):
         return ANY if row.id in self._last or self.pending.count(row) else 0
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Nothing is left to commit: `guess` has read the states that waited, and runs no drafted node."""
+        """Does nothing: `guess` has committed the states that waited, and no drafted node was run."""
 
     @torch.inference_mode()
     def guess(self, rows: Sequence[Request], tree: Template) -> IntArray:
-        """The tokens of the tree's nodes below the last tokens of `rows`, int64 [R, nodes]; the first are these."""
+        """Guess the tokens of the tree's nodes, int64 [R, nodes]. The first column has the rows' last tokens."""
         self._last |= {id: states[-1].clone() for id, states in self.pending.read_waiting(rows).items()}
         states, roots = torch.stack([self._last[row.id] for row in rows]), [row.last_token for row in rows]
         return self.heads.guess(states, np.array(roots), tree, partial(self.candidates, rows=rows))
 
     def candidates(self, read: torch.Tensor, k: int, rows: Sequence[Request] = ()) -> IntArray:
-        """The likeliest tokens of depth k for `rows`, as in `Best`; without rows, the best ones."""
+        """The likeliest tokens of depth k, as in `Best`: by the noise of `rows` that sample, else by probability."""
         logits = self.outputs[k](read)
         best: IntArray = top_tokens(logits, self.ranks)[1].cpu().numpy()
         each = len(logits) // max(len(rows), 1)
@@ -165,7 +167,7 @@ class HeadsModel(StatesModel):
 
 
 class FixedTree:
-    """A proposer of trees of one shape, without the nodes below tokens that end the answer."""
+    """Proposes trees of one shape, without the nodes below tokens that end the answer."""
 
     def __init__(self, model: HeadsModel, template: Template):
         self.model, self.template = model, template
@@ -186,7 +188,7 @@ class FixedTree:
 class HeadsDrafter(ModelDrafter):
     """Base of drafters that draft a tree of fixed shape with heads.
 
-    Network  class of the heads, made of (options, target); MethodError if they do not fit.
+    Network  class of the heads: Network(options, target), which raises MethodError if they do not fit.
     folder   folder of the heads."""
 
     Config: ClassVar[type[FixedTreeConfig]] = FixedTreeConfig
@@ -205,7 +207,7 @@ class HeadsDrafter(ModelDrafter):
         return HeadsModel(self.Network(self.config, target), self.config, self.folder, target)
 
     def proposer_of(self, model: HeadsModel) -> FixedTree:  # type: ignore[override]
-        """The tree of the options. MethodError if there is none."""
+        """Make the proposer of the tree that the options ask for. MethodError for a file without one."""
         template = self._template(model)
         model.use_ranks(int(template.rank.max()) + 1)
         return FixedTree(model, template)
@@ -221,8 +223,8 @@ class HeadsDrafter(ModelDrafter):
 
 
 def _paths(folder: Path, count: int, depth: int, ranks: int) -> list[RankPath]:
-    """The paths most likely right by the heads' accuracies: those measured for the heads in `folder`, or else those
-    published, for which there is a published tree."""
+    """The `count` paths most likely to be right, by the accuracies measured for the heads in `folder`, or by published
+    ones. Without measured accuracies, 63 paths are the published tree."""
     known, whole = (folder / shapes.SLOTS_FILE).is_file(), shapes.published()
     shares = shapes.read_accuracies(str(folder)) if known else shapes.SLOTS
     if known or count != len(whole):

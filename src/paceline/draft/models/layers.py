@@ -1,9 +1,9 @@
-"""Parts of draft heads: their weights, and decoder layers with a cache of their own.
+"""Parts of draft heads: their weights, and decoder layers with their own cache.
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
     layers = own_layers(here, ["prefix.layers.0."], target)  # decoder layers of the target's shape
 
-Fewer bits change how often a draft is right, never the output. Knows no head."""
+Fewer bits change how often a draft is right, never the output. Knows no particular head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -33,10 +33,12 @@ PRECISION = (
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """The tensors on the target's device in its dtype; matrices in blocks of `precision`, MethodError on a GPU.
-    Their products round inputs to as many bits as the target's do, to 8 if it has no blocks."""
+    """Put the tensors on the target's device, in its dtype, with matrices in blocks of `precision`.
+
+    Products with blocks round their inputs to as many bits as the target's do; to 8 if the target has no blocks. Raises
+    MethodError for blocks on a GPU."""
     if precision == "auto" and target.device.type == "cpu" and target.quantised:
-        precision = "int8"  # in the target's dtype, float32, a draft would read four times as much
+        precision = "int8"  # In float32, a draft would read four times as much.
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
@@ -54,9 +56,9 @@ def nbytes(weights: WeightsByName, *without: str) -> int:
 
 
 def native(target: Facts, what: str, instead: str = "heads without layers of their own") -> Inside:
-    """The target's layers. MethodError if it does not run in the native decoder.
+    """Return the target's layers. MethodError if the target does not run in the native decoder.
 
-    what  the method, and the reason why it needs one. instead: an alternative."""
+    what  the method, and why it needs the layers. instead: an alternative for the user."""
     if target.inside is not None:
         return target.inside
     raise MethodError(
@@ -71,7 +73,7 @@ class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
     weights   tensors on the target's device. Every name begins with a layer's prefix.
-    prefixes  prefix of each layer's names. ops: the elementwise steps.
+    prefixes  what each layer's names begin with. ops: the elementwise steps.
     vectors   the weights that are not in blocks."""
 
     def __init__(self, weights: WeightsByName, prefixes: Sequence[str], shape: Shape, ops: TorchOps, target: Facts):
@@ -85,14 +87,15 @@ class HeadLayers:
     def begin(self, segments: Sequence[Segment], like: Tensor, window: int | None = None) -> tuple[Layout, Writer]:
         """Plan a forward over the segments' nodes, and reserve memory in the cache.
 
-        like  their states. window: the only one of the layers that will run; None: those of all layers."""
+        like    the nodes' states.
+        window  attention window of the layers that will run; None: all layers will run."""
         windows = {kind.window for kind in self.shape.layers} if window is None else {window}
         return begin(segments, self.cache, self.shape, self.ops, like, windows)
 
     def __call__(
         self, states: Tensor, layout: Layout, cache: Writer, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """Run layers first..last-1, or all from the first on, over states [N, H]; [N, H]."""
+        """Run layers `first` to `last` - 1 over states [N, H]. Returns states [N, H]. last: None: run all the rest."""
         for number, layer in enumerate(self.layers[first:last], first):
             residual, delta = layer(states, None, layout, cache, number)
             states = residual + delta
@@ -100,7 +103,7 @@ class HeadLayers:
 
 
 def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Facts) -> HeadLayers:
-    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions."""
+    """Build the layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions."""
     shape = Shape.of(config)
     kind = TorchOps if target.inside is None else type(target.inside.ops)
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
@@ -112,12 +115,12 @@ def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Fact
 
 
 def own_layers(weights: WeightsByName, prefixes: Sequence[str], target: Inside) -> HeadLayers:
-    """Pre-norm layers of the target's shape without biases, for committed text. weights: of `own_shapes`."""
+    """Build pre-norm layers of the target's sizes, without biases. weights: those that `own_shapes` names."""
     return HeadLayers(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
 
 
 def own_shape(target: Inside, layers: int) -> Shape:
-    """The target's sizes, for that many layers of a head's own, which are a Llama's without biases."""
+    """The shape of a head's own layers: a Llama's without biases, in the target's sizes."""
     s = target.shape
     return Shape(
         s.vocab_size, s.hidden_size, layers, s.num_heads, s.num_kv_heads, s.head_dim, s.intermediate_size, s.eps,
@@ -126,5 +129,5 @@ def own_shape(target: Inside, layers: int) -> Shape:
 
 
 def own_shapes(target: Inside, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `own_layers`."""
+    """Names and shapes of the weights of `own_layers`."""
     return head_shapes(own_shape(target, 1), prefixes)

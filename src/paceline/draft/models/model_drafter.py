@@ -1,4 +1,4 @@
-"""ModelDrafter: a drafter out of a `DraftModel` and a `Proposer`. Knows no model."""
+"""ModelDrafter: a drafter made of a `DraftModel` and a `Proposer`. Knows no particular model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelDrafterConfig(Options):
 
 
 class ModelDrafter(Drafter):
-    """Base of drafters with a model. A method fills in `open`, and `proposer_of` if it is not the usual one."""
+    """Base of drafters with a model. A method implements `open`, and overrides `proposer_of` for another proposer."""
 
     lossless = "yes"
     model: DraftModel
@@ -47,11 +47,11 @@ class ModelDrafter(Drafter):
         self._drafts: dict[int, tuple[Draft, Proposal]] = {}
 
     def open(self, target: Facts) -> DraftModel:
-        """The model for this target. MethodError if there is none."""
+        """Load the model for this target. MethodError if there is none."""
         raise NotImplementedError
 
     def proposer_of(self, model: DraftModel) -> Proposer:
-        """A chain, or a tree of the most probable tokens, as the options say."""
+        """Make the proposer that the options ask for: `BestTree` or `Chain`."""
         if self.config.tree:
             return BestTree(model, self.rule, self.config.width, self.config.tree)
         return Chain(model, self.rule)
@@ -66,7 +66,7 @@ class ModelDrafter(Drafter):
         self.model.start(row)
 
     def restart(self, row: Request) -> None:
-        """A model that reads the target's states reads the row again. What the stop rule has learned of it stays."""
+        """Let a model that reads the target's states read the row again. The stop rule keeps what it has learnt."""
         if self.needs.whole_prompt:
             self.model.drop(row)
             self.model.start(row)
@@ -77,7 +77,7 @@ class ModelDrafter(Drafter):
         self.model.drop(row)
 
     def begin(self, asks: Sequence[Ask]) -> list[Draft]:
-        """An empty draft for every row that may have one; its model has read what waited of the row's text."""
+        """Begin an empty draft for every row that has room for one. The model first reads the row's unread text."""
         depths = [min(most, self.rule.most(row.id), self.model.room(row)) for row, most in asks]
         able = [Ask(row, depth) for (row, _), depth in zip(asks, depths, strict=True) if depth > 0]
         for row, _ in able:
@@ -107,12 +107,13 @@ class ModelDrafter(Drafter):
 
 
 def kept(draft: Draft, nodes: Sequence[int | None], path: Sequence[int]) -> list[int]:
-    """The nodes of a draft to commit when `path` of its tree is accepted: the committed ones, and those that were run.
+    """The nodes of a draft to commit when `path` of its tree was accepted: the committed ones, and those of the path
+    that were run.
 
     nodes  as in `Proposal`."""
     kept = list(range(draft.num_committed))
     for node in path[1:]:
-        number = nodes[node] if node < len(nodes) else None  # another drafter went on
+        number = nodes[node] if node < len(nodes) else None  # Another drafter may have added nodes.
         if number is None:
             break
         kept.append(number)

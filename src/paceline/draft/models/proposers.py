@@ -1,6 +1,6 @@
-"""Proposers: how the drafts of a model grow. They know no model and no method.
+"""Proposers: how the drafts of a model grow. They know no particular model and no method.
 
-`Chain` takes token after token, `BestTree` grows the most probable paths level by level; both run the model in every
+`Chain` takes token after token; `BestTree` grows the most probable paths level by level. Both run the model in every
 step. `Block` and `BlockTree` take all tokens from one forward.
 
     proposer = Chain(model, rule)
@@ -24,17 +24,19 @@ from paceline.draft.shapes import RankPath, best_first
 
 
 class Proposal(NamedTuple):
-    """A tree, and the number in its draft of each of its nodes; None: the model has not run it."""
+    """A tree to verify.
+
+    nodes  number in the draft of each node of the tree; None: the model has not run the node."""
 
     tree: DraftTree
     nodes: Sequence[int | None]
 
 
 class Proposer(Protocol):
-    """Anything that makes trees of drafts."""
+    """Turns drafts into trees."""
 
     def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
-        """Grow the empty `drafts`. Returns the tree of each."""
+        """Grow empty drafts. Returns the tree of each."""
 
 
 class Stepwise:
@@ -44,18 +46,18 @@ class Stepwise:
         self.model, self.rule = model, rule
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Call `DraftModel.extend`, and count the nodes that were run."""
+        """Call `DraftModel.extend`, and count the nodes that it has run."""
         logits = self.model.extend(drafts, num_logits)
         self.model.ran.update({draft.row.id: len(draft.tokens) for draft in drafts})
         return logits
 
     def is_enough(self, draft: Draft, drafted: int, signal: float) -> bool:
-        """Whether the `drafted`th token, whose distribution had `signal`, is the last."""
+        """Whether drafting stops after `drafted` tokens. signal: of the last token's distribution."""
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= draft.most
 
 
 class Chain(Stepwise):
-    """Run the model, take a token, ask the stop rule, go on: as speculative decoding began (Leviathan et al. 2023)."""
+    """Drafts a chain: run the model, take a token, ask the stop rule, go on (Leviathan et al. 2023)."""
 
     def __init__(self, model: DraftModel, rule: StopRule):
         super().__init__(model, rule)
@@ -68,11 +70,11 @@ class Chain(Stepwise):
         return [chain_proposal(draft, self.model.ran[draft.row.id]) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
-        """Add a token to every chain from its row of logits [R, K]. Returns the chains that go on."""
+        """Add a token to each chain, from its row of logits [R, K]. Returns the chains that go on."""
         return self.add(drafts, logits, self.rule.signals(logits))
 
     def add(self, drafts: Sequence[Draft], logits: torch.Tensor, signals: Sequence[float]) -> list[Draft]:
-        """As `grow`; the stop rule decides by `signals`."""
+        """Like `grow`. signals: the numbers by which the stop rule decides, one a chain."""
         tokens = self.likeliest.next(drafts, logits)
         for draft, token in zip(drafts, tokens, strict=True):
             if token is not None:
@@ -89,7 +91,7 @@ class Chain(Stepwise):
 class Candidate(NamedTuple):
     """A node that may be verified.
 
-    parent  the number of another candidate, -1 for the root. score: the logarithm of its path's probability."""
+    parent  number of the candidate above; -1: the root. score: logarithm of the path's probability."""
 
     token: int
     parent: int
@@ -100,9 +102,9 @@ class Growth:
     """A tree while it grows (Li et al. 2024, EAGLE-2, section 4).
 
     found   candidates so far, level by level.
-    level   numbers of the candidates that are run next, best first; at first the root, -1.
+    level   numbers of the candidates to run next, best first; at first the root, -1.
     depth   depth of their children.
-    width   largest number of children of a node, and of nodes of a level.
+    width   largest number of children of a node, and of nodes run in a level.
     size    number of candidates to verify."""
 
     def __init__(self, draft: Draft, width: int, size: int):
@@ -113,19 +115,19 @@ class Growth:
         self._num_old = 0
 
     def expand(self, logits: torch.Tensor, likeliest: Likeliest) -> None:
-        """Make the likeliest tokens of logits [len(level), K] candidates, as children of the level."""
+        """Add candidates below each node of the level: the likeliest tokens by its row of logits [len(level), K]."""
         row = self.draft.row
         tokens, logs = likeliest.best(row, row.num_new + self.depth - 1, logits, self.width)
         self._num_old = len(self.found)
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
             so_far = self.found[above].score if above >= 0 else 0.0
             for token, score in zip(of_node, scores, strict=True):
-                if score > -inf:  # which no NaN is either
+                if score > -inf:  # This drops NaN, too.
                     # Rounding must not put a child before its parent.
                     self.found.append(Candidate(token, above, so_far + min(score, 0.0)))
 
     def descend(self) -> bool:
-        """Make the best new candidates the next level. Returns False if none of them would be verified."""
+        """Make the best new candidates the next level. Returns whether any of them would be verified."""
         new = [c for c in self._best() if c >= self._num_old and self.found[c].token not in self.draft.row.ends]
         self.level = new[: self.width]
         for candidate in self.level:
@@ -135,7 +137,7 @@ class Growth:
         return bool(self.level)
 
     def _best(self) -> list[int]:
-        """The best `size` candidates so far. A parent scores no less than its children, so it is chosen with them."""
+        """The best `size` candidates so far. No child scores more than its parent, so parents are chosen first."""
         return sorted(range(len(self.found)), key=lambda c: -self.found[c].score)[: self.size]
 
     def proposal(self) -> Proposal:
@@ -152,9 +154,9 @@ class Growth:
 class BestTree(Stepwise):
     """Trees of the likeliest tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
 
-    The `width` likeliest children of every node that was run become candidates, scored by the probability of their
-    whole path; the `width` best of a level are run next; in the end the best `size` candidates of all levels are
-    verified. The stop rule looks at the best node of a level, and its children stay candidates.
+    The `width` likeliest children of each node that was run become candidates, scored by the probability of the whole
+    path. The best `width` candidates of a level are run next. In the end the best `size` of all levels are verified.
+    The stop rule looks at the best node of a level; when it stops, the level's children stay candidates.
 
     size  number of candidates to verify."""
 
@@ -181,7 +183,9 @@ class BestTree(Stepwise):
 
 
 def chain_proposal(draft: Draft, ran: int) -> Proposal:
-    """The draft as a chain, of which the model has run the first `ran` nodes: a token in each forward but the first."""
+    """Turn a draft into a chain.
+
+    ran  how many of its nodes the model has run: the committed ones together, then one a forward."""
     root, end = draft.num_committed - 1, len(draft.tokens)
     tree = DraftTree.chain(draft.row.last_token, draft.drafted, calls=max(ran - root, 1))
     return Proposal(tree, [node if node < ran else None for node in range(root, end)])
@@ -191,16 +195,20 @@ def chain_proposal(draft: Draft, ran: int) -> Proposal:
 
 
 class Filled(NamedTuple):
-    """A block that was run: logits [D, K] of its positions, before any bias, and their states [D, H], if they are read.
-    """
+    """The output of a block.
+
+    logits  [D, K], for each position, before any bias. states: [D, H]; None: nothing reads them."""
 
     logits: torch.Tensor
     states: torch.Tensor | None = None
 
 
 class Ranked(NamedTuple):
-    """The candidates of a block's positions: tokens int64 [depth, ranks]; their order, best first, and their shares,
-    [depth, rows, ranks], with a row for each candidate of the position before, or one if they do not depend on it."""
+    """The candidates of a block's positions.
+
+    tokens         int64 [depth, ranks].
+    order, shares  [depth, rows, ranks]: the candidates' columns in `tokens`, best first, and their probabilities. Row r
+                   holds after candidate r of the position before; with a single row, that candidate does not matter."""
 
     tokens: IntArray
     order: IntArray
@@ -211,7 +219,7 @@ class BlockModel(DraftModel):
     """A model that predicts all tokens of a draft in one forward."""
 
     def fill(self, drafts: Sequence[Draft]) -> list[Filled]:
-        """Run every draft's block. Its positions do not know yet which tokens are drafted before them."""
+        """Run each draft's block. Its positions do not depend on the tokens drafted before them."""
         raise NotImplementedError
 
     def next(self, drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
@@ -221,13 +229,13 @@ class BlockModel(DraftModel):
     def signals(
         self, drafts: Sequence[Draft], filled: Sequence[Filled], logits: torch.Tensor, rule: StopRule
     ) -> list[float]:
-        """The numbers by which the stop rule decides on the next token of every chain.
+        """The numbers by which the stop rule decides whether each chain's next token is the last.
 
-        logits  [R, K], from which that token is taken."""
+        logits  [R, K], from which these tokens are taken."""
         return rule.signals(logits)
 
     def candidates(self, draft: Draft, filled: Filled, ranks: int) -> Ranked:
-        """The likeliest `ranks` tokens of the first `draft.most` positions."""
+        """The likeliest `ranks` tokens of each of the first `draft.most` positions."""
         row, logits = draft.row, filled.logits[: draft.most].contiguous()
         if row.params.is_greedy:
             columns, logs = top_with_logprobs(logits, ranks, None)
@@ -242,13 +250,14 @@ class BlockModel(DraftModel):
     def shares(
         self, draft: Draft, filled: Filled, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor
     ) -> torch.Tensor:
-        """The probabilities of `candidates` in their order by the positions' logits, of which the logarithms are `logs`
-        [depth, ranks]."""
+        """The candidates' probabilities [depth, rows, ranks], as in `Ranked` but not sorted.
+
+        tokens, columns  the candidates [depth, ranks], best first by the logits. logs: their log probabilities."""
         return logs.exp()[:, None]
 
 
 class Block(Chain):
-    """Chains of blocks, whose tokens are taken from left to right.
+    """Drafts a chain from a block, whose tokens are taken from left to right.
 
     model  runs a whole block in `fill`."""
 
@@ -265,10 +274,9 @@ class Block(Chain):
 
 
 class BlockTree:
-    """Trees of the paths that are most probable by a block's distributions (DDTree, Ringel and Romano 2026, arXiv
-    2604.12989, algorithm 1).
+    """Drafts a tree of a block's most probable paths (DDTree, Ringel and Romano 2026, arXiv 2604.12989, algorithm 1).
 
-    size   number of nodes. width: number of candidates at each position."""
+    size   number of drafted nodes. width: number of candidates at each position."""
 
     def __init__(self, model: BlockModel, width: int, size: int):
         self.model, self.width, self.size = model, width, size
@@ -286,9 +294,9 @@ class BlockTree:
         return Proposal(tree, [None] * len(number))
 
     def best_paths(self, draft: Draft, filled: Filled) -> tuple[dict[RankPath, float], dict[RankPath, int]]:
-        """The `size` most probable paths, in falling order: their probabilities, and the last token of each."""
+        """Find the `size` most probable paths. Returns their probabilities, in falling order, and their last tokens."""
         tokens, order, shares = self.model.candidates(draft, filled, min(self.size, self.width))
-        place: dict[RankPath, int] = {(): 0}  # of a path's last token among its position's candidates
+        place: dict[RankPath, int] = {(): 0}  # column of a path's last token in `tokens`
         token: dict[RankPath, int] = {}
 
         def given(path: RankPath) -> int:
@@ -301,6 +309,6 @@ class BlockTree:
                 token[path] = int(tokens[at - 1, place[path]])
             if at == len(tokens) or token.get(path) in draft.row.ends:
                 return []
-            return [share for share in shares[at, given(path)].tolist() if share > 0]  # which no NaN is
+            return [share for share in shares[at, given(path)].tolist() if share > 0]  # drops NaN
 
         return best_first(below, self.size), token

@@ -1,12 +1,12 @@
-"""Committed states of the target that a head has not read yet, and the head's own cache of those that it has.
+"""Pending: the target's states of committed tokens that a head has not read yet, and the head's cache of the others.
 
-A head reads the target's states of every committed token, its own prompt's among them, and runs only when it is asked
-to draft. Meanwhile states wait here: of a prompt that is run in pieces, of rounds that another drafter drafted, of
-tokens that ended a draft. Rows are independent of each other. Knows no head.
+A head reads the target's states of all committed tokens, the prompt's too, but it runs only when it is asked to draft.
+Meanwhile states wait here: those of a prompt that is run in pieces, of rounds in which another drafter drafted, and of
+tokens that ended a draft. Rows are independent of each other. Knows no particular head.
 
     self.pending = Pending(target, layers=(2, 4, 5), cache, run_head)   # also Needs(hidden_layers=...)
     states = self.pending.of(row)                             # when drafting: the states of the row's next tokens
-    self.pending.cache.commit(self.pending.slot(row), nodes)  # those of committed tokens wait no longer
+    self.pending.cache.commit(self.pending.slot(row), nodes)  # states of committed tokens wait no longer
     self.pending.feed(round)                                  # after the round, and after the commit
 """
 
@@ -35,19 +35,20 @@ from paceline.kernels.ops import Pair
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
 
-CHUNK = 512  # most tokens of a row that wait; a prompt's beyond that are run as they come
+CHUNK = 512
+"""Largest number of a row's states that wait; the head reads more as they come."""
 
 RunHead = Callable[[torch.Tensor, IntArray, Sequence[Segment]], torch.Tensor]
-"""run_head(states [N, L * H], following int64 [N], segments): run a head's own layers over states of committed tokens;
-[N, H], from which it drafts. Nothing is committed. segments: the states' positions and tokens; following: the token
-after each."""
+"""run_head(states [N, L * H], following int64 [N], segments): run a head's own layers over states of committed tokens.
+Returns the states [N, H] from which the head drafts. Nothing is committed. segments: the states' positions and tokens;
+following: the token after each."""
 
 
 class Pending:
-    """The states of every row that wait, oldest first, [n, L * H]: those of L layers side by side, in the given order.
+    """The waiting states of each row, [n, L * H], oldest first. A state has those of L layers side by side, in order.
 
-    layers    L layers, numbered as in `Needs.hidden_layers`.
-    cache     cache of the head's layers; None: it has none, and no keys or values are kept.
+    layers    the L layers, numbered as in `Needs.hidden_layers`.
+    cache     cache of the head's layers; None: it has no layers, and no keys or values are kept.
     run_head  function that runs the head."""
 
     def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None, run_head: RunHead):
@@ -56,13 +57,13 @@ class Pending:
         self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
         self.run_head = run_head
         self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
-        self._states: dict[int, list[torch.Tensor]] = {}  # as they came: joined where they are read, not each round
-        self._first: dict[int, int] = {}  # by row, the token of the first state here
-        self._end: dict[int, int] = {}  # by row, the token after the last state here
+        self._states: dict[int, list[torch.Tensor]] = {}  # by row id, in pieces: `of` joins them
+        self._first: dict[int, int] = {}  # by row id: number of the first state's token
+        self._end: dict[int, int] = {}  # by row id: number of the token after the last state
         self._slots: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
-        """Add a row, of which nothing waits and nothing has been read."""
+        """Add a row. Nothing of it waits, and nothing has been read."""
         self._slots[row.id] = self.cache.add_row(row.expected_length)
         self._states[row.id], self._first[row.id], self._end[row.id] = [self._nothing], 0, 0
 
@@ -76,23 +77,23 @@ class Pending:
         return self._slots[row.id]
 
     def cached(self, row: Request) -> int:
-        """The number of states that have been read."""
+        """How many of the row's states have been read."""
         return self.cache.length(self._slots[row.id])
 
     def count(self, row: Request) -> int:
-        """The number of states that wait."""
+        """How many of the row's states wait."""
         return max(self._end[row.id] - self.cached(row), 0)
 
     def of(self, row: Request) -> torch.Tensor:
-        """The states that wait, [count, L * H]."""
+        """The row's waiting states, [count, L * H]."""
         parts = self._states[row.id]
         if len(parts) > 1:
             parts[:] = [torch.cat(parts)]
         return parts[0][self.cached(row) - self._first[row.id] :]
 
     def feed(self, round: Round) -> None:
-        """Take the states of the tokens that the round committed, whichever drafter made them. Most states of a long
-        prompt are read at once."""
+        """Take the states of the tokens that the round committed, whichever drafter made them. While more than CHUNK
+        states wait, the head reads them at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
             self._states[row.id].append(states)
@@ -100,13 +101,13 @@ class Pending:
             if self.cached(row) > self._first[row.id]:
                 self._states[row.id] = [self.of(row)]
                 self._first[row.id] = min(self.cached(row), self._end[row.id])
-            goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
+            goes_on = self.cached(row) + self.count(row) < len(row)  # false if the row ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the head over the rows' next states, [n, L * H] each, and commit them. Returns its output [sum(n), H]."""
+        """Run the head over each row's next states [n, L * H], and commit them. Returns the output [sum(n), H]."""
         segments, following = [], []
         for row, of_row in zip(rows, states, strict=True):
             begin = self.cached(row)
@@ -119,7 +120,7 @@ class Pending:
         return made
 
     def read_waiting(self, rows: Sequence[Request]) -> dict[int, torch.Tensor]:
-        """`read` all states of these rows that wait. Returns the output of each row that had some, by id."""
+        """`read` all waiting states of these rows. Returns outputs by row id, without rows for which none waited."""
         waiting = [row for row in rows if self.count(row)]
         if not waiting:
             return {}
@@ -153,7 +154,7 @@ class StatesModel(DraftModel):
         self.pending.feed(round)
 
 
-# Drafting on features: a head reads a state of the target and the token after it, and then its own output -------------
+# Drafting on features: a head reads the target's state and the token after it, then its own output -------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ class FeatureConfig(ModelDrafterConfig):
 class Network:
     """Base of heads that are bound to a target.
 
-    taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: cache of its layers.
+    taps     layers of the target whose inputs it reads (`Needs.hidden_layers`). cache: cache of its own layers.
     table    embedding [V, H]. head: its output head. columns: tokens of the head's rows; None: all tokens.
     nbytes   bytes of weights that a forward reads, without the output head."""
 
@@ -182,22 +183,22 @@ class Network:
     nbytes: int
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
-        """Features [N, H] of the target's states [N, taps * target's H]."""
+        """Make features [N, H] of the target's states [N, taps * target's H]."""
         return states
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
-        """Run the segments' nodes, given their embeddings and features [N, H]. Returns their children's features
-        [N, H], and the input [M, H] of the output head for the nodes whose logits are wanted."""
+        """Run the segments' nodes, given their embeddings and features [N, H]. Returns the features [N, H] of their
+        children, and the output head's input [M, H] for the nodes whose logits are wanted."""
         raise NotImplementedError
 
 
 class FeatureModel(StatesModel):
     """A head over features that drafts token by token, and reads its own output.
 
-    Node j of a row is the pair (state of token j, token j + 1): a head that has read c pairs has read 1 + c of the
-    row's tokens. The states of committed tokens are the target's. A drafted node's state is its parent's output; after
-    the round such nodes are forgotten, and accepted ones are read again with the target's states (Li et al. 2024,
-    EAGLE, section 3.1).
+    Node j of a row is the pair (state of token j, token j + 1), so a head that has read c pairs has read 1 + c tokens.
+    A committed token's state is the target's; a drafted node's state is its parent's output. After the round all
+    drafted nodes are forgotten, and the accepted tokens are read again with the target's states (Li et al. 2024, EAGLE,
+    section 3.1).
 
     head, columns  the network's, without the tokens that the option `vocab` leaves out."""
 
@@ -206,13 +207,13 @@ class FeatureModel(StatesModel):
         self.network = network
         self.head, self.columns = head_of(network, config, target)
         self.weight_bytes = network.nbytes + self.head.nbytes
-        self._made: dict[int, list[torch.Tensor]] = {}  # by row, the output [n, H] of its draft's nodes so far
+        self._made: dict[int, list[torch.Tensor]] = {}  # by row id: output [n, H] of its draft's nodes
 
     def length(self, row: Request) -> int:
         return 1 + self.pending.cached(row)
 
     def room(self, row: Request) -> int:
-        return ANY if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
+        return ANY if self.pending.count(row) else 0  # Without states, the target has not run the row.
 
     def extend(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
@@ -227,9 +228,7 @@ class FeatureModel(StatesModel):
         return self.head(read)
 
     def _features(self, draft: Draft) -> torch.Tensor:
-        """The features of the nodes to be run: made of the target's states in the first step, later their parents'
-        output.
-        """
+        """Features of the nodes to run: in the first step from the target's states, later their parents' output."""
         ran = self.ran[draft.row.id]
         if not ran:
             return self.network.first(self.pending.of(draft.row))
@@ -241,17 +240,17 @@ class FeatureModel(StatesModel):
         return self.network.forward(F.embedding(ids, self.network.table), features, segments)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        # Drafted nodes were run on the head's own output. The target's states of accepted ones come to `pending`.
+        # Drafted nodes were run on the head's own output. `feed` brings the target's states of the accepted tokens.
         self.pending.cache.commit(self.pending.slot(draft.row), range(draft.num_committed))
         self._made.pop(draft.row.id, None)
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Read committed states, as `RunHead`."""
+        """Read committed states. Arguments and result are those of `RunHead`."""
         return self._forward(following.tolist(), self.network.first(states), segments)[0]
 
 
 def head_of(network: Any, config: FeatureConfig, target: Facts) -> tuple[Linear, torch.Tensor | None]:
-    """A network's output head and the tokens of its rows, without those that the option `vocab` leaves out."""
+    """Return a network's output head and its rows' tokens, without the tokens that the option `vocab` leaves out."""
     if config.vocab is None:
         return network.head, network.columns
     from paceline.formats.heads.vocab import kept_rows

@@ -2,11 +2,10 @@
 
     rule = RULES["svip"](cap=40)
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
-    rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
+    rule.stop(row.id, 3, signals[0])               # whether drafting stops after the third token
 
-A rule sees the distribution that a token was taken from. It may also use the outcomes of earlier rounds. The token at
-which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3; Kangaroo). Every rule stops on NaN.
-"""
+A rule sees the distribution from which a token was taken, and may use the outcomes of earlier rounds. The token at
+which it stops stays in the draft, so at least one is drafted (SVIP, section 3; Kangaroo). Every rule stops on NaN."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -22,7 +21,9 @@ Name = Literal["fixed", "confidence", "svip", "heuristic"]
 
 
 class Outcome(NamedTuple):
-    """The result of a row's draft: the number of drafted tokens (of a tree: its depth), and of accepted ones."""
+    """The result of a row's draft.
+
+    drafted  number of drafted tokens, or a tree's depth. accepted: number of accepted tokens."""
 
     row: int
     drafted: int
@@ -30,10 +31,11 @@ class Outcome(NamedTuple):
 
 
 class StopRule:
-    """The interface. A round calls `signals` for every drafted token, and `stop` for every row; at its end `learn`.
+    """The interface. A round calls `signals` and `stop` for every drafted token, and `learn` at its end.
 
-    cap     most tokens in a draft. threshold: see the rule.
-    bounds  smallest and largest threshold; two equal numbers: the rule has none."""
+    cap        largest number of tokens in a draft.
+    threshold  see each rule.
+    bounds     smallest and largest threshold; if they are equal, the rule has no threshold."""
 
     cap = 5
     threshold = 0.0
@@ -49,7 +51,7 @@ class StopRule:
         self.threshold = type(self).threshold if threshold is None else threshold
 
     def most(self, row: int) -> int:
-        """The largest number of tokens to draft for a row now."""
+        """The largest number of tokens to draft for the row now."""
         return self.cap
 
     def signals(self, logits: torch.Tensor) -> list[float]:
@@ -57,7 +59,7 @@ class StopRule:
         return [0.0] * len(logits)
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
-        """Whether the `drafted`th token (from 1), whose distribution had `signal`, is the last."""
+        """Whether drafting stops after `drafted` tokens, 1 or more. signal: of the last token's distribution."""
         return False
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -84,8 +86,8 @@ class Confidence(StopRule):
 
 
 class Svip(StopRule):
-    """Stops after a token if sqrt(0.15 H) is above `threshold`, H the entropy in nats at temperature 1 (SVIP, Zhang et
-    al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens).
+    """Stops if sqrt(0.15 H) is above `threshold`, where H is the entropy in nats at temperature 1 (SVIP, Zhang et al.
+    2025, section 3: 0.3, which is 0.6 nats, and at most 40 tokens).
 
     sqrt(0.15 H) estimates the distance between draft and target, which bounds 1 - acceptance."""
 
@@ -100,7 +102,8 @@ class Svip(StopRule):
 
 
 class Heuristic(StopRule):
-    """Drafts 5 tokens, then two more after a draft that was accepted whole, else one less (transformers' schedule)."""
+    """Drafts 5 tokens at first; then 2 more after a draft that was accepted whole, 1 less after any other
+    (transformers' schedule)."""
 
     cap = 40
     FIRST, MORE, LESS = 5, 2, 1
@@ -127,8 +130,8 @@ RULES: dict[str, type[StopRule]] = {rule.__name__.lower(): rule for rule in (Fix
 
 
 def certainties(logits: torch.Tensor) -> list[tuple[float, float]]:
-    """For each row of logits [R, K], at temperature 1: the entropy in nats, never negative, and the best token's
-    probability. NaN where logits are."""
+    """Entropy in nats, 0 or more, and the best token's probability, for each row of logits [R, K] at temperature 1. NaN
+    where logits are NaN."""
     if is_compiled(logits):
         return [certainty_of_row(logits, r) for r in range(len(logits))]
     probs = logits.float().softmax(-1)

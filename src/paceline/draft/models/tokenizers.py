@@ -1,13 +1,13 @@
-"""Drafting across tokenizers: the draft model reads the target's text in tokens of its own (Timor et al. 2025, Lossless
+"""Drafting across tokenizers: the draft model reads the target's text in its own tokens (Timor et al. 2025, Lossless
 Speculative Decoding Algorithms for Heterogeneous Vocabularies, arXiv 2502.05202).
 
-    tli   token-level intersection: only tokens that both vocabularies have are drafted, with their probabilities among
-          themselves; at a temperature the row's noise chooses among them.
-    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. Its
-          tokens are its best ones, since the noise belongs to tokens of the target.
+    tli   token-level intersection: only tokens that both vocabularies have are drafted; at a temperature the row's
+          noise chooses among them.
+    slem  string-level exact match: the model drafts any of its tokens, and their text is tokenized for the target. The
+          model always takes its best token, since the row's noise belongs to the target's tokens.
 
-Both are lossless, for what a draft model has read decides what is proposed and never what is accepted. Tokenizing a
-longer text can change the tokens of its end, so before each round the draft's cache is cut back to what still holds."""
+Both are lossless: what the draft model has read decides what is proposed, never what is accepted. When a text grows,
+its last tokens can change, so before each round the draft's cache is cut back to the tokens that still hold."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Target
 
 SHARED = 0.9
-"""Least share of a draft model's tokens that the target has if `own` means tli: fewer are too few to write with."""
-STEP = 32  # text is translated in pieces of this many tokens, or a few more: up to the next word
-SPLIT = 3  # most tokens at the end of a text that are a part of one character: it has four bytes at most
+"""`own` means tli if the target has at least this share of the draft model's tokens, so that these suffice to write."""
+STEP = 32
+"""A text is translated in pieces of about this many tokens, each up to the next word."""
+SPLIT = 3
+"""A text may end with up to this many tokens of an incomplete character, which has four bytes at most."""
 _NOTHING = np.zeros(0, np.int64)
 
 
 class Translator:
-    """Turns tokens of `source` into tokens of `goal` that have the same text, as `goal` would write it.
+    """Turns tokens of `source` into the tokens by which `goal` writes the same text.
 
-    special  token without text -> the token of `goal` that is spelled alike, or None."""
+    special  for each special token of `source`, the special token of `goal` with the same name, or None."""
 
     def __init__(self, source: Tokenizer, goal: Tokenizer):
         self.source, self.goal = source, goal
@@ -50,10 +52,10 @@ class Translator:
         self._adds_space = self._after_line_break("a") != goal.encode_text("a")
 
     def __call__(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-        """Translate `tokens`. Returns their translation, and the tokens at the end that are only a part of a character
-        and are left out of it.
+        """Translate `tokens`. Returns the translation, and the last tokens that are left out of it because their
+        character is incomplete.
 
-        before  tokens of `source` before these, of which a few are enough; none: the text begins here."""
+        before  some tokens of `source` before these; none: the text begins here."""
         out: list[int] = []
         left: list[int] = []
         begin = 0
@@ -67,8 +69,8 @@ class Translator:
         return out, left
 
     def begins_word(self, token: int) -> bool:
-        """Whether a token of `source` begins a word or has no text, so that `goal` does not join the texts before and
-        after it."""
+        """Whether `goal` can tokenize the texts before and after this token of `source` apart: the token begins a word
+        or has no text."""
         return token in self.special or whole_text(self.source, [token], [token])[0].startswith(" ")
 
     def _encode(self, text: str, continues: bool) -> list[int]:
@@ -78,37 +80,36 @@ class Translator:
         return self.goal.encode_text(text) if after is None else after
 
     def _after_line_break(self, text: str) -> list[int] | None:
-        """Encode `text` as a continuation: some tokenizers add a space to the first word, but not after a line break.
-        None if the line break merges with it."""
+        """Encode `text` after a line break, because some tokenizers add a space to the first word of a text. Returns
+        None if the line break merges with the text."""
         ids, lead = self.goal.encode_text("\n" + text), self._lead
         return ids[len(lead) :] if ids[: len(lead)] == lead else None
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """The spellings of tokens without text."""
+    """Names of the tokens without text, by id."""
     return {int(i): str(token.content) for i, token in tokenizer.inner.added_tokens_decoder.items() if token.special}
 
 
 def whole_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of `tokens` after `before`, without an incomplete character, and the tokens that are left out of it."""
+    """The text of `tokens` after `before`, without an incomplete character, and that character's tokens."""
     texts = []
     for cut in range(min(SPLIT, len(tokens)) + 1):
         detokenizer = tokenizer.detokenizer(before)
         texts.append("".join(map(detokenizer.push, tokens[: len(tokens) - cut])) + detokenizer.flush())
         if not texts[-1].endswith("\ufffd"):
             return texts[-1], list(tokens[len(tokens) - cut :])
-    return texts[0], []  # bytes that are no text
+    return texts[0], []  # The bytes are not UTF-8.
 
 
 def intersection(own: Tokenizer, target: Tokenizer) -> dict[int, int]:
-    """Map tokens of `own` to tokens of `target` with the same text, or spelling if they have none, one to one."""
+    """Map tokens of `own`, one to one, to tokens of `target` with the same text; special tokens by their names."""
     known = _spelled(target)
     return {id: known[spelling] for spelling, id in _spelled(own).items() if spelling in known}
 
 
 def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
-    """Tokens by their bytes, special tokens by their names. Of two with the same bytes, the one that is no byte
-    token."""
+    """Tokens by their bytes, special tokens by their names. A byte token gives way to another token of that byte."""
     out: dict[bytes | str, int] = {name: id for id, name in special_tokens(tokenizer).items()}
     for id in sorted(set(tokenizer.inner.get_vocab().values()) - special_tokens(tokenizer).keys()):
         spelling = tokenizer.spelling(id)
@@ -121,8 +122,11 @@ def _spelled(tokenizer: Tokenizer) -> dict[bytes | str, int]:
 
 @dataclass
 class _Text:
-    """A row in the draft's tokens. `fixed` covers its first `done` tokens and never changes; `ids` covers all `length`,
-    without `left`, which are only a part of a character."""
+    """A row's text in the draft's tokens.
+
+    done, fixed   the row's first `done` tokens as the draft's, which never change.
+    length, ids   all `length` tokens of the row as the draft's, without `left`.
+    left          last tokens of the row, whose character is incomplete."""
 
     done: int = 0
     length: int = 0
@@ -134,8 +138,8 @@ class _Text:
 class VocabBridge:
     """The bridge between a draft model and a target that have different tokenizers.
 
-    drafts_text  whether drafts are the draft model's tokens until `retokenize` (slem), not the target's (tli).
-    own_ids      tokens of the draft model that the target has, int64 [K], ascending.
+    drafts_text  whether drafts are the draft model's tokens, for `retokenize` (slem), or the target's (tli).
+    own_ids      tokens of the draft model that the target has, too, int64 [K], ascending.
     target_ids   the target's ids of these tokens, int64 [K].
     share        share of the target's tokens that the draft model has.
     vocab_size   one more than the highest id of the draft's tokenizer."""
@@ -158,19 +162,19 @@ class VocabBridge:
         self._texts: dict[int, _Text] = {}
 
     def text(self, row: Request) -> IntArray:
-        """The row's tokens in the draft's, int64 [n]."""
+        """The row's text in the draft's tokens, int64 [n]."""
         text = self._texts.setdefault(row.id, _Text())
         if text.length == len(row):
             return text.ids
         read, tokens = self._read, row.tokens[text.done :].tolist()
-        while len(tokens) > 2 * STEP:  # at places that depend on the tokens alone
+        while len(tokens) > 2 * STEP:  # Cuts depend on the tokens alone.
             cut = next((i for i in range(STEP, 2 * STEP) if read.begins_word(tokens[i])), STEP)
             fixed, left = read(tokens[:cut], self._before(row, text.done))
             cut -= len(left)
             text.fixed, text.done, tokens = np.append(text.fixed, fixed).astype(np.int64), text.done + cut, tokens[cut:]
         last, text.left = read(tokens, self._before(row, text.done))
         spelled = self._own[text.left].tolist()
-        if not self.drafts_text and -1 not in spelled:  # the draft goes on inside the character
+        if not self.drafts_text and -1 not in spelled:  # The draft goes on inside the character.
             last, text.left = last + spelled, []
         ids = np.append(text.fixed, last).astype(np.int64)
         begins = ids[: len(self._begin)].tolist() == self._begin
@@ -182,14 +186,14 @@ class VocabBridge:
         return len(self.text(row)) > 0 and (self.drafts_text or not self._texts[row.id].left)
 
     def ids(self, draft: Draft) -> list[int]:
-        """The nodes of a draft of shared tokens as the draft model's: the committed ones are that already."""
+        """The draft model's tokens for the nodes of a tli draft, whose committed nodes have them already."""
         return [*draft.tokens[: draft.num_committed], *self._own[draft.drafted].tolist()]
 
     def retokenize(self, row: Request, drafted: Sequence[int]) -> list[int]:
         """The target's tokens for the text of `drafted`, after the row's last token."""
         text = self._texts[row.id]
         tokens, _ = self._write(drafted, text.ids[-SPLIT:].tolist())
-        if tokens[: len(text.left)] != text.left:  # the character that the row has begun is another
+        if tokens[: len(text.left)] != text.left:  # The draft does not go on with the row's incomplete character.
             return []
         return tokens[len(text.left) :]
 
@@ -205,8 +209,9 @@ class VocabBridge:
 class OwnText:
     """A request as the draft model reads it.
 
-    of      the request, whose attributes the others are.
-    tokens  its text in the draft model's tokens. params, ends: those by which the model drafts."""
+    of            the request; it has all other attributes.
+    tokens        its text in the draft model's tokens.
+    params, ends  sampling parameters and end tokens by which the model drafts."""
 
     of: Request
     tokens: IntArray
@@ -254,16 +259,17 @@ class OwnText:
 
 
 class Translating(DraftModel):
-    """Base of draft models that have another tokenizer than the target: `inner` reads every row in its own tokens."""
+    """Base of draft models with a tokenizer of their own: `inner` reads every row in its own tokens."""
 
     def __init__(self, inner: TextModel, bridge: VocabBridge, notes: Sequence[str] = ()):
         self.inner, self.bridge, self.notes, self.ran = inner, bridge, notes, inner.ran
         self.vocab_size, self.columns, self.weight_bytes = inner.vocab_size, inner.columns, inner.weight_bytes
-        self._held: dict[int, IntArray] = {}  # by row, the tokens in the cache
+        self._held: dict[int, IntArray] = {}  # by row id: the tokens in the cache
 
     def read(self, row: Request) -> OwnText:
-        """The row in the draft model's tokens. Its cache is cut back to what still holds: the last tokens of a text can
-        change when it goes on. The last token is always cut off, so that it is run again for the next one."""
+        """Translate the row to the draft model's tokens, and cut the cache back to the tokens that have not changed.
+
+        The cache never keeps the last token, which is run again to draft the next."""
         ids = self.bridge.text(row)
         held = self._held.get(row.id, _NOTHING)
         if len(held):
@@ -297,13 +303,13 @@ class Translating(DraftModel):
         return self.inner.extend(drafts, num_logits)
 
     def keep(self, draft: Draft, ids: Sequence[int], nodes: Sequence[int]) -> None:
-        """Commit `nodes` of a draft, of which `ids` are the draft model's tokens."""
+        """Commit `nodes` of a draft. ids: the draft model's tokens of all its nodes."""
         self._held[draft.row.id] = np.append(self._held[draft.row.id], np.array(ids, np.int64)[list(nodes)])
         self.inner.commit(draft, nodes)
 
 
 class SharedTokens(Translating):
-    """tli: drafts are the target's tokens, of those that both vocabularies have."""
+    """tli: drafts are tokens that both vocabularies have, by the target's ids."""
 
     def begin(self, row: Request, most: int = 0) -> Draft:
         return replace(self.inner.begin(self.read(row), most), row=row)
@@ -316,20 +322,20 @@ class SharedTokens(Translating):
 
 
 class TextDrafts(Translating):
-    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` converts them
-    to the target's tokens."""
+    """slem: drafts are the draft model's best tokens, whatever the request's parameters. `Retokenized` turns them into
+    the target's tokens."""
 
     def begin(self, row: Request, most: int = 0) -> Draft:
         ends = frozenset(self.inner.network.eos_token_ids)
         return self.inner.begin(replace(self.read(row), params=SamplingParams(), ends=ends), most)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        # What was accepted is seen when the row's text is read.
+        # Keeps all that was run: `read` cuts the cache back to the accepted text.
         self.keep(draft, draft.tokens, range(self.ran[draft.row.id]))
 
 
 class Retokenized:
-    """A proposer whose chains become chains of the target's tokens."""
+    """Turns another proposer's chains into chains of the target's tokens."""
 
     def __init__(self, proposer: Proposer, model: TextDrafts):
         self.proposer, self.bridge = proposer, model.bridge
@@ -349,10 +355,10 @@ class Retokenized:
 def across_tokenizers(
     path: str, way: str, context: int | None, network: Target, own: Tokenizer, target: Facts
 ) -> Translating:
-    """The draft model `network` of the folder `path`, whose tokenizer is `own`. MethodError if it cannot draft.
+    """Make a model of `network`, from the folder `path` and with the tokenizer `own`. MethodError if it cannot draft.
 
     way      value of the option `tokenizer`: "tli", "slem" or "own".
-    context  number of the text's last tokens that it reads; None: all."""
+    context  how many of the text's last tokens it reads; None: all."""
     bridge = VocabBridge(own, target, way, network.vocab_size)
     if network.recurrent:
         raise MethodError(
