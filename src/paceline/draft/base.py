@@ -22,7 +22,6 @@ from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.round import Plan, Round
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft.cost import Table
 from paceline.errors import RowError
 from paceline.formats.facts import Facts
 from paceline.target.base import Needs
@@ -97,7 +96,7 @@ class Drafter:
     eos_token_ids   the target's end tokens. Set by `bind`.
     parts           the drafters that it asks, through `budget`.
     budget          the round's `Allowance`. Set by `begin_round`.
-    price_table     prices of rounds, from its options; None: they are learnt. Set by `bind`.
+    price_table     prices of rounds (`cost.Table`), from its options; None: they are learnt. Set by `bind`.
     notes           lines that a user should read. Set by `bind`.
 
     The engine calls `bind`, then `start(row)`; each round `begin_round`, `propose(asks)` and `observe(round)`; at
@@ -120,7 +119,7 @@ class Drafter:
     eos_token_ids: Sequence[int] = ()
     parts: Sequence[Drafter] = ()
     budget: Allowance = Allowance()
-    price_table: Table | None = None
+    price_table: Any = None
     notes: Sequence[str] = ()
 
     def bind(self, target: Facts) -> None:

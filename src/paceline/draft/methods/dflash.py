@@ -27,10 +27,10 @@ from paceline.core.tree import IntArray
 from paceline.draft.likeliest import POWER
 from paceline.draft.models import layers as neural
 from paceline.draft.models import stop
+from paceline.draft.models.block import Block, BlockModel, BlockTree, Filled, Ranked
 from paceline.draft.models.draft_model import Draft
 from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Ranked
 from paceline.draft.models.states import FeatureConfig, StatesModel, head_of
 from paceline.formats.facts import Facts
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, MASK, OUTPUT, SELECT, W1, W2, read

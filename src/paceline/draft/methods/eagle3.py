@@ -15,10 +15,11 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
+from paceline.draft.models.block import Block, BlockModel, BlockTree, Filled
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Block, BlockModel, BlockTree, Filled, Proposer
+from paceline.draft.models.proposers import Proposer
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.formats.facts import Facts
 from paceline.formats.heads.eagle import MASK, OUTPUT, Eagle3Head

@@ -28,9 +28,10 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import IntArray
 from paceline.draft.base import Ask
+from paceline.draft.likeliest import top_with_logprobs
 from paceline.draft.models.draft_model import Draft, TextModel
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.draft.models.proposers import Chain, top_with_logprobs
+from paceline.draft.models.proposers import Chain
 from paceline.draft.survival import Survival
 
 Top = Sequence[tuple[int, float]]
