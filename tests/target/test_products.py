@@ -293,7 +293,8 @@ def test_the_largest_codes_times_the_largest_numbers(
 ) -> None:
     """Some instructions add in 16 bits. The scales are those of other blocks: codes alone are at their ends."""
     data = random_blocks(kind, 16, 512).data.unflatten(1, (-1, kind.nbytes))
-    begin, end = (0, 192) if kind == Q6_K else (kind.nbytes - kind.inputs * integer.UNITS[kind].bits // 8, kind.nbytes)
+    code_bytes = kind.inputs * integer.FORMATS[kind].bits // 8
+    begin, end = (0, 192) if kind == Q6_K else (kind.nbytes - code_bytes, kind.nbytes)
     data[..., begin:end] = byte
     blocks, x = Blocks(kind, data.flatten(1)), torch.full((2, 512), 3.0 * sign)
     for activations in ACTIVATIONS:

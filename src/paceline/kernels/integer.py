@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial, reduce
 from itertools import product
 from operator import or_
@@ -69,59 +68,121 @@ MANY = 32  # number of rows from which a product in bfloat16 is faster: a panel 
 RADIX, LARGEST = 255, 127  # not 256: the low part is then never -128, whose products AVX2 could not add in 16 bits
 
 
-@dataclass(frozen=True)
-class Unit:
-    """The layout of a unit of a panel, for each of its outputs.
+class _Columns(NamedTuple):
+    """Fields of outputs, [outputs, units, number in a unit]: float16 bits as int16, bytes, and words of codes."""
+
+    halves: torch.Tensor
+    bytes: torch.Tensor
+    words: torch.Tensor
+
+
+class Format:
+    """How panels hold a kind of blocks: the layout of a unit for each of its outputs, how a file's blocks get it, and
+    how compiled code reads it. A new kind is a new object of FORMATS.
 
     blocks         number of blocks of 32 inputs.
     bits           bits of a code.
     halves, bytes  number of values of two bytes, and of single bytes.
     runs           number of sums of a block: inputs that share a scale have a common sum.
+    high           number of bits of a code that are not in its nibble.
+    words          number of lines of codes.
+    nbytes         bytes of a unit, for all outputs: a multiple of a cache line's 64.
+    per_unit       number of a file's blocks in a unit.
 
     Codes follow in lines, a word of four bytes for each output. With eight bits, a line has four inputs of a block.
-    With fewer, eight lines have the low four bits of two blocks, and the lines of their other bits (`high`) follow."""
+    With fewer, eight lines have the low four bits of two blocks, and the lines of their other bits follow."""
 
-    blocks: int
-    bits: int
-    halves: int
-    bytes: int = 0
-    runs: int = 1
-
-    @property
-    def high(self) -> int:
-        """Number of bits of a code that are not in its nibble."""
-        return 0 if self.bits == 8 else self.bits - 4
-
-    @property
-    def header(self) -> int:
-        """Number of bytes before the codes."""
-        return COLUMNS * (2 * self.halves + self.bytes)
-
-    @property
-    def words(self) -> int:
-        """Number of lines of codes."""
-        return self.blocks * self.bits
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a unit, for all outputs: a multiple of a cache line's 64."""
-        return self.header + 4 * COLUMNS * self.words
+    def __init__(self, kind: Kind, blocks: int, bits: int, halves: int, bytes: int = 0, runs: int = 1):
+        self.kind, self.blocks, self.bits, self.halves, self.bytes, self.runs = kind, blocks, bits, halves, bytes, runs
+        self.high, self.words, self.per_unit = bits % 8 and bits - 4, blocks * bits, blocks * 32 // kind.inputs
+        self.header = COLUMNS * (2 * halves + bytes)  # bytes before the codes
+        self.nbytes = self.header + 4 * COLUMNS * self.words
 
     def record(self, parts: int) -> int:
         """Bytes of a record, the block of a rounded row: 32 numbers of `parts` bytes, their scale, and the initial
         values of its sums."""
         return 32 * parts + 4 + 4 * self.runs
 
+    # A file's blocks ------------------------------------------------------------------------------------------
 
-UNITS = {
-    Q8_0: Unit(blocks=2, bits=8, halves=2),
-    Q4_0: Unit(blocks=2, bits=4, halves=2),
-    Q4_1: Unit(blocks=2, bits=4, halves=4),
-    Q5_0: Unit(blocks=2, bits=5, halves=2),
-    Q5_1: Unit(blocks=2, bits=5, halves=4),
-    Q4_K: Unit(blocks=8, bits=4, halves=2, bytes=16),
-    Q5_K: Unit(blocks=8, bits=5, halves=2, bytes=16),
-    Q6_K: Unit(blocks=8, bits=6, halves=2, bytes=16, runs=2),
+    def columns(self, data: torch.Tensor) -> _Columns:
+        """Make columns of a file's blocks, uint8 [outputs, bytes]. A unit that is not full ends with zeros."""
+        blocks = data.unflatten(1, (-1, self.kind.nbytes))
+        if missing := -blocks.shape[1] % self.per_unit:
+            blocks = pad(blocks, (0, 0, 0, missing))
+        halves, scales, high, codes = self._parts(blocks.unflatten(1, (-1, self.per_unit)))
+        lines = codes.flatten(2).unflatten(2, (self.blocks // PAIR, -1))
+        if self.high:
+            fields = _fields(high, self.high, self._run).flatten(2).unflatten(2, (-1, PAIR, 8, 4))
+            lines = torch.cat([lines, _merged(fields.transpose(3, 4).flatten(3, 4), self.high)], -1)
+        return _Columns(_seen_as(torch.int16, halves), scales.flatten(2), _seen_as(torch.int32, lines))
+
+    _run = 1  # the number of consecutive inputs whose high bits lie in consecutive bytes of a file
+    _scales = 0  # bytes of packed scales in a file's block
+
+    def _parts(self, blocks: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The parts of a file's blocks [..., bytes]: float16 numbers, scales, high bits, and nibbles or bytes."""
+        sizes = [2 * self.halves // self.per_unit, self._scales, self.kind.inputs * self.high // 8]
+        halves, scales, high, codes = blocks.split([*sizes, self.kind.nbytes - sum(sizes)], -1)
+        return halves, scales, high, codes ^ 0x80 if self.bits == 8 else codes
+
+    # Compiled -------------------------------------------------------------------------------------------------
+
+    def factor(self, panel: _Panel, which: int, block: int, run: int) -> Value:
+        """Scales (0) or minima (1) of 16 outputs, float32."""
+        return panel.half((2 if self.kind.has_minimum else 1) * block + which)
+
+    def least(self, panel: _Panel, block: int) -> Value:
+        """Minima of 16 outputs, float32."""
+        return self.factor(panel, 1, block, 0)
+
+    def nibbles(self, block: int, group: int) -> tuple[int, bool]:
+        """The line of a group's low bits, and whether they are its upper ones: a line has groups g and g + 4."""
+        return 4 * block + group % 4, group > 3
+
+
+class SuperFormat(Format):
+    """The format of kinds with blocks of 256 inputs, whose runs have scales of a byte."""
+
+    _run, _scales = 32, 12
+
+    def _parts(self, blocks: torch.Tensor) -> Sequence[torch.Tensor]:
+        halves, scales, high, codes = super()._parts(blocks)
+        return halves, _scales(scales), high, codes
+
+    def factor(self, panel: _Panel, which: int, block: int, run: int) -> Value:
+        of_run = panel.byte(self.blocks * which + self.runs * block + run)
+        return panel.half(which) * of_run.cast("uitofp" if self.kind.has_minimum else "sitofp", v.F32)
+
+    def least(self, panel: _Panel, block: int) -> Value:
+        return -super().least(panel, block)  # these kinds subtract it
+
+    def nibbles(self, block: int, group: int) -> tuple[int, bool]:
+        """As in `Format`: a line has the same group of two blocks."""
+        return group, block == 1
+
+
+class SixBits(SuperFormat):
+    """Q6_K's format, whose file has its parts in another order."""
+
+    def _parts(self, blocks: torch.Tensor) -> Sequence[torch.Tensor]:
+        codes, high, scales, halves = blocks.split([128, 64, 16, 2], -1)
+        codes = _merged(_fields(codes, 4, 64).unflatten(-1, (2, 32)).flatten(-3, -2), 4)
+        return pad(halves, (0, 2)), scales, high, codes
+
+
+FORMATS = {
+    format.kind: format
+    for format in (
+        Format(Q8_0, blocks=2, bits=8, halves=2),
+        Format(Q4_0, blocks=2, bits=4, halves=2),
+        Format(Q4_1, blocks=2, bits=4, halves=4),
+        Format(Q5_0, blocks=2, bits=5, halves=2),
+        Format(Q5_1, blocks=2, bits=5, halves=4),
+        SuperFormat(Q4_K, blocks=8, bits=4, halves=2, bytes=16),
+        SuperFormat(Q5_K, blocks=8, bits=5, halves=2, bytes=16),
+        SixBits(Q6_K, blocks=8, bits=6, halves=2, bytes=16, runs=2),
+    )
 }
 
 
@@ -208,14 +269,14 @@ class _PanelGroup:
     def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
         self.kind, self.first, self._activations = blocks.kind, first, blocks.activations
         self.outputs, self.width = blocks.shape
-        self._unit = UNITS[self.kind]
+        self._unit = FORMATS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
         count += count % 2  # AMX takes pairs
         self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
         for begin in range(0, count, STEP):
             some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
-            packed = _packed(_columns(self.kind, some))
+            packed = _packed(self._unit.columns(some))
             self._panels[begin : begin + len(packed)] = packed
         self._bias = torch.zeros(count * COLUMNS)
         if bias is not None:
@@ -247,53 +308,6 @@ class _PanelGroup:
 
 
 # The order of a panel ------------------------------------------------------------------------------------------------
-
-
-class _Columns(NamedTuple):
-    """Fields of outputs, [outputs, units, number in a unit]: float16 bits as int16, bytes, and words of codes."""
-
-    halves: torch.Tensor
-    bytes: torch.Tensor
-    words: torch.Tensor
-
-
-def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
-    """Make columns of a file's blocks, uint8 [outputs, bytes]. A unit that is not full ends with zeros."""
-    unit, per_unit = UNITS[kind], _per_unit(kind)
-    blocks = data.unflatten(1, (-1, kind.nbytes))
-    if missing := -blocks.shape[1] % per_unit:
-        blocks = pad(blocks, (0, 0, 0, missing))
-    blocks = blocks.unflatten(1, (-1, per_unit))
-    if kind == Q6_K:
-        codes, high, scales, halves = blocks.split([128, 64, 16, 2], -1)
-        codes = _merged(_fields(codes, 4, 64).unflatten(-1, (2, 32)).flatten(-3, -2), 4)
-        halves = pad(halves, (0, 2))
-    else:
-        halves, scales, high, codes = blocks.split(_sizes(kind), -1)
-        scales = _scales(scales) if kind.inputs == 256 else scales
-        codes = codes ^ 0x80 if kind == Q8_0 else codes
-    lines = codes.flatten(2).unflatten(2, (unit.blocks // PAIR, -1))
-    if unit.high:
-        fields = _fields(high, unit.high, _high_run(kind)).flatten(2).unflatten(2, (-1, PAIR, 8, 4))
-        lines = torch.cat([lines, _merged(fields.transpose(3, 4).flatten(3, 4), unit.high)], -1)
-    return _Columns(_seen_as(torch.int16, halves), scales.flatten(2), _seen_as(torch.int32, lines))
-
-
-def _per_unit(kind: Kind) -> int:
-    """Number of a file's blocks in a unit."""
-    return UNITS[kind].blocks * 32 // kind.inputs
-
-
-def _sizes(kind: Kind) -> list[int]:
-    """Sizes in a file's block, except Q6_K's: bytes of float16 numbers, packed scales, high bits, nibbles or bytes."""
-    unit = UNITS[kind]
-    sizes = [2 * unit.halves // _per_unit(kind), 12 if kind.inputs == 256 else 0, kind.inputs * unit.high // 8]
-    return [*sizes, kind.nbytes - sum(sizes)]
-
-
-def _high_run(kind: Kind) -> int:
-    """Run length: the number of consecutive inputs whose high bits lie in consecutive bytes of a file."""
-    return 1 if kind.inputs == 32 else 32
 
 
 def _fields(data: torch.Tensor, bits: int, run: int) -> torch.Tensor:
@@ -338,15 +352,15 @@ def _packed(columns: _Columns) -> torch.Tensor:
 def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts: int) -> Tiles:
     """Compile tiles that multiply blocks of `kind`. dtype: dtype of the rows; out: dtype of the results; path: a name
     in INSTRUCTION_SETS; parts: bytes of an input."""
-    unit = UNITS[kind]
+    unit = FORMATS[kind]
     turns, record, most = unit.blocks // PAIR, unit.record(parts), INSTRUCTION_SETS[path].rows // parts
 
     def body(x: Value, w: Value, ahead: Value, i: Value, sums: list[Value]) -> list[Value]:
         v.prefetch(ahead + i * (unit.nbytes // turns), unit.nbytes // turns)
-        return _added(_Panel(kind, w, i), x + i * (PAIR * record * len(sums)), sums, TOTALS[path], parts)
+        return _added(_Panel(unit, w, i), x + i * (PAIR * record * len(sums)), sums, TOTALS[path], parts)
 
     def write(module: v.Module) -> None:
-        module.add("round", partial(_round, kind, dtype, parts))
+        module.add("round", partial(_round, unit, dtype, parts))
         for rows in range(1, most + 1):
             module.add(f"tile{rows}", tile(rows, 1, out, lambda units: units * turns, body))
 
@@ -358,7 +372,7 @@ def tiles_of(kind: Kind, dtype: torch.dtype, out: torch.dtype, path: str, parts:
 
 
 def _round(
-    kind: Kind, dtype: torch.dtype, parts: int, x: Value, numbers: Value, scales: Value, step: Value, stride: Value,
+    of: Format, dtype: torch.dtype, parts: int, x: Value, numbers: Value, scales: Value, step: Value, stride: Value,
     blocks: Value,
 ) -> None:  # fmt: skip
     """Round the blocks of a row. A record has 32 numbers of `parts` bytes, high bytes first, and their scale d; then,
@@ -385,8 +399,8 @@ def _round(
                 v.store(to + 32 * part + v.LANES * half, number.cast("trunc", v.I8))
             sums.append(v.intrinsic("llvm.vector.reduce.add.v16i32", v.I32, whole))
         v.store(scale, d)
-        for run, total in enumerate(sums if UNITS[kind].runs == 2 else [sums[0] + sums[1]], 1):
-            begin = d * total.cast("sitofp", v.F32) if kind.has_minimum else total * -kind.offset
+        for run, total in enumerate(sums if of.runs == 2 else [sums[0] + sums[1]], 1):
+            begin = d * total.cast("sitofp", v.F32) if of.kind.has_minimum else total * -of.kind.offset
             v.store(scale + step * run, begin)
         return []
 
@@ -402,37 +416,34 @@ def _whole(usable: Value, x: Value) -> Value:
 class _Panel:
     """Access to blocks 2 i and 2 i + 1 of a panel."""
 
-    def __init__(self, kind: Kind, panel: Value, i: Value):
-        self.kind, self.unit = kind, UNITS[kind]
-        turns = self.unit.blocks // PAIR
-        self._at, pair = panel + i // turns * self.unit.nbytes, i % turns
-        self._bytes = self._at + pair * (PAIR * COLUMNS * self.unit.runs) + 2 * COLUMNS * self.unit.halves
-        self._lines = self._at + pair * (64 * self.unit.words // turns) + self.unit.header
+    def __init__(self, unit: Format, panel: Value, i: Value):
+        self.unit, self.kind = unit, unit.kind
+        turns = unit.blocks // PAIR
+        self._at, pair = panel + i // turns * unit.nbytes, i % turns
+        self._bytes = self._at + pair * (PAIR * COLUMNS * unit.runs) + 2 * COLUMNS * unit.halves
+        self._lines = self._at + pair * (64 * unit.words // turns) + unit.header
+
+    def half(self, place: int) -> Value:
+        """The value of two bytes at a place of the unit, of 16 outputs, float32."""
+        return v.load(self._at + 2 * COLUMNS * place, v.F16, align=32).cast("fpext", v.F32)
+
+    def byte(self, place: int) -> Value:
+        """The byte at a place of these blocks, of 16 outputs."""
+        return v.load(self._bytes + COLUMNS * place, v.I8, align=16)
 
     def scale(self, block: int, run: int) -> Value:
         """Scales of 16 outputs, float32."""
-        return self._factor(0, block, run)
+        return self.unit.factor(self, 0, block, run)
 
     def least(self, block: int) -> Value:
         """Minima of 16 outputs, float32."""
-        least = self._factor(1, block, 0)
-        return least if self.kind.inputs == 32 else -least  # which these kinds subtract
-
-    def _factor(self, which: int, block: int, run: int) -> Value:
-        unit = self.unit
-        if self.kind.inputs == 32:
-            place = (2 if self.kind.has_minimum else 1) * block + which
-            return v.load(self._at + 2 * COLUMNS * place, v.F16, align=32).cast("fpext", v.F32)
-        of_unit = v.load(self._at + 2 * COLUMNS * which, v.F16, align=32).cast("fpext", v.F32)
-        of_run = v.load(self._bytes + COLUMNS * (unit.blocks * which + unit.runs * block + run), v.I8, align=16)
-        return of_unit * of_run.cast("uitofp" if self.kind.has_minimum else "sitofp", v.F32)
+        return self.unit.least(self, block)
 
     def codes(self, block: int, group: int) -> Value:
-        """Unsigned codes of 16 outputs and inputs 4 group to 4 group + 3."""
+        """Unsigned codes of 16 outputs and of inputs `4 * group` to `4 * group + 3`."""
         if self.unit.bits == 8:
             return v.load(self._lines + 64 * (8 * block + group), v.I32, align=64)
-        # As in files, a line has groups g and g + 4 of a block of 32, and the same group of two blocks in kinds of 256.
-        line, upper = (4 * block + group % 4, group > 3) if self.kind.inputs == 32 else (group, block == 1)
+        line, upper = self.unit.nibbles(block, group)
         nibbles = v.load(self._lines + 64 * line, v.I32, align=64)
         nibbles = (nibbles >> 4 if upper else nibbles) & 0x0F0F0F0F
         high = self.unit.high
@@ -556,13 +567,13 @@ TOTALS: dict[str, Totals] = {
 @cache
 def by_amx(kind: Kind) -> Tiles:
     """Compile tiles that multiply many rows in bfloat16."""
-    unit = UNITS[kind]
-    return amx.tiles(f"{kind.name} by AMX", partial(_expand, kind), blocks=unit.blocks, nbytes=unit.nbytes)
+    unit = FORMATS[kind]
+    return amx.tiles(f"{kind.name} by AMX", partial(_expand, unit), blocks=unit.blocks, nbytes=unit.nbytes)
 
 
-def _expand(kind: Kind, panel: Value, i: Value, to: Value) -> None:
+def _expand(unit: Format, panel: Value, i: Value, to: Value) -> None:
     """Expand blocks 2 i and 2 i + 1 of a panel to bfloat16."""
-    blocks, nbytes = _Panel(kind, panel, i), UNITS[kind].nbytes * PAIR // UNITS[kind].blocks
+    blocks, kind, nbytes = _Panel(unit, panel, i), unit.kind, unit.nbytes * PAIR // unit.blocks
     v.prefetch(panel + (i + amx.CHUNK // PAIR) * nbytes, nbytes)  # of the next chunk
     for block, run in product(range(PAIR), range(blocks.unit.runs)):
         scale, groups = blocks.scale(block, run), 8 // blocks.unit.runs
