@@ -9,6 +9,7 @@ from paceline.certify.greedy import LEAST_ANSWERS, acceptance
 from paceline.certify.page import findings
 from paceline.cli import main
 from paceline.engine import engine
+from paceline.engine.budget import PricedRound
 from tests import models
 
 REFERENCE = [(60, 20)] * 40
@@ -48,11 +49,16 @@ def test_nothing_is_said_where_there_is_nothing_to_compare(mine, reference):
     assert (found["share"], found["interval"], found["collapsed"]) == (None, None, False)
 
 
+class Cutting(PricedRound):
+    def cut(self, trees):
+        return [tree.keeping(np.array([0])) for tree in trees]
+
+
 class Busy(engine.Budget):
     """The budget of a machine on which no draft ever pays."""
 
-    def cut(self, rows, trees):
-        return [tree.keeping(np.array([0])) for tree in trees]
+    def open(self, rows):
+        return Cutting(self, rows)
 
 
 def test_an_engine_drafts_as_much_as_its_reference_on_any_machine(tmp_path, capsys, monkeypatch):

@@ -47,7 +47,7 @@ def test_every_command_that_takes_a_model_takes_the_name(command, installed, tmp
     """And runs the same weights: the file's blocks."""
     by_path, kept = command("generate", installed, *ASK), []
     assert by_path.code == 0
-    monkeypatch.setattr(module, "_load_file", lambda *how: (kept.append(how[2]), load_file(*how))[1])
+    monkeypatch.setattr(module, "_load_file", lambda *how: (kept.append(how[1].weights), load_file(*how))[1])
     for words in (("generate", "smollm2", *ASK), ("generate", *ASK)):
         by_name = command(*words)
         assert (by_name.code, by_name.out) == (0, by_path.out), by_name.err

@@ -264,7 +264,7 @@ def test_any_value_can_be_written(path: str, title: str) -> None:
 )
 def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
     drafter = create(spec.format(quoted(path)))
-    (model,) = [part for part in getattr(drafter, "parts", [drafter]) if part.name == "model"]
+    (model,) = [part for part in (drafter.parts or [drafter]) if part.name == "model"]
     assert (model.config.checkpoint, model.config.draft) == (path, 3)
 
 

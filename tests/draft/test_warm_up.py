@@ -16,6 +16,7 @@ from paceline.draft.methods import hierarchy, prompt_lookup
 from paceline.draft.text import automaton, ngrams, suffix_array
 from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.registry import create
+from tests.asks import asked
 from tests.draft.rows import row, target
 
 STORE = sys.argv[1]

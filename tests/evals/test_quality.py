@@ -68,6 +68,7 @@ def test_what_cannot_be_compared(folder, tmp_path):
 
 def test_the_command_and_what_it_keeps(folder, tmp_path, capsys):
     text, made = tmp_path / "text.txt", tmp_path / "made"
+    (tmp_path / "m.gguf").touch()
     text.write_text("the cat and the little dog sat on the mat and said: hello. " * 60)
     assert main(["quantize", str(folder), str(made)]) == 0
     assert main(["quality", str(made), "--against", str(folder), "--text", str(text), "--save"]) == 0
@@ -80,7 +81,7 @@ def test_the_command_and_what_it_keeps(folder, tmp_path, capsys):
         (["quality", str(folder), "--text", str(text)], "--against or --dtype"),
         (["quality", str(folder), "--dtype", "int8", "--text", str(tmp_path / "absent")], "cannot be read"),
         (
-            ["quality", "m.gguf", "--dtype", "int8", "--text", str(text), "--save"],
+            ["quality", str(tmp_path / "m.gguf"), "--dtype", "int8", "--text", str(text), "--save"],
             "--save writes into a model's folder",
         ),
     ):

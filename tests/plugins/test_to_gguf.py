@@ -287,7 +287,7 @@ def test_llama3s_rotations_are_factors_in_a_file(model, target, tmp_path, monkey
         ("dflash", "dspark", {}, "convert it anew"),
         ("dflash", "dflash", {"hyper_connection_count": 4}, "has dflash.hyper_connection_count"),
         ("eagle3", "eagle3", {"use_magic": True}, "has eagle3.use_magic, which nothing here applies"),
-        ("dflash", "dflash", {"selector_top_k": 16}, "selector_rank is None"),
+        ("dflash", "dflash", {"block_size": 4, "selector_top_k": 16}, "selector_rank is None"),
         ("dflash", "dflash", {"attention.sliding_window": 6}, "and no list of the layers that have it"),
         ("dflash", "dflash", {"rope.dimension_count": 12, "attention.key_length": 24}, "partial_rotary_factor is 0.5"),
         ("eagle3", "eagle3", {}, "does not say hidden_size"),

@@ -129,10 +129,10 @@ def test_a_failing_drafter_never_ends_the_engine(monkeypatch):
     host.step()
     good, failing = Sam.draft, True
 
-    def bad(self, row):
+    def bad(self, row, most):
         if failing and row.tokens[0] == 1:  # a request, and not the trial of a new drafter
             raise RuntimeError("broken")
-        return good(self, row)
+        return good(self, row, most)
 
     monkeypatch.setattr(Sam, "draft", bad)
     host.step()

@@ -438,11 +438,11 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     made = engine(folder, max_batch=4)
     propose = made.drafter.propose
 
-    def failing(rows):
-        for row in rows:
+    def failing(asks):
+        for row, _ in asks:
             if row.params.seed == 13 and row.num_new >= 3:
                 raise RowError(row.id) from RuntimeError("no draft")
-        return propose(rows)
+        return propose(asks)
 
     made.drafter.propose = failing
     with serving(made) as address, ThreadPoolExecutor(3) as pool:

@@ -18,7 +18,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )  # fmt: skip
-from pydantic_core import ErrorDetails
 
 from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams, token_id
@@ -56,7 +55,7 @@ def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -
     raise Refused(f"{where}: {shortened(what, 400)}", where)
 
 
-def _needless(error: ErrorDetails) -> tuple[int | str, ...]:
+def _needless(error: Mapping[str, Any]) -> tuple[int | str, ...]:
     """The place of the field that an error is about, if an answer without it is the same; () if not."""
     place = error["loc"]
     if error["type"] == "extra_forbidden":
