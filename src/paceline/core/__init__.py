@@ -1,1 +1,1 @@
-"""Nouns that engine, drafters and target share: trees, segments, requests, sampling, acceptance, rounds."""
+"""What engine, drafters and target share: trees, segments, requests, sampling, acceptance, rounds."""

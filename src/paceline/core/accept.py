@@ -1,12 +1,12 @@
 """Acceptance: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
-At every place of a text the target has one token: the argmax of its logits where a request is greedy, else the token
-that the row's noise takes from the target's warped distribution (`paceline.core.noise`). A drafted token stands if it
-is the target's. So whatever is drafted, cut or exchanged, the text is that of plain decoding.
+At each place of a text the target has one token: for greedy requests the argmax of its logits, else the token that the
+row's noise takes from the target's warped distribution (`paceline.core.noise`). A drafted token is accepted if it is
+the target's token. So whatever is drafted or cut, the text is that of plain decoding.
 
-One walk serves chains and trees. Every row has a cursor, which starts at the root of its tree. At each step the
-target's token is decided, and the cursor steps to its drafted child, or the row is done. On an accelerator the tokens
-of all nodes are decided at once, so that the walk waits once."""
+Each row has a cursor, which starts at the root of its tree. At each step the target's token is decided, and the cursor
+steps to the drafted child with this token; without such a child the row is done. On an accelerator the tokens of all
+nodes are decided together, so that the walk waits for the device only once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from paceline.kernels.rows import BROKEN, best_token
 class Accepted:
     """The part of a row's tree that was accepted, and the tokens that follow from it.
 
-    path      accepted nodes, root first; tokens[i] is the token decided at path[i]. [0] for a piece of a prompt.
-    tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
+    path      accepted nodes, root first. tokens[i] was decided at path[i]. For a piece of a prompt: [0].
+    tokens    the new tokens: those of path[1:], then the target's own. For an unfinished prompt: none.
     logprobs  one entry for each of `tokens` if the request wants them, else None."""
 
     path: list[int]
@@ -69,7 +69,7 @@ class Cursor(NamedTuple):
 
     @property
     def context(self) -> IntArray:
-        """Every token before the one to be decided."""
+        """All tokens before the token to be decided."""
         return np.concatenate([self.request.tokens, np.array(self.done.tokens, np.int64)])
 
 
@@ -83,17 +83,19 @@ class Rule(Protocol):
     lossless: bool
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """Append a token to `done.tokens` of every cursor, and to `done.path` the drafted child that has this token, if
-        there is one. Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
+        """Append a token to `done.tokens` of each cursor, and the drafted child with this token, if any, to
+        `done.path`.
+
+        Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
 
 
 class Lossless:
-    """The rule of the module's docstring."""
+    """The lossless rule, which the module's docstring describes."""
 
     name, lossless = "lossless", True
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`, for rows of one group of `_alike`."""
+        """As `Rule.decide`. All rows are of the same group of `_alike`."""
         return [w for w, token in zip(cursors, self.tokens(cursors), strict=True) if follow(w, token)]
 
     def tokens(self, cursors: Sequence[Cursor]) -> list[int]:
@@ -112,9 +114,9 @@ LOSSLESS = Lossless()
 def accept(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor], rule: Rule = LOSSLESS,
 ) -> list[Outcome]:  # fmt: skip
-    """Decide every row of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
+    """Decide all rows of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
 
-    A row whose logits are no numbers, or whose request allows no token, fails; the others are not affected."""
+    A row fails, without effect on others, if its logits have NaN or infinity, or its request allows no token."""
     failed: dict[int, Failed] = {}
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
@@ -132,9 +134,9 @@ def accept(
 
 
 def _decide(rule: Rule, cursors: Sequence[Cursor], failed: dict[int, Failed]) -> list[Cursor]:
-    """Decide one step of rows that are decided alike. If that fails, each row is decided alone, and has its own error.
+    """Decide one step of a group of rows. If that fails, each row is decided alone, so that each has its own error.
 
-    failed  the failures, by the identity of a cursor's `done`; they are added here."""
+    failed  gets the failures, by the identity of the cursor's `done`."""
     try:
         return rule.decide(cursors)
     except PacelineError as error:
@@ -145,8 +147,8 @@ def _decide(rule: Rule, cursors: Sequence[Cursor], failed: dict[int, Failed]) ->
 
 
 def _decide_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
-    """Decide all tokens of the rows whose logits are not shifted, in one wait, whatever the trees' depth; returns the
-    other rows. Rows of a group with a node whose logits are no numbers are left to be decided one by one."""
+    """Decide all tokens of rows whose logits are not shifted, in a single wait for each group. Returns the rows that
+    remain: those with shifted logits, and groups in which any logits have NaN or infinity."""
     left = [w for w in cursors if w.request.params.shifts_logits]
     for group in _alike([w for w in cursors if not w.request.params.shifts_logits]):
         try:
@@ -162,7 +164,7 @@ def _decide_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
 
 
 def _tokens_of_nodes(cursors: Sequence[Cursor]) -> list[int]:
-    """The target's token after every node of every tree, for rows that are warped alike, on an accelerator."""
+    """The target's token after each node of each tree, on an accelerator, for rows that are warped alike."""
     logits, params = torch.cat([w.logits for w in cursors]), cursors[0].request.params
     if params.is_greedy:
         return _best(logits)
@@ -172,8 +174,7 @@ def _tokens_of_nodes(cursors: Sequence[Cursor]) -> list[int]:
 
 
 def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
-    """Group the rows that are decided together. On a CPU each row is a group. On an accelerator, the logits of a
-    group's rows are warped alike."""
+    """Group the rows that are decided together: on an accelerator those that are warped alike, on a CPU each alone."""
     if active and not sampling.on_accelerator(active[0].logits):
         return [[cursor] for cursor in active]
     groups: list[list[Cursor]] = []
@@ -199,7 +200,7 @@ def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch
 def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
     """The target's logits at each cursor, float32 or float64 [R, V].
 
-    Raises NumericError as `_best`, because filters would hide NaNs."""
+    Raises NumericError as `_best` does, because filters would hide NaN."""
     here = [w.logits[w.node] for w in cursors]
     scores = torch.stack(here) if len(here) > 1 else here[0].unsqueeze(0)
     _best(scores)
@@ -207,7 +208,7 @@ def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
 
 
 def _best(scores: torch.Tensor) -> list[int]:
-    """The best token of each row of `scores` [R, V]; the lowest id of equals.
+    """The best token of each row of `scores` [R, V], of equals the lowest id.
 
     Raises NumericError if a row has NaN or infinity, or only minus infinity."""
     best = [token for token in sampling.best_of_rows(scores) if token is not None]
@@ -217,15 +218,15 @@ def _best(scores: torch.Tensor) -> list[int]:
 
 
 def chosen(cursors: Sequence[Cursor], probs: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
-    """The token that each row's noise takes from `probs` [R, V]; on an accelerator in one wait."""
+    """The token that each row's noise takes from `probs` [R, V]; on an accelerator in a single wait."""
     if isinstance(probs, torch.Tensor) and sampling.on_accelerator(probs):
         return tokens_of_rows(probs, [w.request.noise.key for w in cursors], [w.position for w in cursors])
     return [w.request.noise.choose(p, w.position) for w, p in zip(cursors, probs, strict=True)]
 
 
 def follow(cursor: Cursor, token: int) -> bool:
-    """Add `token` and step to the drafted child with this token. Returns False if there is no such child, so that the
-    row is done."""
+    """Add `token`, and step to the drafted child with this token. Returns False if there is no such child: the row is
+    done."""
     tree, done = cursor.tree, cursor.done
     done.tokens.append(token)
     for child in tree.children(cursor.node):

@@ -14,13 +14,15 @@ PARTS = {
     "accept": "accept",
     "align": "align",
 }  # fmt: skip
-"""Parts of the clock, and the part of a row's statistics that each belongs to; all others are bookkeeping."""
+"""For each part of the clock, the part of a row's statistics to which it belongs. All other parts are bookkeeping."""
 
 
 class Clock:
     """Splits running time into named parts, which add up to the whole.
 
-    exact  a lap waits for the accelerator, which costs time. False: the part that waits for a result has its time."""
+    exact  laps wait for the accelerator, which takes time. False: its time is booked on the part that waits for a
+           result.
+    """
 
     def __init__(self, exact: bool = False):
         self.exact = exact
@@ -40,7 +42,8 @@ class Clock:
         self._last = now
 
     def shares(self, before: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Seconds of each of `rows` rows since `seconds` was `before`, by part of a row's statistics."""
+        """Each row's share, by part of a row's statistics, of the time since `seconds` was `before`. rows: their
+        number."""
         shares: dict[str, float] = {}
         for part, seconds in self.seconds.items():
             booked = PARTS.get(part, "bookkeeping")
@@ -49,7 +52,7 @@ class Clock:
 
 
 def seconds_of(act: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Measure the seconds that a call takes."""
     began = perf_counter()
     act()
     return perf_counter() - began
@@ -63,7 +66,7 @@ class Profile:
     parts: dict[str, float]
 
     def plus(self, now: Mapping[str, float], before: Mapping[str, float]) -> Profile:
-        """The profile with one more round, which took a clock's `seconds` from `before` to `now`."""
+        """Add a round, which took a clock's `seconds` from `before` to `now`."""
         parts = {part: self.parts.get(part, 0.0) + s - before.get(part, 0.0) for part, s in now.items()}
         return Profile(self.rounds + 1, parts)
 
@@ -82,6 +85,6 @@ class Profile:
         return sum(self.parts.get(name, 0.0) for name in names) / self.seconds if self.seconds else 0.0
 
     def table(self) -> list[tuple[str, float, float]]:
-        """(part, milliseconds per round, share of the whole) for every part."""
+        """(part, milliseconds per round, share of the whole) for each part."""
         rounds = max(self.rounds, 1)
         return [(part, 1e3 * s / rounds, self.share(part)) for part, s in self.parts.items()]

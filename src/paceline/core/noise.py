@@ -1,21 +1,21 @@
-"""The noise of sampled answers: one number for each place in a text and each token, whatever was drafted.
+"""The noise of sampled answers: a number for each place in a text and each token, whatever was drafted.
 
-A row with seed s takes at output position i the token v with the least E(s, i, v) / p(v), where p is the target's
-distribution and E are independent exponential numbers. That token is distributed as p (of clocks with rates p(v), v
-rings first with probability p(v)), and with g = -log E it is the argmax of log p(v) + g(v), the Gumbel-max theorem.
+A row with seed s takes at output position i the token v with the smallest E(s, i, v) / p(v), where p is the target's
+distribution and E are independent exponential numbers. This token is distributed as p: of alarm clocks with rates p(v),
+v rings first with probability p(v). With g = -log E it is the argmax of log p(v) + g(v), the Gumbel-max theorem.
 E is a pure function of (s, i, v), so an answer depends on seed, prompt, parameters and target alone. A drafter that
-takes the same noise with its own q proposes the same token wherever q is close to p (Daliri, Musco, Suresh 2024, arXiv
-2408.07978: drafter-invariant speculative decoding).
+uses the same noise with its own distribution q mostly proposes the same token where q is close to p (Daliri, Musco,
+Suresh 2024, arXiv 2408.07978: drafter-invariant speculative decoding).
 
     E(s, i, v) = -log(1 - y)        y = (first * 2^32 + second + 1/2) / 2^64, uniform in (0, 1)
 
 The words are Philox4x32-10's (Salmon et al. 2011): the key is the seed, the counter (v // 4, i, 0, 0) for `first` and
-(v // 4, i, 1, 0) for `second`, and v % 4 the lane; other decisions have counters of their own. Only a token whose first
-word is small can win, so `second` is computed for few. With 32 bits alone two tokens of a flat distribution over
-150,000 would tie in 2e-5 of all draws, with 64 in 1e-14. Rounding E to float64 moves a token's probability by 1e-16 at
-most, those of 150,000 together by 2e-11.
+(v // 4, i, 1, 0) for `second`, and v % 4 the lane; other decisions have other counters. Only a token whose first word
+is small can win, so `second` is computed for few tokens. With only 32 bits, two tokens of a flat distribution over
+150,000 would tie in 2e-5 of all draws; with 64 bits, in 1e-14. Rounding E to float64 changes a token's probability by
+at most 1e-16, and those of 150,000 tokens together by 2e-11.
 
-The compiled functions give the same bits on every processor: integers, and a logarithm of our own."""
+The compiled functions give the same bits on every processor: they use integers, and our own logarithm."""
 
 from __future__ import annotations
 
@@ -33,30 +33,32 @@ from paceline.errors import NumericError
 
 MASK = 2**32 - 1
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key in each round
+WEYL = 0x9E3779B9, 0xBB67AE85  # These are added to the key in each round.
 ROUNDS = 10
-BLOCK = 256  # tokens that are hashed and compared together
+BLOCK = 256
+"""Number of tokens that are hashed and compared together."""
 TIED = 8
-"""Tokens of a row whose second word is computed on an accelerator. More with nearly the same first time: once in 1e40
-draws from a flat distribution over 150,000."""
+"""How many tokens of a row get a second word on an accelerator. In a flat distribution over 150,000, more tokens have
+nearly the same first word once in 1e40 draws."""
 NOTHING = "Cannot draw a token: the probabilities are not numbers, or all 0."
 
 
 class Noise:
-    """The noise of one row. `choose` is the target's token; `guess` is what a drafter makes of the same noise.
+    """The noise of a row. `choose` gives the target's token; `guess` gives a drafter's tokens by the same noise.
 
-    seed  any whole number from 0 on; its 64-bit words are folded into the key. None: a fresh one."""
+    seed  any whole number from 0 on; its 64-bit words are folded into the key. None: a fresh seed."""
 
     def __init__(self, seed: int | None):
         self.seed = randbits(63) if seed is None else seed
         self.key = folded(self.seed)
-        self._key = np.uint64(self.key)  # one type for the compiled functions, however large it is
+        self._key = np.uint64(self.key)  # The compiled functions take this type.
 
     def choose(self, probs: torch.Tensor, position: int) -> int:
-        """The target's token at output position `position` (0 is the first new token) from `probs` [V], float32 or
-        float64, which need not be normalised. A token of probability 0 is never taken.
+        """Choose the target's token at output position `position` (0 is the first new token).
 
-        Raises NumericError if `probs` are not numbers, or all 0."""
+        probs  [V], float32 or float64, not necessarily normalised. Tokens of probability 0 are never taken.
+
+        Raises NumericError if `probs` has NaN or infinity, or only 0."""
         if probs.device.type != "cpu":
             return tokens_of_rows(probs.unsqueeze(0), [self.key], [position])[0]
         tokens, _ = self.guess(probs, position)
@@ -67,8 +69,8 @@ class Noise:
     def guess(
         self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
     ) -> tuple[IntArray, Floats]:
-        """The `count` columns of `probs` [K] that are likeliest to be the target's token at `position`, the likeliest
-        first, and the time E / q of each, ascending; fewer if fewer have a probability above 0, none without numbers.
+        """Guess the target's token at `position`: the `count` likeliest columns of `probs` [K], best first, and the
+        times E / q of each, ascending. There are fewer if fewer have a probability above 0, none if `probs` has NaN.
 
         tokens  the target's token of each column, int64 [K]; None: column i is token i."""
         probs = _compact(probs.cpu())
@@ -80,17 +82,17 @@ class Noise:
         return best[:found], times[:found]
 
     def times(self, position: int, tokens: Sequence[int]) -> Floats:
-        """E of tokens at an output position, float64 [n]: less is likelier to be taken."""
+        """E of tokens at an output position, float64 [n]. A token with a smaller E is likelier to be taken."""
         return np.array([_exponential(self._key, position, token) for token in tokens])
 
     def happens(self, probability: float, position: int) -> bool:
-        """Whether an event of this probability happens at an output position, independently of the tokens' noise; at
-        most one is decided there."""
+        """Decide whether an event of this probability happens at an output position, independently of the tokens'
+        noise. There can be only one event at a position."""
         return bool(_uniform(self._key, position) < probability)
 
 
 def folded(seed: int) -> int:
-    """The 64 bits of the key for a seed of any size: the exclusive or of its 64-bit words."""
+    """Fold a seed of any size into a key of 64 bits: the exclusive or of its 64-bit words."""
     key = 0
     while seed:
         key, seed = key ^ (seed & (2**64 - 1)), seed >> 64
@@ -106,7 +108,7 @@ def _compact(probs: torch.Tensor) -> torch.Tensor:
 
 @njit(inline="always")
 def _philox(key, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
-    """The four words, as uint64 below 2^32, of Philox4x32-10. All arguments are uint64."""
+    """Philox4x32-10: four words below 2^32. Arguments and results are uint64."""
     mask, half = np.uint64(MASK), np.uint64(32)
     k0, k1 = key & mask, key >> half
     for _ in range(ROUNDS):
@@ -128,15 +130,15 @@ def _exponential(key, position, token):  # type: ignore[no-untyped-def]
     first = np.float64(_lane(_philox(key, counter, at, zero, zero), lane))
     second = np.float64(_lane(_philox(key, counter, at, np.uint64(1), zero), lane))
     y = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
-    if y < 2.0**-10:  # 1 - y would lose what tells small numbers apart
+    if y < 2.0**-10:  # 1 - y would lose the digits of a small y.
         return y * (1 + y * (1 / 2 + y * (1 / 3 + y * (1 / 4 + y * (1 / 5)))))
     return -logarithm(max(1 - y, 2.0**-54))
 
 
 @njit
 def _hash_block(key, position, begin, words):  # type: ignore[no-untyped-def]
-    """Write the first words of the tokens from `begin` on, halved so that they are int32, into words [BLOCK]: lane by
-    lane, 64 of each."""
+    """Write the first words of BLOCK tokens from `begin` on into words [BLOCK], lane after lane. They are halved, so
+    that they fit into int32."""
     at, zero, one, first = np.uint64(position), np.uint64(0), np.uint64(1), np.uint64(begin // 4)
     for i in range(BLOCK // 4):
         a, b, c, d = _philox(key, first + np.uint64(i), at, zero, zero)
@@ -148,8 +150,9 @@ def _hash_block(key, position, begin, words):  # type: ignore[no-untyped-def]
 
 @njit
 def _may_win(words, probs, limit):  # type: ignore[no-untyped-def]
-    """Whether a token of a whole block has a first word of at most `limit` times its probability. words: as of
-    `_hash_block`; probs [BLOCK]."""
+    """Whether any token of a block can win: its first word is at most `limit` times its probability.
+
+    words  from `_hash_block`. probs: [BLOCK]."""
     found = np.int32(0)
     for lane in range(4):
         for i in range(BLOCK // 4):
@@ -159,7 +162,7 @@ def _may_win(words, probs, limit):  # type: ignore[no-untyped-def]
 
 @njit
 def _insert(best, times, found, column, time):  # type: ignore[no-untyped-def]
-    """Put a column into the `found` best so far, by time, then number. Returns how many there are now."""
+    """Insert a column into the `found` best columns, by time, then by number. Returns the new `found`."""
     at = found
     while at > 0 and (times[at - 1] > time or (times[at - 1] == time and best[at - 1] > column)):
         if at < len(best):
@@ -173,8 +176,8 @@ def _insert(best, times, found, column, time):  # type: ignore[no-untyped-def]
 
 @njit
 def _tops(numbers, tops):  # type: ignore[no-untyped-def]
-    """Write the largest of each BLOCK of numbers into tops: of the bits of float32, unsigned, which order as the floats
-    from 0 on and vectorise; a negative number or a NaN is above infinity."""
+    """Write the largest of each BLOCK of numbers into `tops`. numbers: bits of floats as unsigned integers, which
+    vectorise. They have the floats' order from 0 on; negative floats and NaN are above infinity."""
     for b in range(len(tops)):
         here, top = numbers[b * BLOCK : (b + 1) * BLOCK], numbers[b * BLOCK]
         for i in range(len(here)):
@@ -184,8 +187,8 @@ def _tops(numbers, tops):  # type: ignore[no-untyped-def]
 
 @njit
 def _start(probs, tops, most):  # type: ignore[no-untyped-def]
-    """The number of the highest of `probs`; -1 if it is 0, or one of them is above `most` or no number. tops: as of
-    `_tops`."""
+    """Find the highest of `probs`. Returns its number, or -1 if it is 0 or above `most`, which NaN is. probs: bits of
+    floats. tops: from `_tops`."""
     highest = tops[0]
     for top in tops:
         highest = max(highest, top)
@@ -202,19 +205,19 @@ def _start(probs, tops, most):  # type: ignore[no-untyped-def]
 
 @njit
 def _limit(times, found):  # type: ignore[no-untyped-def]
-    """The most that a halved first word may be of a probability for its token to be among the best: y <= E, and E is
-    at most the last of the best times times p. float32, rounded up."""
+    """The largest ratio of halved first word to probability with which a token may still be among the best, float32,
+    rounded up. It follows from y <= E and E / p <= the worst of the best times."""
     bound = times[len(times) - 1] if found == len(times) else math.inf
     return np.float32(min(bound, 2.0**60) * 2.0**31 * (1 + 2.0**-20))
 
 
 @njit
 def _race(probs, tops, start, key, position, best, times):  # type: ignore[no-untyped-def]
-    """Write the numbers of the tokens with the least times E / p, and these times, in ascending order. Returns how
-    many there are: all of `best`, or as many as have a probability.
+    """Find the tokens with the smallest times E / p. Writes them and their times into `best` and `times`, in ascending
+    order, and returns their number, which may be smaller than len(best).
 
-    tops   0 for a block of `probs` without probabilities.
-    start  the likeliest token, with which the race begins, so that few others need a second word."""
+    tops   0 for a block of `probs` without any probability.
+    start  the likeliest token. The race begins with it, so that few others need a second word."""
     words = np.empty(BLOCK, np.int32)
     found = _insert(best, times, 0, start, _exponential(key, position, start) / probs[start])
     for b in range(len(tops)):
@@ -246,7 +249,7 @@ def _hash_tokens(key, position, tokens, words):  # type: ignore[no-untyped-def]
 
 @njit
 def _race_of(probs, tokens, start, key, position, best, times):  # type: ignore[no-untyped-def]
-    """As `_race`, where column i of `probs` is token tokens[i]. `best` has columns."""
+    """Like `_race`, but column i of `probs` is token tokens[i]. `best` gets columns."""
     words = np.empty(BLOCK, np.int32)
     found = _insert(best, times, 0, start, _exponential(key, position, tokens[start]) / probs[start])
     for begin in range(0, len(probs), BLOCK):
@@ -294,11 +297,12 @@ def _uniform(key, position):  # type: ignore[no-untyped-def]
 # On an accelerator ----------------------------------------------------------------------------------------------------
 
 
-PIECE = 1 << 24  # probabilities whose times are computed together: 128 MiB for each of a dozen temporary tensors
+PIECE = 1 << 24
+"""Number of probabilities whose times are computed together. Each of a dozen temporary tensors then has 128 MiB."""
 
 
 def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """`Noise.choose` for each row of `probs` [R, V], of the noise with that row's key and position, in one wait."""
+    """`Noise.choose` for each row of `probs` [R, V], with the row's key and position, in a single wait."""
     signed = [key - 2**64 if key >= 2**63 else key for key in keys]
     key, at = (torch.tensor(numbers, device=probs.device).unsqueeze(-1) for numbers in (signed, list(positions)))
     size = max(PIECE // probs.shape[-1], 1)
@@ -310,12 +314,14 @@ def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence
 
 
 def _tokens_of(probs: torch.Tensor, key: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The token of each row, int64 [R]; -1 where `probs` [R, V] are no numbers, or all 0. key, at: int64 [R, 1]."""
+    """The token of each row, int64 [R]; -1 if the row of `probs` [R, V] has NaN or infinity, or only 0.
+
+    key, at  keys and positions, int64 [R, 1]."""
     size, rates = probs.shape[-1], probs.double()
     ids = torch.arange(size, device=probs.device).unsqueeze(0)
     bad = ~torch.isfinite(rates).all(-1) | (rates.amax(-1) <= 0)
     rates = torch.where(rates > 0, rates, 0.0)
-    # The first words are lower bounds of the times. The second ones tell apart the least.
+    # The first words give lower bounds of the times. The second words decide between the smallest.
     lower = torch.log1p(-_words(key, ids, at, 0).double() * 2.0**-32).neg() / rates
     lower = torch.where(rates > 0, lower, torch.inf)
     near = lower.topk(min(TIED, size), largest=False).indices.sort(-1).values
@@ -329,7 +335,7 @@ def _tokens_of(probs: torch.Tensor, key: torch.Tensor, at: torch.Tensor) -> torc
 def _words(key: torch.Tensor, ids: torch.Tensor, position: torch.Tensor, word: int) -> torch.Tensor:
     """The first (word 0) or second (1) words of tokens `ids` [R or 1, n], int64 [R, n]. key, position: int64 [R, 1]."""
 
-    def high(product: torch.Tensor) -> torch.Tensor:  # of the 64 bits that a product of int64 keeps
+    def high(product: torch.Tensor) -> torch.Tensor:  # upper 32 of the product's 64 bits
         return (product >> 32) & MASK
 
     c0, c1, c2, c3 = ids >> 2, position, torch.full_like(position, word), torch.zeros_like(position)

@@ -23,7 +23,7 @@ def option(
 
     default      without it the option must be given.
     least, most  the range of a number, both ends included; None: no bound. The value None is in every range.
-    more         in_front: the default if another drafter follows after a `+`."""
+    more         in_front: the default for a drafter that is followed by another after a `+`."""
     return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, **more})
 
 
@@ -36,7 +36,7 @@ class Options:
 
 
 def check_range(value: Any, field: Field[Any], what: str) -> None:
-    """MethodError for a number outside the range of its option, NaN included."""
+    """Raise MethodError for NaN or a number outside the option's range. what: name of the option, for the message."""
     least, most = field.metadata.get("least"), field.metadata.get("most")
     if not isinstance(value, int | float) or (least is None and most is None):
         return
@@ -46,6 +46,6 @@ def check_range(value: Any, field: Field[Any], what: str) -> None:
 
 
 def quoted(text: str) -> str:
-    """Write `text` for a spec, in quotes if a spec would otherwise be cut or changed by it."""
+    """Write `text` for a spec, in quotes if a spec would otherwise be cut there or changed."""
     escaped = re.sub(r'(["\\])', r"\\\1", text)
     return f'"{escaped}"' if re.search(r'[+>,;|"]|^\s|\s$', text) else text

@@ -1,6 +1,7 @@
-"""Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
+"""Row: a request in the engine, with its tokens, its end and statistics of its rounds. Delta and Completion: its
+results.
 
-A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, up to the answer's end."""
+A row ends exactly where plain decoding would: `extend` takes a round's tokens one by one, until the answer ends."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ from paceline.core.sampling import SamplingParams, TokenLogprob
 from paceline.core.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
-"""length: max_tokens; context: the context or its memory is full; abort: the caller gave up; error: see `Row.error`."""
+"""length: max_tokens is reached; context: the context or the memory is full; abort: the caller gave up; error: see
+`Row.error`."""
 
-AHEAD = 256  # tokens reserved for an answer when its request joins; most answers are shorter
+AHEAD = 256
+"""Number of tokens reserved for an answer when its request joins. Few answers are longer."""
 
 
 class Request(Protocol):
-    """The part of a request that drafters know, in our engine or another. `Row` documents the attributes."""
+    """What drafters know of a request, in our engine or another. `Row` documents the attributes."""
 
     @property
     def id(self) -> int: ...
@@ -56,8 +59,7 @@ class Detokenizer(Protocol):
     """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
-        """Add a token. Returns the text that has become final, which is often empty inside a character of several
-        bytes."""
+        """Add a token. Returns the text that has become final; it may be empty inside a character of several bytes."""
 
     def flush(self) -> str:
         """End the answer. Returns the text that was held back."""
@@ -65,12 +67,12 @@ class Detokenizer(Protocol):
 
 @dataclass
 class RowStats:
-    """Statistics of a row's rounds. A round is one forward of the target that yielded tokens for this row.
+    """Statistics of a row's rounds. Only forwards that yielded tokens for the row count as rounds.
 
     accepted  accepted[d] is the number of rounds that accepted exactly d drafted tokens.
-    drafted   drafted[d] is the number of rounds that offered a draft of at least d levels.
-    drafters  numbers of drafted and of accepted tokens by drafter.
-    seconds   this row's share of the time, by part of the round. A round's time is split evenly between its rows."""
+    drafted   drafted[d] is the number of rounds with a draft of at least d levels.
+    drafters  by drafter: number of drafted tokens, and of accepted tokens.
+    seconds   by part of the round: this row's share of the time. A round's time is split evenly between its rows."""
 
     rounds: int = 0
     draft_rounds: int = 0
@@ -81,8 +83,7 @@ class RowStats:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def record(self, depth: int, nodes: int, accepted: int, drafter: str = "") -> None:
-        """Count a round whose draft had `nodes` nodes and `depth` levels, and of which `accepted` tokens were accepted.
-        """
+        """Count a round. Its draft had `depth` levels and `nodes` nodes, of which `accepted` were accepted."""
         if nodes:
             before = self.drafters.get(drafter, (0, 0))
             self.drafters[drafter] = before[0] + nodes, before[1] + accepted
@@ -95,12 +96,12 @@ class RowStats:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafted tokens accepted in all rounds."""
+        """Number of drafted tokens that were accepted in all rounds."""
         return sum(depth * rounds for depth, rounds in enumerate(self.accepted))
 
     def acceptance_by_depth(self) -> list[float]:
-        """Acceptance by depth: entry d - 1 is the share that accepted at least d tokens, of the rounds with a draft of
-        depth d or more."""
+        """Acceptance by depth: of the rounds with a draft of at least d levels, entry d - 1 is the share that accepted
+        at least d tokens."""
         return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]
 
 
@@ -110,19 +111,19 @@ def _bump(histogram: list[int], index: int) -> None:
 
 
 class Row:
-    """One request: `tokens` (prompt, then answer), its parameters, its noise, its statistics.
+    """A request: `tokens` (prompt, then answer), its parameters, its noise, its statistics.
 
     id               number of the row, unique in an engine's life.
-    client           name of the client, set before the row joins: where requests wait, clients join in turn.
+    client           name of the client, set before the row joins. Clients whose requests wait join in turn.
     slot             its slot in the target's cache, -1 while it has none.
     cached           number of its tokens in the cache.
-    reused           tokens whose keys and values were copied from another request instead of being run.
-    preempted        number of times it lost its slot; its tokens are then run again.
-    joined, ended    when it joined and left the batch, by time.perf_counter; 0 before that.
-    runs             (drafter, length) of each piece of the answer; the drafter of the target's own tokens is "".
+    reused           number of its tokens whose keys and values were copied from another request instead of being run.
+    preempted        how often it lost its slot; its tokens are then run again.
+    joined, ended    when it joined and left the batch, by time.perf_counter; 0 before.
+    runs             (drafter, length) of each piece of the answer; for the target's own tokens the drafter is "".
     logprobs         an entry for each new token, if the request wants them.
-    prompt_logprobs  an entry for each prompt token so far, if the request wants them. The first is None: nothing
-                     predicts that token.
+    prompt_logprobs  an entry for each prompt token so far, if the request wants them. The first is None, because
+                     nothing predicts the first token.
     past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
     error            message of the error that ended the row, if finish_reason is "error".
     max_length       largest number of tokens of prompt and answer together."""
@@ -166,7 +167,7 @@ class Row:
 
     @property
     def tokens(self) -> IntArray:
-        """Prompt and answer so far, int64; a view that must not be written to."""
+        """Prompt and answer so far, int64 [n], as a view that must not be written to."""
         return self._tokens[: self._length]
 
     @property
@@ -176,7 +177,7 @@ class Row:
 
     @property
     def num_new(self) -> int:
-        """Tokens of the answer so far: the output position of the next token."""
+        """Number of tokens of the answer so far, which is the output position of the next token."""
         return self._length - self.prompt_length
 
     @property
@@ -186,34 +187,34 @@ class Row:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end the answer: nothing after one can be accepted."""
+        """Tokens that end the answer. Nothing can be accepted after them."""
         return self._ends
 
     @property
     def pending(self) -> IntArray:
-        """Tokens to run before the row can decode: the prompt at first; after a preemption the answer so far as well,
-        without its last token, which is the root of the next draft."""
+        """Tokens to run before the row can decode: the prompt; after a preemption also the answer so far, except its
+        last token, which is the root of the next draft."""
         return self._tokens[self.cached : self._length - (self.num_new > 0)]
 
     @property
     def expected_length(self) -> int:
-        """Tokens to reserve when it joins: the prompt and `AHEAD` of the answer; more once the answer is longer."""
+        """Number of tokens to reserve: the prompt and `AHEAD` tokens of the answer, or more if the answer is longer."""
         return min(self.max_length, max(self.prompt_length + AHEAD, self._length + AHEAD // 4))
 
     @property
     def max_draft(self) -> int:
-        """Deepest useful draft: the length that is left, without the token that the target adds."""
+        """Depth of the deepest useful draft: the tokens that are left, less the token that the target adds."""
         return self.max_length - self._length - 1
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the prompt is done: all tokens but the last, which is new, are in the cache."""
+        """Whether the prompt is done: the answer has begun, and all tokens but the last are in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
 
     def count_unscored(self, chunk: int) -> int:
-        """Number of tokens at the end of the prompt's next `chunk` that need logits for `prompt_logprobs`.
+        """How many tokens at the end of the prompt's next `chunk` tokens need logits for `prompt_logprobs`.
 
-        A prompt that is run again after a preemption goes on where its scores end."""
+        When a prompt is run again after a preemption, only tokens that have no score yet count."""
         if self.params.prompt_logprobs is None:
             return 0
         begin = max(self.cached, len(self.prompt_logprobs) - 1)
@@ -226,18 +227,17 @@ class Row:
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
+        """Tokens per round, with the target's own (Spec-Bench's definition); 1 for plain decoding."""
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
     def extend(
         self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None
     ) -> int:
-        """Append the tokens of a round up to the one that ends the answer; the last of `tokens` is the target's own.
+        """Append the tokens of a round, up to the end of the answer, and set `finish_reason` if it ends. Returns the
+        number of tokens taken.
 
-        source    the drafter of all but the last token.
-        logprobs  an entry for each of `tokens`, if the request wants them.
-
-        Sets `finish_reason` if the answer ended. Returns the number of tokens taken."""
+        tokens    drafted tokens of the drafter `source`, then the target's own token.
+        logprobs  an entry for each of `tokens`, if the request wants them."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
@@ -259,11 +259,11 @@ class Row:
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             if reason == "error":
-                self._detokenizer = None  # it may be what failed
+                self._detokenizer = None  # The detokenizer may be what failed.
             self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
-        """Add `token` to the text, which never shows an end token. Returns whether the answer ends here."""
+        """Add `token` to the text, unless it is an end token. Returns whether the answer ends here."""
         ends = token in self._ends
         stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
         if ends or stops:
@@ -275,13 +275,13 @@ class Row:
         return self.finish_reason is not None
 
     def finish_text(self) -> None:
-        """Release text held back by the detokenizer; no more comes after it."""
+        """Append the text that the detokenizer held back. No more text follows."""
         if self._detokenizer is not None:
             self._write(self._detokenizer.flush())
             self._detokenizer = None
 
     def _write(self, text: str) -> bool:
-        """Append to the answer's text, and cut it before a stop string that this completes. Returns whether it did."""
+        """Append to the answer's text. If that completes a stop string, cut the text before it, and return True."""
         old = len(self.text)
         self.text += text
         # The old text has no stop string, so a stop string ends in the new text.
@@ -295,9 +295,10 @@ class Row:
         return bool(cuts)
 
     def take_pieces(self) -> list[tuple[str, str]]:
-        """(drafter, text) of the text that is new since the last call and can no longer change; drafter as in `runs`.
+        """Return pieces (drafter, text) of the text that is new since the last call and can no longer change.
 
-        A character of several tokens belongs to the last one. What may begin a stop string is held back."""
+        The drafter is as in `runs`. A character of several tokens belongs to the last of them. Text that may begin a
+        stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
             safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)
@@ -327,13 +328,13 @@ def overlap(text: str, stop: str) -> int:
 
 @dataclass
 class Delta:
-    """The tokens and the text that one round added to one request.
+    """The tokens and the text that a round added to a request.
 
     index     the request's number among the prompts of this call.
-    pieces    (source, text): the source of accepted tokens is the drafter's name, that of the target's own is "". Text
+    pieces    (source, text) pairs. The source is the drafter's name for accepted tokens, "" for the target's own. Text
               lags behind tokens inside a character and before a possible stop string.
     nodes     number of drafted tokens that were verified in this round.
-    depth     number of levels of the draft. calls: forwards of a draft model that it took.
+    depth     number of levels of the draft. calls: number of forwards of a draft model for it.
     accepted  number of drafted tokens in `tokens`.
     logprobs  an entry for each of `tokens`, if the request wants them."""
 
@@ -354,7 +355,7 @@ class Delta:
 
     @classmethod
     def end(cls, row: Row) -> Delta:
-        """The last delta of a request that ended without a new token: the text that was held back."""
+        """Make the last delta of a request that ended without a new token. It has the text that was held back."""
         return cls(row.id, row, [], row.take_pieces(), True)
 
 
@@ -362,8 +363,8 @@ class Delta:
 class Completion:
     """A finished request.
 
-    seconds  time from joining the batch to the last token, prompt included.
-    seed     of a sampled answer: with it, the same request gives the same answer again. None: it was greedy.
+    seconds  time from joining the batch to the last token.
+    seed     seed with which the same request gives the same sampled answer again; None: the request was greedy.
 
     The other fields are as in `Row`."""
 
@@ -382,7 +383,7 @@ class Completion:
 
     @classmethod
     def of(cls, index: int, row: Row) -> Completion:
-        """A row's answer so far; the finish_reason of one that has not ended is "abort"."""
+        """Make the completion of a row's answer so far. If it has not ended, finish_reason is "abort"."""
         return cls(
             index,
             text=row.text,
@@ -400,20 +401,20 @@ class Completion:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of the answer, an end-of-sequence token included."""
+        """Number of tokens of the answer, with an end-of-sequence token."""
         return len(self.tokens)
 
     @property
     def rounds(self) -> int:
-        """Forwards of the target that yielded tokens, the one that finished the prompt included."""
+        """Number of forwards of the target that yielded tokens, with the forward that finished the prompt."""
         return self.stats.rounds
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens per round, the target's own included; plain decoding is 1."""
+        """Tokens per round, with the target's own; 1 for plain decoding."""
         return self.new_tokens / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of this request, prompt included."""
+        """Tokens of the answer per second, with the time of the prompt."""
         return self.new_tokens / self.seconds if self.seconds else 0.0

@@ -1,5 +1,5 @@
-"""What the parameters of a request and of an engine may be. Imports nothing slow: the command line asks before torch is
-loaded."""
+"""What values the parameters of requests and engines may have. Imports nothing slow, because the command line checks
+them before torch is loaded."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import ModelError, PacelineError, meant, shortened
 
-COLDEST = 1e-6  # lowest temperature above greedy; logits divided by a lower one could overflow
+COLDEST = 1e-6  # Logits divided by a lower temperature could overflow.
 MOST = 2**31 - 1  # largest count that the compiled functions take
 SEEDS = 2**64  # number of seeds
 
@@ -53,53 +53,54 @@ DEVICES = (
     "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy",
     "vulkan", "mps", "meta", "hpu", "mtia", "privateuseone",
 )  # fmt: skip
-"""Kinds of devices that torch has a name for."""
+"""Names of torch's kinds of devices."""
 SCHEDULES = ("ragged", "equal", "grouped")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def check(name: str, value: Any) -> None:
-    """PacelineError unless `value` keeps the rule of the field `name`."""
+    """Raise PacelineError if `value` breaks the rule of the field `name`."""
     fits, rule = RULES[name]
     try:
         good = fits(value) and (name == "ignore_eos" or not isinstance(value, bool))
-    except (TypeError, AttributeError, OverflowError):  # of another type, or too large
+    except (TypeError, AttributeError, OverflowError):  # The value has another type, or is too large.
         good = False
     if not good:
         raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
 
 
 def split_dtype(dtype: Any) -> tuple[str | None, Any]:
-    """Split into (precision of matrices, dtype of all else): "int8-float32" is ("int8", "float32"), "int8" is ("int8",
-    "auto"), "auto" is ("auto", "auto"), "bfloat16" is (None, "bfloat16"), as is one of torch's own.
+    """Split `dtype` into (precision of matrices, dtype of all else).
 
-    The precisions "int8" and "int4" quantise a checkpoint, "auto" keeps the blocks of a file, None expands them."""
+    "int8-float32" gives ("int8", "float32"), "int8" gives ("int8", "auto"), "auto" gives ("auto", "auto"), and
+    "bfloat16" or a torch.dtype gives (None, dtype). The precisions "int8" and "int4" quantise a checkpoint, "auto"
+    keeps the blocks of a file, None expands them."""
     word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
     return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
 
 
 def check_dtype(dtype: str) -> None:
-    """ModelError for what names no dtype."""
+    """Raise ModelError if `dtype` names no dtype."""
     if (word := split_dtype(dtype)[1]) not in ("auto", *DTYPES):
         known = (*DTYPES, *PRECISIONS)
         raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
 
 
 def check_precision(word: str) -> None:
-    """ModelError for what names no kind of blocks."""
+    """Raise ModelError if `word` names no kind of blocks."""
     if word not in PRECISIONS:
         raise ModelError(f"unknown precision {word!r}; there are {', '.join(PRECISIONS)}.{meant(word, PRECISIONS)}")
 
 
 def check_device(device: str) -> None:
-    """ModelError for a word that is no name of a device. Whether this machine has it, torch must say."""
+    """Raise ModelError if `device` names no device. Only torch knows whether this machine has it."""
     kind, colon, number = device.partition(":")
     if device != "auto" and (kind not in DEVICES or (colon and not number.isdecimal())):
         raise ModelError(f"there is no device {device!r}; give auto, cpu, cuda, cuda:1, ...{meant(kind, DEVICES, 0.7)}")
 
 
 def check_schedule(spec: str, max_batch: int = 0) -> tuple[str, int | None]:
-    """Parse `spec` into name and window. PacelineError if it is wrong, or not for batches of `max_batch` rows."""
+    """Parse `spec` into name and window. PacelineError if it is wrong, or does not fit batches of `max_batch` rows."""
     name, colon, window = spec.partition(":")
     if name not in SCHEDULES:
         known = ", ".join(SCHEDULES)
@@ -114,7 +115,7 @@ def check_schedule(spec: str, max_batch: int = 0) -> tuple[str, int | None]:
 
 
 def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
-    """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
+    """Parse a number of bytes: 2000000000, "2GB", "1.5 GiB" or "500M". PacelineError for anything else, and for 0."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size < 1 or isinstance(text, bool):
@@ -123,7 +124,7 @@ def parse_bytes(text: int | str, option: str = "cache_memory") -> int:
 
 
 def ruled(name: str) -> Callable[[Any], Any]:
-    """The callback of an option that holds the field `name`: its value, if that keeps the rule or is not given."""
+    """Make the callback that checks a command-line option by the rule of the field `name`. It returns the value."""
 
     def checked(value: Any) -> Any:
         if value is not None:

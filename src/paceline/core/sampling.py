@@ -1,7 +1,7 @@
 """SamplingParams, and the warping of logits.
 
-Logits are warped here and nowhere else. The target's and a drafter's go through the same function, so that both take
-the same token from the same noise where they agree."""
+Logits are warped here and nowhere else. The target's logits and a drafter's go through the same function, so that both
+take the same token from the same noise if they agree."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "be
 
 
 class Grammar(Protocol):
-    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged alike."""
+    """Constrains an answer's text. It must be a pure function of the answer so far, because drafts are checked, too."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """The mask, bool [size], of the tokens that may come after the answer's; all False if it cannot go on."""
+        """The mask, bool [size], of the tokens that may follow `answer`; all False if none may."""
 
 
 def token_id(text: Any) -> int:
-    """The token id that a key of JSON says in digits. ValueError for anything else, such as "1_0"."""
+    """Read a token id from a JSON key of digits. ValueError for anything else, such as "1_0"."""
     if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}", text):
         raise ValueError(f"{shortened(repr(text))} is no token id")
     return int(text)
@@ -49,14 +49,14 @@ class SamplingParams:
     temperature         0 is greedy.
     top_k               keep the k most probable tokens; 0 keeps all.
     top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
-    min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
+    min_p               drop tokens less probable than min_p times the most probable token; 0 drops none.
     repetition_penalty  divisor of positive and factor of negative logits of tokens in prompt and answer; 1 is off.
     presence_penalty    number to subtract from the logits of tokens that the answer has; 0 is off.
     frequency_penalty   number to subtract once for each time that the answer has the token; 0 is off.
-    min_tokens          least number of tokens of the answer.
+    min_tokens          smallest number of tokens of the answer.
     logit_bias          numbers to add to logits, by token id.
     bad_words           token sequences that must not occur.
-    max_tokens          most new tokens.
+    max_tokens          largest number of new tokens.
     seed                number that makes the row reproducible; None draws a fresh one.
     stop                strings that end the answer; the text ends before them.
     stop_token_ids      tokens that end the answer, in addition to the model's end-of-sequence tokens.
@@ -64,10 +64,10 @@ class SamplingParams:
     grammar             `Grammar` of the answer; None: any text.
     prediction          token ids of a text that the answer should resemble; only drafters read them.
     draft               the drafter of this request, if the engine has several (`draft/fallback.py`).
-    logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
-                        None reports nothing.
-    prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
-    cache_salt          requests share keys and values, and what drafters learn, only with those of the same salt, so
+    logprobs            report the log-probability of each new token, and of this many best tokens at its place; None
+                        reports nothing.
+    prompt_logprobs     the same for the prompt's tokens; the whole prompt is then run, even if others share it.
+    cache_salt          requests share keys and values, and what drafters learn, only with requests of the same salt, so
                         that nobody can find out another's prompt by what is reused or drafted.
     beginning, ends     the arguments of `of_row`."""
 
@@ -106,7 +106,7 @@ class SamplingParams:
 
     @property
     def shifts_logits(self) -> bool:
-        """Whether warping can change the most probable token, so that greedy decoding needs it too."""
+        """Whether warping can change the most probable token, so that even greedy decoding needs it."""
         is_biased = self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
         return is_biased or self.looks_back or self.grammar is not None
 
@@ -116,13 +116,13 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
 
     def without_shifts(self) -> SamplingParams:
-        """The same temperature and filters alone."""
+        """The same parameters with only temperature and filters."""
         if not self.shifts_logits:
             return self
         return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
     def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
-        """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`."""
+        """The parameters of a row whose answer begins after `beginning` tokens and ends with a token of `ends`."""
         if not self.looks_back and self.grammar is None:
             return self
         return replace(self, beginning=beginning, ends=ends)
@@ -143,14 +143,14 @@ class SamplingParams:
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """Every field, for command lines and prompt files."""
+        """The fields that command lines and prompt files have."""
         return tuple(f.name for f in fields(cls) if f.name not in HIDDEN)
 
 
 class TokenLogprob(NamedTuple):
     """The natural logarithm of a token's probability at temperature 1, before penalties, biases and filters.
 
-    top  the most probable tokens at this place, best first, as (token id, logarithm)."""
+    top  (token id, logarithm) of the most probable tokens at this place, best first."""
 
     token: int
     logprob: float
@@ -159,7 +159,7 @@ class TokenLogprob(NamedTuple):
 
 @torch.inference_mode()
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Log-probabilities of tokens [n], each with the `count` best at its place, from logits [n, V]."""
+    """Log-probabilities of tokens [n] by logits [n, V], with the `count` best tokens at each place."""
     if is_compiled(logits):
         whole = log_total(logits).unsqueeze(-1)
     else:
@@ -172,29 +172,29 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], count: int) -> l
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether a read of `tensor` has to wait for a device."""
+    """Whether reading `tensor` waits for a device."""
     return tensor.device.type != "cpu"
 
 
 def best_of_rows(logits: torch.Tensor) -> list[int | None]:
-    """The best token of each row of logits [R, V], the lowest id of equals; None for a row with NaN or infinity, or of
-    minus infinity alone. On an accelerator in one wait."""
+    """The best token of each row of logits [R, V], of equals the lowest id; None for a row with NaN or infinity, or
+    only minus infinity. On an accelerator it waits once."""
     if not on_accelerator(logits):
         return [best_or_none(logits, r) for r in range(len(logits))]
     values, indices = logits.max(-1)
-    # Both in one wait; float64 holds every token id exactly.
+    # Together, both wait only once. float64 holds all token ids exactly.
     finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
     return [int(token) if good else None for good, token in zip(finite, best, strict=True)]
 
 
 def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
-    """Apply a request's parameters to logits [R, V]: float32 or float64 [R, V], dropped tokens -inf.
+    """Apply a request's parameters to logits [R, V]. Returns float32 or float64 [R, V], with -inf for dropped tokens.
 
-    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included; it is
-    read only if `params.shifts_logits`. The order is that of transformers' processors: logit bias, repetition penalty,
-    bad words, temperature, top-k, top-p, min-p. `logits` are not changed.
+    contexts[r] has all tokens before the position that row r of `logits` predicts, drafted or not; it is read only if
+    `params.shifts_logits`. The order is that of transformers' processors: logit bias, repetition penalty, bad words,
+    temperature, top-k, top-p, min-p. `logits` are not changed.
 
-    Raises PacelineError if logit_bias or bad_words name a token the model does not have, or leave none."""
+    Raises PacelineError if logit_bias or bad_words name a token that the model lacks, or leave no token."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.shifts_logits:
         scores = _shift(scores.clone(), params, contexts)
@@ -213,7 +213,7 @@ def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArr
 
 
 def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
-    """Logit bias, repetition penalty and bad words, in place."""
+    """Apply logit bias, repetition penalty and bad words in place."""
     vocab_size = scores.shape[-1]
     params.check_vocabulary(vocab_size)
     if params.logit_bias:
@@ -221,7 +221,7 @@ def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntA
         scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
     for row, context in zip(scores, contexts, strict=True):
         if params.repetition_penalty != 1:
-            # A prompt may hold ids that the model reads and cannot write (images).
+            # A prompt may have ids that the model can read but not write, such as those of images.
             seen = torch.from_numpy(np.unique(context[context < vocab_size])).to(scores.device)
             past, penalty = row[seen], params.repetition_penalty
             row[seen] = torch.where(past > 0, past / penalty, past * penalty)
@@ -240,20 +240,19 @@ def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntA
 
 
 def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> None:
-    """OpenAI's penalties on the answer's tokens, and no end before min_tokens; row [V], in place."""
+    """Apply OpenAI's penalties on the answer's tokens to row [V], and forbid its end before min_tokens; in place."""
     tokens, counts = np.unique(answer[answer < len(row)], return_counts=True)
     seen = torch.from_numpy(tokens).to(row.device)
     times = torch.from_numpy(counts).to(row)
     row[seen] -= params.presence_penalty + params.frequency_penalty * times
-    ends = sorted(end for end in params.ends if end < len(row))  # others may be named, and never come
+    ends = sorted(end for end in params.ends if end < len(row))  # Requests may name other ids, which never come.
     if len(answer) < params.min_tokens and ends:
         row[torch.tensor(ends, device=row.device)] = -torch.inf
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
-
-    Of equal scores at the border lower ids are dropped first, in any batch. (Holtzman et al. 2020, section 3.1.)"""
+    """Set `scores` [R, V] to -inf outside the smallest set of tokens with probability `top_p` (Holtzman et al. 2020,
+    section 3.1). Of equal scores at the border, lower ids are dropped first, in any batch."""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False
@@ -261,7 +260,7 @@ def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
-    """The distribution a request draws from, [R, V]: softmax of `warp`, or one-hot when greedy."""
+    """The distribution from which a request draws, [R, V]: softmax of `warp`, or one-hot for a greedy request."""
     if params.is_greedy:
         scores = warp(logits, params, contexts)
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
@@ -278,10 +277,10 @@ def is_compiled(logits: torch.Tensor) -> bool:
 
 
 def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None = None) -> torch.Tensor:
-    """Fast path of `probabilities` for logits [n, V] for which `is_compiled`; [n, V], float32. With `row` of that row
-    alone, [V].
+    """Fast path of `probabilities` for logits [n, V] for which `is_compiled`. Returns float32 [n, V], or [V] for `row`
+    alone.
 
-    Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
+    It does not shift logits, is equal up to float32's rounding, and several times as fast."""
     probs = softmax(logits, params.temperature, row)
     if params.top_k or params.top_p < 1 or params.min_p:
         for of_row in probs if row is None else [probs]:

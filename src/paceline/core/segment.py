@@ -17,16 +17,16 @@ _UNKNOWN: IntArray = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
+    """A row's tokens in a forward: a tree, or a chunk of the prompt (a chain).
 
     slot        the row's slot in the cache; the target knows the row's committed length.
     tokens      int64 [n]. parent: int64 [n], as in DraftTree.
-    start       number of the first node to run. A self-drafter has left keys and values of earlier nodes in the cache.
-    num_logits  number of nodes, the last ones, for which logits are wanted.
-    hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
+    start       number of the first node to run. Keys and values of earlier nodes are in the cache: a drafter ran them.
+    num_logits  how many nodes, the last ones, need logits.
+    hidden      [n - start, H] or None: states of the nodes before layer `resume_layer`; earlier layers are not run.
     depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
-    is_prompt   the tokens are a piece of the row's prompt.
-    mutual      every node sees all others, not only its ancestors (a drafter's own layers)."""
+    is_prompt   whether the tokens are a piece of the row's prompt.
+    mutual      whether all nodes see each other, not only their ancestors (in a drafter's own layers)."""
 
     slot: int
     tokens: IntArray
@@ -44,11 +44,11 @@ class Segment:
 
     @property
     def num_run(self) -> int:
-        """Nodes that the forward runs."""
+        """Number of nodes that the forward runs."""
         return len(self.tokens) - self.start
 
     def longer(self, count: int) -> Segment:
-        """The segment with a chain of `count` more nodes, whose tokens are 0."""
+        """Add a chain of `count` nodes with token 0."""
         n = len(self.tokens)
         return Segment(
             self.slot,
@@ -63,22 +63,23 @@ class Segment:
 
     @classmethod
     def tree(cls, slot: int, tree: DraftTree) -> Segment:
-        """Verify every node of `tree`."""
+        """Make a segment that verifies all nodes of `tree`."""
         return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
 
     @classmethod
     def chunk(cls, slot: int, tokens: IntArray, last: bool, scored: int = 0) -> Segment:
-        """A piece of a prompt; logits after its last `scored` tokens, and after its last one if `last`."""
+        """Make a segment of a piece of a prompt. scored: how many last tokens need logits. last: the last token
+        does."""
         return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The output of one forward, packed in the order of the segments.
+    """The output of a forward, packed in the order of the segments.
 
     logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
     logits_at  segment s has logits[logits_at[s] : logits_at[s + 1]].
-    hidden     {layer: [N, H]} for all nodes that were run. hidden_at: the same as logits_at, for hidden.
+    hidden     by layer: [N, H] for all nodes that were run. hidden_at: like logits_at, for hidden.
     top_k      (values [M, k], token ids [M, k]) or None."""
 
     logits: torch.Tensor
@@ -91,21 +92,21 @@ class Verdict:
     def on(
         cls, segments: Sequence[Segment], logits: torch.Tensor, hidden: dict[int, torch.Tensor], top_k: Any = None
     ) -> Verdict:
-        """The verdict on these segments, whose logits and states are packed in their order."""
+        """Make the verdict of these segments, whose logits and states are packed in their order."""
         counts = [s.num_logits for s in segments], [s.num_run for s in segments]
         logits_at, hidden_at = ([*accumulate(each, initial=0)] for each in counts)
         return cls(logits, logits_at, hidden, hidden_at, top_k)
 
     def count(self, s: int) -> int:
-        """Nodes of segment s that have logits."""
+        """Number of nodes of segment s that have logits."""
         return self.logits_at[s + 1] - self.logits_at[s]
 
     def of(self, s: int) -> torch.Tensor:
-        """Logits of segment s, [its count, V]."""
+        """Logits [n, V] of segment s."""
         return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
 
     def select(self, logits: Sequence[slice]) -> Verdict:
-        """The verdict in which segment i has only the slice logits[i] of the packed logits."""
+        """The verdict with fewer logits: segment i keeps the slice `logits[i]` of the packed logits."""
 
         def joined(packed: torch.Tensor) -> torch.Tensor:
             return torch.cat([packed[part] for part in logits])

@@ -1,6 +1,6 @@
-"""DraftTree is the proposal of a drafter.
+"""DraftTree: the proposal of a drafter.
 
-Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
+Node 0 is the root: the last committed token, whose keys and values the target does not have yet. Each other node is a
 drafted token that follows its parent. A chain is a tree without branches. The root alone is plain decoding.
 
     DraftTree.chain(7, [1, 2, 3])                  # 7 -> 1 -> 2 -> 3
@@ -26,17 +26,17 @@ class DraftTree:
     """A tree of drafted tokens after the last token of a row.
 
     tokens       int64 [n]; tokens[0] is the root, already committed.
-    parent       int64 [n]; parent[0] is -1 and parents come before their children.
-    probe        bool [n] or None: nodes that are run for what they predict and never accepted (Jacobi, lookahead).
+    parent       int64 [n]; parent[0] is -1, and parents come before their children.
+    probe        bool [n] or None: nodes that are run only for their predictions and never accepted (lookahead).
                  Children of a probe are probes.
-    hidden       float tensor [n, H] or None: a self-drafter's states of the nodes after its last layer; their keys and
-                 values are in the cache after the row, and `verify` goes on from there.
+    hidden       float tensor [n, H] or None: states of the nodes after the target's layers that the drafter has run.
+                 Their keys and values are in the cache after the row, and `verify` goes on from there.
     chances      float64 [n] or None: the drafter's estimate of the probability that a node and its ancestors are
                  accepted.
-    origin       int64 [n] or None: for a tree that was cut, each node's number in the tree that was proposed.
+    origin       int64 [n] or None: in a tree that was cut, each node's number in the tree that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
-    calls        forwards of a draft model made for it, one after another."""
+    calls        number of a draft model's forwards, one after another, that it took."""
 
     tokens: IntArray
     parent: IntArray
@@ -50,12 +50,12 @@ class DraftTree:
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
-        """No draft: just the last committed token."""
+        """Make a tree without drafted tokens. token: the last committed token."""
         return cls(np.array([token]), np.array([-1]))
 
     @classmethod
     def chain(cls, root: int, drafted: Sequence[int] | IntArray, **kw: Any) -> DraftTree:
-        """`root` followed by `drafted`, one after another."""
+        """Make a chain: `root`, then `drafted`."""
         n = len(drafted) + 1
         tokens = np.empty(n, np.int64)
         tokens[0] = root
@@ -66,7 +66,7 @@ class DraftTree:
 
     @classmethod
     def of(cls, root: int, tokens: Sequence[int], parent: Sequence[int], **kw: Any) -> DraftTree:
-        """Drafted `tokens`, each with the node number of its parent (0 is the root, 1 the first drafted token)."""
+        """Make a tree of drafted `tokens`. parent: number of each token's parent (0 is the root, 1 the first token)."""
         tree = cls(np.array([root, *tokens], np.int64), np.array([-1, *parent], np.int64), **kw)
         if (tree.parent[1:] >= np.arange(1, len(tree))).any() or (tree.parent[1:] < 0).any():
             raise ValueError("a node's parent must come before it, and node 0 is the only root")
@@ -81,17 +81,17 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it."""
+        """Whether each node follows the node before it."""
         return self.max_depth == len(self) - 1
 
     @cached_property
     def depth(self) -> IntArray:
-        """int64 [n]: 0 at the root; a node's position is the root's position plus its depth."""
+        """Depth of each node, int64 [n], 0 for the root. A node's position is the root's position plus its depth."""
         return depths(self.parent)
 
     @cached_property
     def max_depth(self) -> int:
-        """The most tokens this draft can add."""
+        """Largest number of tokens that this draft can add."""
         return max(self.depth.tolist())
 
     @cached_property
@@ -104,15 +104,15 @@ class DraftTree:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether nodes may be left out after drafting: no state of a node is needed."""
+        """Whether nodes may be removed after drafting: there are no probes and no states."""
         return self.probe is None and self.hidden is None
 
     def children(self, node: int) -> list[int]:
-        """Nodes drafted directly after `node` that may be accepted (no probes)."""
+        """The children of `node` that may be accepted, without probes."""
         return self._children[node]
 
     def clipped(self, max_depth: int) -> DraftTree:
-        """The tree without nodes deeper than `max_depth`; itself if there are none. The root always stays."""
+        """The tree without nodes deeper than `max_depth`. The root always stays."""
         if len(self) - 1 <= max_depth or self.depth.max() <= max(max_depth, 0):
             return self
         keep = np.flatnonzero(self.depth <= max(max_depth, 0))
@@ -121,7 +121,7 @@ class DraftTree:
         return self.keeping(keep)
 
     def keeping(self, nodes: IntArray) -> DraftTree:
-        """The tree with only `nodes`, int64, ascending, which have the root and the parent of each other node."""
+        """The tree with only `nodes`, int64, ascending: the root, and other nodes with their parents."""
         new_index = np.full(len(self), -1)
         new_index[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
@@ -131,11 +131,11 @@ class DraftTree:
         return replace(self, parent=parent, origin=origin, **selected)
 
     def proposed(self, path: Sequence[int]) -> list[int]:
-        """The numbers of the nodes of `path` in the tree as it was proposed."""
+        """The numbers that the nodes of `path` had in the tree as it was proposed."""
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
-        """The drafted tokens, int64, on the path that takes the first of all siblings and no probe."""
+        """The drafted tokens, int64, on the path that takes the first child of each node, without probes."""
         if self.is_chain and self.probe is None:
             return self.tokens[1:]
         chain, node = [], 0
@@ -146,10 +146,10 @@ class DraftTree:
 
 
 def depths(parent: IntArray) -> IntArray:
-    """Depth of every node, int64 [n], from `parent` int64 [n] (parents first, -1 above the root)."""
-    if len(parent) > 64 and (parent == np.arange(-1, len(parent) - 1)).all():  # a prompt's chunk
+    """Depth of each node, int64 [n], by `parent` int64 [n] (parents first, -1 above the root)."""
+    if len(parent) > 64 and (parent == np.arange(-1, len(parent) - 1)).all():  # The chunk of a prompt is a chain.
         return np.arange(len(parent))
-    # Lists: between two forwards a dozen steps of the interpreter cost less than one NumPy call.
+    # A dozen steps over lists take less time than one NumPy call.
     depth = [0]
     for above in parent[1:].tolist():
         depth.append(depth[above] + 1)
@@ -157,7 +157,7 @@ def depths(parent: IntArray) -> IntArray:
 
 
 def ancestors(parent: IntArray) -> NDArray[np.bool_]:
-    """bool [n, n]: entry (i, j) is whether node i sees node j: j is i or an ancestor of i."""
+    """bool [n, n]: entry (i, j) says whether node i sees node j, that is, j is i or an ancestor of i."""
     n = len(parent)
     if (parent == np.arange(n) - 1).all():
         return np.tri(n, dtype=bool)
@@ -168,9 +168,9 @@ def ancestors(parent: IntArray) -> NDArray[np.bool_]:
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
-    """Join trees: the result has every path of `trees` once, and those of the first tree come first.
+    """Join trees. The result has each path of `trees` once; the first tree's paths come first.
 
-    Raises ValueError if the roots differ, or for trees that have probes or states."""
+    Raises ValueError if the roots differ, or if a tree has probes or states."""
     if any(t.tokens[0] != trees[0].tokens[0] for t in trees):
         raise ValueError("trees with different roots cannot be merged")
     if any(t.probe is not None or t.hidden is not None for t in trees):

@@ -1,1 +1,1 @@
-"""The loop: the engine, its schedules, the memory of the cache and of prefixes."""
+"""The loop: the engine, its schedules and its budget, and the memory of the cache and of prefixes."""

@@ -1,15 +1,15 @@
 """The budget decides how many tokens each drafter may draft for each row, so that drafting never costs time.
 
-A token of a draft is worth the probability that it is accepted. Its price is the number of tokens that decoding brings
-at the present rate in the time that the token costs. Tokens a second are most if each token is drafted that is worth
-its price (Dinkelbach 1967). The cost of a round (`Prices`) and the acceptance of each drafter (`Survival`) are learnt
-as rounds run.
+A drafted token is worth the probability that it is accepted. Its price is the number of tokens that decoding, at its
+present rate, makes in the time that the drafted token takes. Decoding is fastest if exactly the tokens that are worth
+their price are drafted (Dinkelbach 1967). The times of rounds (`Prices`) and the acceptance of each drafter
+(`Survival`) are learnt as rounds run.
 
-    before drafting  a drafter is asked for the rows for which that pays. One that runs a model step by step, or whose
-                     drafts must stay whole, also hears how deep (`Ask.most`).
-    after drafting   drafts are cut to the tokens that pay, of all rows at once.
+    before drafting  a drafter is asked for the rows for which that pays. If it runs a model step by step, or its drafts
+                     must stay whole, it is also told how deep a draft pays (`Ask.most`).
+    after drafting   the drafts of all rows are cut together to the tokens that pay.
 
-Choices that do not pay are tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
+What does not pay is tried again, at growing intervals that bound the cost: a drafter is asked, a few tokens are
 verified, or a round without drafts is timed. With `budget=False`, drafts are as long as their methods make them."""
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from paceline.draft.base import Allowance, Ask, Drafter, Unlimited, stamp
 from paceline.draft.cost import INSTANT, DraftTimes, Prices, Table
 from paceline.draft.survival import Survival
 
-PROBE = 4  # most tokens that are verified, or drafted, to see whether they pay by now
-UNKNOWN, MOST = 8, 4096  # tokens that are drafted for all rows together while no price is known; and ever
-SHARE = 0.005  # of the time, for each of the three things that are tried
-WAIT, LONGEST_WAIT = 4, 256  # rounds before the first trial of each; most rounds between two
+PROBE = 4
+"""Largest number of tokens that a trial drafts or verifies."""
+UNKNOWN, MOST = 8, 4096
+"""Largest number of tokens drafted for all rows together: while no price is known, and ever."""
+SHARE = 0.005
+"""Share of the time that each of the three kinds of trial may take."""
+WAIT, LONGEST_WAIT = 4, 256
+"""Rounds before the first trial, and the largest number of rounds between two trials."""
 
 
 class Trials:
-    """The times at which a choice that does not pay is tried again. Intervals grow until trials take SHARE of the time.
+    """Decides when something that does not pay is tried again. Intervals grow until trials take SHARE of the time.
 
     first  rounds before the first trial."""
 
@@ -44,11 +48,11 @@ class Trials:
         self._wait = self._next = first
 
     def reset(self) -> None:
-        """Begin with short intervals again, because the choice pays."""
+        """Begin with short intervals again, because it pays now."""
         self._wait = WAIT
 
     def put_off(self, round: int) -> None:
-        """Begin the interval anew, because the choice was made without a trial."""
+        """Begin the interval anew, because it happened without a trial."""
         self._next = round + self._wait
 
     def due(self, round: int, share: float) -> bool:
@@ -63,12 +67,13 @@ class Trials:
 class Drafts:
     """The measurements of a drafter.
 
-    worth  fading mean, over all rows, of the tokens beyond their price that asking the drafter brought.
-    steps  whether the drafter is given a depth, because it runs a model step by step or its drafts must stay whole.
-    width  number of nodes of its drafts for each token of their depth.
+    worth  fading mean, over all rows, of the tokens that asking the drafter gained, less the price of verifying them.
+    steps  whether the drafter is told a depth, because it runs a model step by step or its drafts must stay whole.
+    width  mean number of nodes at each depth of its drafts.
     begun  ids of the rows for which it was asked. The first call for a row may read its prompt, and is not timed."""
 
-    PACE, STRENGTH = 0.03, 3.0  # of the mean of all rows; its weight in that of one
+    PACE, STRENGTH = 0.03, 3.0
+    """How fast the mean over all rows moves, and its weight in a row's own mean."""
 
     def __init__(self, times: DraftTimes | None, shares: Sequence[float]) -> None:
         self.is_fixed = times is not None
@@ -80,12 +85,13 @@ class Drafts:
         self._rows: dict[int, tuple[float, float]] = {}
 
     def worth_of(self, row: int) -> float:
-        """Expected worth of asking the drafter for this row: a row's own mean, shrunk towards that of all rows."""
+        """Expected worth of asking the drafter for this row: the row's own mean, shrunk towards the mean of all
+        rows."""
         total, count = self._rows.get(row, (0.0, 0.0))
         return (total + self.STRENGTH * self.worth) / (count + self.STRENGTH)
 
     def note_worth(self, row: int, value: float) -> None:
-        """Record the `value` that asking the drafter for this row brought."""
+        """Record the worth of having asked the drafter for this row."""
         self._count += 1
         self.worth += max(1 / self._count, self.PACE) * (value - self.worth)
         total, count = self._rows.get(row, (0.0, 0.0))
@@ -98,7 +104,9 @@ class Drafts:
 
 
 class Asked(NamedTuple):
-    """A call of a drafter for a row: the largest allowed depth, and the depth of the draft."""
+    """A call of a drafter for a row.
+
+    limit  largest depth that was allowed. length: depth of the draft."""
 
     by: Drafts
     limit: int
@@ -108,14 +116,15 @@ class Asked(NamedTuple):
 class Budget(Unlimited):
     """The budget of an engine: its prices, and what is known of each drafter.
 
-    table   prices that were measured; None: they are learnt. now: a clock, in seconds.
-    plain   when a round without drafts is timed.
-    rounds  rounds so far. tokens, time: those of the last rounds; time is in rounds of plain decoding."""
+    table         measured prices; None: they are learnt. now: a clock, in seconds.
+    plain         decides when a round without drafts is timed.
+    rounds        number of rounds so far.
+    tokens, time  tokens a row gained in the last rounds, and their time, in rounds of plain decoding; both fade."""
 
     def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
         self.prices = table.prices if table is not None else Prices()
         self.table, self.now = table, now
-        # Weak: combinators may make drafters and forget them, and these may hold much text.
+        # Weak references, because combinators may drop drafters, which may hold much text.
         self.drafts: WeakKeyDictionary[Drafter, Drafts] = WeakKeyDictionary()
         self.plain, self.rounds = Trials(2 * WAIT), 0
         self.tokens = self.time = 8.0
@@ -129,17 +138,17 @@ class Budget(Unlimited):
             known.drop(row.id)
 
     def known(self, drafter: Drafter) -> Drafts:
-        """What is known of a drafter."""
+        """Return the measurements of a drafter."""
         if drafter not in self.drafts:
             self.drafts[drafter] = Drafts(*(self.table.of(drafter) if self.table is not None else (None, ())))
         return self.drafts[drafter]
 
 
 class PricedRound(Allowance):
-    """What a round of `rows`, which are decoding, may draft at the budget's prices, which are in tokens here.
+    """Decides what pays in a round of `rows`, which are decoding. Prices are in tokens.
 
-    rate  tokens a second. node: the price of a drafted node. any: of the first one, too.
-    room  most nodes of all rows, because prices are not known beyond."""
+    rate  tokens a second. node: price of a drafted node. any: price of having any drafted node.
+    room  largest number of drafted nodes of all rows; prices beyond it are not known."""
 
     def __init__(self, budget: Budget, rows: Sequence[Request]) -> None:
         self.budget, self.prices, self.rows = budget, budget.prices, rows
@@ -149,7 +158,7 @@ class PricedRound(Allowance):
         self.rate = self.node = self.any = 0.0
         self.room = UNKNOWN
         gain = budget.tokens / budget.time
-        # Where drafts seem to gain nothing a round without them costs nothing, but they may only seem so.
+        # If drafts seem to gain nothing, timing a plain round seems free, but the estimate may be wrong: hence 0.2.
         self._is_plain = not self.prices.is_fixed and budget.plain.due(budget.rounds, max(gain - 1, 0.2))
         if self.prices.known:
             terms = self.prices.terms
@@ -161,7 +170,7 @@ class PricedRound(Allowance):
 
     def ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[DraftTree]:
         if drafter.parts:
-            return super().ask(drafter, asks)  # which asks its parts
+            return super().ask(drafter, asks)  # The drafter asks its parts.
         known, budget = self.budget.known(drafter), self.budget
         asked = [Ask(row, n) for (row, _), n in zip(asks, self._limits(known, asks), strict=True) if n > 0]
         if not asked:
@@ -177,7 +186,7 @@ class PricedRound(Allowance):
         for (row, most), tree in zip(asked, trees, strict=True):
             known.begun.add(row.id)
             known.steps |= calls > 0 or not tree.may_be_cut
-            budget.drafts.setdefault(tree.owner, known)  # it may be a part of `drafter`
+            budget.drafts.setdefault(tree.owner, known)  # The owner may be a part.
             self._asked.setdefault(row.id, []).append(Asked(known, most, tree.max_depth))
             if tree.num_drafted:
                 known.width += 0.1 * (tree.num_drafted / tree.max_depth - known.width)
@@ -191,7 +200,7 @@ class PricedRound(Allowance):
         return self._depth(known, ask, self._count)[1] if known.steps else known.worth_of(ask.row.id)
 
     def _limits(self, known: Drafts, asks: Sequence[Ask]) -> list[int]:
-        """The largest depth of a draft for each row."""
+        """The largest depth of a draft for each row; 0: the drafter is not asked."""
         most = [max(ask.most, 0) for ask in asks]
         if self._is_plain:
             return [0] * len(asks)
@@ -214,8 +223,8 @@ class PricedRound(Allowance):
         return trial if known.asks.due(self.budget.rounds, share) else [0] * len(asks)
 
     def _depth(self, known: Drafts, ask: Ask, rows: int) -> tuple[int, float]:
-        """The depth that pays most for a row among `rows`, and the expected tokens beyond their price that it
-        brings."""
+        """The depth that pays most for a row, and the tokens that it is expected to gain, less their price. rows: how
+        many rows draft together."""
         if ask.most < 1:
             return 0, 0.0
         stands, drafted = known.survival.asked(ask.row.id, min(ask.most, max(self.room // rows, 1)))
@@ -230,8 +239,9 @@ class PricedRound(Allowance):
         return float(np.maximum(self._stands(tree, row) - self.node, 0.0).sum())
 
     def _paid(self, known: Drafts, stands: Floats, price: float, pays: bool = True) -> int:
-        """How many of a draft's nodes to verify: those that pay, and now and then a few more, which may stand more
-        often by now."""
+        """How many of a draft's nodes to verify: those that pay, and in trials a few more.
+
+        stands  acceptance of each node. pays: whether drafting pays in this round at all."""
         count = int((stands > price).sum()) if pays else 0
         if count == len(stands):
             known.checks.reset()
@@ -240,17 +250,17 @@ class PricedRound(Allowance):
         return count + (1 + self.budget.rounds % PROBE if known.checks.due(self.budget.rounds, share) else 0)
 
     def _stands(self, tree: DraftTree, row: Request) -> Floats:
-        """P(the node is accepted) for every drafted node, float64 [len(tree) - 1]."""
+        """P(node is accepted) for each drafted node, float64 [len(tree) - 1]."""
         return self.budget.known(tree.owner).survival.of(tree, row.id)
 
     def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """Cut trees to the nodes that pay, and now and then a few more. Those that must stay whole stay as they are."""
+        """Cut trees to the nodes that pay, and in trials a few more. Trees that must stay whole are not cut."""
         made, known = list(trees), self.budget.known
         if not self.prices.known:
             return made
         open_ = [i for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut]
         stands, price = {i: self._stands(trees[i], self.rows[i]) for i in open_}, self.node
-        if sum(len(stands[i]) for i in open_) > self.room:  # no more than twice what the prices are known for
+        if sum(len(stands[i]) for i in open_) > self.room:  # Prices beyond `room` are not known.
             every = np.concatenate([stands[i] for i in open_])
             price = max(price, float(np.partition(every, -self.room)[-self.room]))
         paid = {i: np.maximum(of - price, 0.0) for i, of in stands.items()}
@@ -297,7 +307,7 @@ class PricedRound(Allowance):
 
 
 def _first(tree: DraftTree, stands: Floats, count: int) -> DraftTree:
-    """Cut a tree to its `count` likeliest nodes; no node is likelier than its parent."""
+    """Cut a tree to its `count` likeliest drafted nodes. No node is likelier than its parent."""
     if count >= len(stands):
         return tree
     return tree.keeping(np.append(0, np.sort(np.argsort(-stands, kind="stable")[:count]) + 1))

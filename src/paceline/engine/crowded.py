@@ -1,7 +1,7 @@
-"""Says, once, that other processes hold up an engine's rounds.
+"""Crowded: warns once if other processes hold up an engine's rounds.
 
 Threads that share a product wait for each other, and the slowest waits for a core that another process has. So a busy
-machine costs far more than its share (docs/log.md, "A busy neighbour")."""
+machine slows rounds by far more than its share (docs/log.md, "A busy neighbour")."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from paceline.draft.cost import INSTANT, Prices
 from paceline.target.threads import MISSING, Threads
 
 log = logging.getLogger("paceline.engine")
-TIMES, ROUNDS = 10.0, 8  # so many prices, in so many rounds in a row
+TIMES, ROUNDS = 10.0, 8
+"""A warning follows after ROUNDS rounds in a row that each took TIMES their price."""
 Now = Callable[[], float]
 
 
 class Crowded:
-    """Watches the time of rounds of an engine with `threads`. Their price is that of the quiet machine: a round that is
-    held up does not count towards it.
+    """Compares the rounds of an engine with `threads` with their price on the quiet machine, which is learnt from
+    rounds that were not held up.
 
-    now, worked  clocks of this machine and of this process's work on all of its cores, in seconds."""
+    now, worked  clocks in seconds: of the machine, and of this process's work on all its cores."""
 
     def __init__(self, threads: Threads, now: Now = perf_counter, worked: Now = process_time):
         self._threads, self._now, self._worked = threads, now, worked
@@ -29,7 +30,7 @@ class Crowded:
         self._since = 0.0, 0.0
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
-        """Record a round as `Prices.note` does, and log a warning if it is one too many that was held up."""
+        """Record a round as in `Prices.note`, and log a warning after too many rounds that were held up."""
         if self._said:
             return
         price = max(self._prices.seconds(rows, nodes, context), INSTANT)
@@ -42,7 +43,7 @@ class Crowded:
             self._judge(seconds / price)
 
     def _judge(self, times: float) -> None:
-        """Warn if this process had less of the processor than its threads could use; a long text may be slow, too."""
+        """Warn if this process had less of the processor than its threads could use. A long text may be slow, too."""
         passed, worked = self._now() - self._since[0], self._worked() - self._since[1]
         self._slow = 0
         if worked / passed < self._threads.using - MISSING:

@@ -10,7 +10,8 @@
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 
-A failure ends the rows that it concerns with finish_reason "error". Only failures outside a request raise exceptions.
+A failure ends the rows that it concerns, with finish_reason "error". Only failures outside of requests raise
+exceptions.
 """
 
 from __future__ import annotations
@@ -57,34 +58,34 @@ class EngineConfig:
     """How an engine runs: the fields that `Engine(model, draft, **fields)` takes. PacelineError for a limit below 1."""
 
     max_batch: int = 8
-    """Most rows answered at once; others wait."""
+    """Largest number of rows answered at once; others wait."""
     prefill_chunk: int = 512
-    """Most prompt tokens in one forward, so that a long prompt does not hold up the other rows."""
+    """Largest number of prompt tokens in a forward, so that a long prompt does not hold up other rows."""
     max_slowdown: float | None = None
-    """Longest time of a round that runs prompt tokens beside rows that are decoding, in rounds without prompt tokens.
-    None: there is no bound, and the pieces of a prompt do not depend on measured times."""
+    """How many times as long a round may take if it runs prompt tokens beside decoding rows, compared with a round
+    without prompt tokens. None: there is no bound, and the pieces of a prompt do not depend on measured times."""
     max_rows_per_client: int | None = None
-    """Most rows at once of one `Row.client`; None: there is no bound."""
+    """Largest number of rows at once for each `Row.client`; None: there is no bound."""
     schedule: str | Schedule | None = None
     """Which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule."""
     rule: Rule | None = None
-    """The acceptance rule; None: the rule of a row's drafter if it has one, else the lossless rule."""
+    """The acceptance rule; None: the lossless rule."""
     budget: bool = True
-    """Draft as much as pays, by the time of rounds and the acceptance of drafts; False: as much as the drafter
-    likes."""
+    """Draft as much as pays, by the time of rounds and the acceptance of drafts; False: as much as the drafter likes.
+    """
     cache_memory: int | str | None = None
-    """Most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait for it. If
-    rows outgrow it, the youngest is preempted and run again later (docs/batching.md)."""
+    """Memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait until they fit. If
+    rows outgrow it, the youngest row is preempted and run again later (docs/batching.md)."""
     context: int | None = None
-    """Most tokens of a prompt and its answer, if they are to be fewer than the model allows."""
+    """Largest number of tokens of a prompt and its answer; None: as many as the model allows."""
     reuse: bool = True
     """Copy the keys and values of earlier requests whose prompts begin alike."""
     prefix_cache: str | Path | None = None
     """A folder for the keys and values of prompts, which later processes with the same model reuse."""
     prefix_cache_size: int | str = "8GB"
-    """Most bytes of that folder; the files used longest ago are removed."""
+    """Largest size of that folder; the least recently used files are removed."""
     threads: int | None = None
-    """Processor threads of a round; None: torch's number, or fewer while other processes want the cores."""
+    """Processor threads of a round; None: as many as torch uses, or fewer while other processes want the cores."""
     tokenizer: Tokenizer | None = None
     """Reads prompts and writes answers; None: the target's own. A model that is not loaded yet is loaded with it."""
     exact_profile: bool = False
@@ -93,8 +94,8 @@ class EngineConfig:
     """As in `paceline.target.load.load`, for a model that is not loaded yet; so are `device` and `activations`."""
     device: str = "auto"
     exact: bool | None = None
-    """The same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs no time;
-    False: never. True also applies to a Target that is loaded already."""
+    """Compute the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: if that costs no
+    time. True also applies to a Target that is loaded already."""
     activations: int | None = None
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class Engine:
         self.rule: Rule = config.rule or LOSSLESS
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
-        limited = config.budget and self.drafter.drafts  # plain decoding has nothing to learn, and pays nothing
+        limited = config.budget and self.drafter.drafts  # Plain decoding needs no budget.
         self.budget = Budget(self.drafter.price_table) if limited else UNLIMITED
         self._allowance = Allowance()
         self.room, self.seats = self._make_room(config.cache_memory)
@@ -137,21 +138,20 @@ class Engine:
         self._crowded = Crowded(self.threads)
         self.rounds = 0
         self.prompt_profile = Profile(0, {})
-        """The rounds of `profile` that ran a piece of a prompt, perhaps beside rows that were decoding."""
+        """The part of `profile` in rounds that ran a piece of a prompt, perhaps beside decoding rows."""
         self._next_id = 0
 
     def _can_reuse(self) -> bool:
-        """Whether some rows can take over keys and values of earlier ones, whatever their drafters read."""
+        """Whether any rows can reuse keys and values of earlier rows, given what their drafters read."""
         reads = [drafter.needs for drafter in self.drafter.choices]
-        if self.config.prefix_cache is not None:  # which has no states
+        if self.config.prefix_cache is not None:  # The folder has no states for drafters.
             reads = [one for one in reads if not one.whole_prompt]
         return self.config.reuse and any(one.callback_layer is None for one in reads)
 
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Run one round. Returns a delta for each row that gained tokens or ended; those that ended have left the
-        batch."""
+        """Run one round. Returns a delta for each row that gained tokens or ended. Ended rows have left the batch."""
         before, plan = self._begin(), Plan([], [], [])
         try:
             failed = self._admit()
@@ -169,7 +169,7 @@ class Engine:
         return deltas + [Delta.end(row) for row in failed + ended if row.finish_reason == "error"]
 
     def _plan(self, turns: Sequence[Turn]) -> Plan:
-        """Plan the round: rows that are decoding run a draft, the others a piece of their prompt."""
+        """Plan the round: decoding rows run a draft, the others a piece of their prompt."""
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Plan([], [], [])
         for row, chunk in turns:
@@ -182,7 +182,7 @@ class Engine:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
                 self.room.note_draft(row, len(tree))
-            else:  # its drafter failed
+            else:  # The drafter failed at this row.
                 continue
             plan.rows.append(row)
             plan.trees.append(tree)
@@ -216,7 +216,7 @@ class Engine:
             wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
             return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
-            if row not in guard.failed:  # the error named another row
+            if row not in guard.failed:  # The error named another row.
                 _fail(row, MethodError("the forward of its round failed at another request"))
         return None
 
@@ -238,8 +238,8 @@ class Engine:
         return outcomes
 
     def _apply(self, plan: Plan, outcomes: list[Outcome]) -> list[Delta]:
-        """Commit the accepted paths to the target's cache and give the rows their new tokens. A row that fails here
-        gets its failure in `outcomes`."""
+        """Commit the accepted paths to the target's cache, and give the rows their new tokens. Failures of rows go into
+        `outcomes`."""
         for i, (row, outcome) in enumerate(zip(plan.rows, outcomes, strict=True)):
             if isinstance(outcome, Accepted):
                 with _Guard([row]) as guard:
@@ -258,7 +258,7 @@ class Engine:
         return deltas
 
     def _observe(self, plan: Plan, round: Round, seconds: float) -> None:
-        """Show the budget and the drafter a round whose forward and acceptance took `seconds`."""
+        """Show a round to the budget and the drafter. seconds: time of the forward and of acceptance."""
         if len(round):
             with _Guard(round.rows):
                 self.seats.keep_states(round)
@@ -276,12 +276,12 @@ class Engine:
 
     @property
     def max_batch(self) -> int:
-        """Most rows answered at once."""
+        """Largest number of rows answered at once."""
         return self.config.max_batch
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt and its answer, which the context and the memory leave. Answers end there."""
+        """Largest number of tokens of a prompt and its answer, by context and memory. Answers end there."""
         return self.room.longest
 
     @property
@@ -290,9 +290,9 @@ class Engine:
         return bool(self.rows or self.waiting)
 
     def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
-        """Queue a request; it joins the batch between rounds, as soon as there is a slot and memory.
+        """Queue a request. It joins the batch between rounds, as soon as there is a slot and memory.
 
-        Raises PromptError for a prompt that is empty, or that fills the model's context or the cache's memory,
+        Raises PromptError for a prompt that is empty or leaves no room for an answer in the context or the cache, and
         PacelineError for parameters that this model can never honour."""
         row = self.check(prompt, params)
         self._next_id += 1
@@ -305,7 +305,7 @@ class Engine:
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
         if self.tokenizer is not None:
-            # An answer to messages is a text of its own; any other answer continues the prompt's text.
+            # An answer to messages begins a new text; any other answer continues the prompt's text.
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
@@ -314,11 +314,11 @@ class Engine:
         return Row(self._next_id, tokens, params, max_context=most, eos_token_ids=ends, detokenizer=detokenizer)
 
     def encode(self, prompt: Prompt) -> IntArray:
-        """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
+        """Turn a prompt into token ids, int64 [n]. PromptError if they do not fit the vocabulary or the context."""
         return encode(prompt, self.tokenizer, self.target.vocab_size, self.target.max_context)
 
     def abort(self, row: Row) -> None:
-        """End a request where it is; its text so far stays on the row."""
+        """End a request where it is. The row keeps its text so far."""
         row.end("abort")
         for rows in (self.waiting, self.rows):
             if row in rows:
@@ -326,13 +326,12 @@ class Engine:
                 self._leave(row)
 
     def with_weights_of(self, target: Target) -> None:
-        """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts.
+        """Replace the target by a target with new weights, between requests, and forget earlier prefixes.
 
-        Drafters that read its states or run its layers are bound to it; MethodError from one that does not fit.
-        The memory of keys and values stays: the system gives new memory page by page, which may take longer than
-        answers do."""
+        Drafters that read its states or run its layers are bound to it; MethodError if a drafter does not fit. The
+        memory of keys and values is kept, because new memory may take longer than answers do."""
         unnamed = copy(target)
-        unnamed.weights_fingerprint = ""  # heads for earlier weights draft for these
+        unnamed.weights_fingerprint = ""  # Heads for earlier weights must be accepted.
         rebind(self.drafter, unnamed)
         self.target, before = target, self.room
         self.room, self.seats = self._make_room(before.budget)
@@ -350,7 +349,7 @@ class Engine:
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
-        """Use another acceptance rule or schedule inside a context. None keeps the present one."""
+        """Use another acceptance rule or schedule inside a context. None: no change."""
         before = self.rule, self.schedule
         self.rule, self.schedule = rule or self.rule, schedule or self.schedule
         try:
@@ -359,8 +358,8 @@ class Engine:
             self.rule, self.schedule = before
 
     def _admit(self) -> list[Row]:
-        """Preempt rows that have outgrown the memory, and let requests join while they fit. Returns those that failed.
-        """
+        """Preempt rows if they outgrow the memory, and let requests join while they fit. Returns requests that
+        failed."""
         for row in self.room.preempt(self.rows):
             self.seats.release(row)
             self.rows.remove(row)
@@ -383,7 +382,7 @@ class Engine:
             self.clock.lap("draft")
 
     def _recall(self) -> None:
-        """Show the states of reused tokens to drafters that read those of every token, like a piece of the prompt."""
+        """Show the states of reused tokens, like a piece of the prompt, to drafters that read all tokens' states."""
         for row, states in self.seats.recalled():
             none = torch.empty(0, self.target.vocab_size, device=self.target.device)
             segment = Segment.chunk(row.slot, row.tokens[: row.cached], last=False)
@@ -393,7 +392,7 @@ class Engine:
                 self.drafter.of(row).observe(Round([row], [tree], [segment], verdict, [Accepted([0], [])]))
 
     def _drop_ended(self) -> list[Row]:
-        """Let the rows that have ended leave the batch. Returns them."""
+        """Remove the rows that have ended from the batch. Returns them."""
         ended = [row for row in self.rows if row.finish_reason is not None]
         for row in ended:
             self.rows.remove(row)
@@ -401,7 +400,7 @@ class Engine:
         return ended
 
     def _leave(self, row: Row) -> None:
-        """Free a row's slot, if it has one, and let the drafter forget the row, if it was told of it."""
+        """Free the row's slot, if any, and let the drafter forget the row, if it knows it."""
         if row.slot >= 0:
             self.seats.end(row)
         if not row.joined:
@@ -410,7 +409,7 @@ class Engine:
         self.budget.drop(row)
         try:
             self.drafter.drop(row)
-        except Exception:  # the row's answer stands, and other rows must not suffer
+        except Exception:  # The row's answer stands, and other rows must not suffer.
             log.exception("%s failed to forget request %d", self.drafter.name, row.id)
 
     # Whole answers --------------------------------------------------------------------------------------------
@@ -436,7 +435,7 @@ class Engine:
     def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
         """Run until `rows`, from `add`, have ended, and yield their deltas. `Delta.index` counts `rows`.
 
-        until  a function that is called before every round; the loop stops if it returns True."""
+        until  function that is called before each round; if it returns True, the loop stops."""
         index = {row.id: i for i, row in enumerate(rows)}
         while any(row.finish_reason is None for row in rows) and not until():
             for delta in self.step():
@@ -444,7 +443,7 @@ class Engine:
                     yield replace(delta, index=index[delta.row.id])
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Run until `rows`, from `add`, have ended. Raises PacelineError if one of them failed."""
+        """Run until `rows`, from `add`, have ended. Raises PacelineError if any of them failed."""
         for delta in self.follow(rows):
             if delta.row.error:
                 raise PacelineError(delta.row.error)
@@ -455,9 +454,9 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         progress: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
-        """Answer `prompts`. Returns completions in their order. `progress` is called with every delta.
+        """Answer `prompts`. Returns completions in their order. `progress` is called with each delta.
 
-        A request that failed has finish_reason "error" and a message in `error`; the others go on."""
+        A request that fails has finish_reason "error" and a message in `error`; the others go on."""
         rows: dict[int, Row] = {}
         with closing(self.stream(prompts, params)) as deltas:
             for delta in deltas:
@@ -469,7 +468,7 @@ class Engine:
     # A round's time -------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, float]:
-        """Start the clock and set the number of processor threads. Returns the seconds booked so far, by part.
+        """Start the clock, and set the number of processor threads. Returns the seconds booked so far, by part.
 
         While rows run, the number of threads changes only if it cannot change their tokens."""
         self.clock.start()
@@ -478,7 +477,7 @@ class Engine:
         return dict(self.clock.seconds)
 
     def _end(self, plan: Plan, before: Mapping[str, float]) -> list[Row]:
-        """Give the threads back, drop the rows that ended, and book every row's share of the round's time. Returns the
+        """Give the threads back, drop the rows that ended, and book each row's share of the round's time. Returns the
         rows that ended."""
         nodes = sum(segment.num_run for segment in plan.segments)
         prompt_tokens = sum(segment.num_run for segment in plan.segments if segment.is_prompt)
@@ -502,21 +501,21 @@ class Engine:
         return Profile(self.rounds, dict(self.clock.seconds))
 
     def reset_profile(self) -> None:
-        """Forget the time spent so far, such as a warm-up's."""
+        """Forget the time so far, such as that of a warm-up."""
         self.clock.seconds.clear()
         self.rounds, self.prompt_profile = 0, Profile(0, {})
 
 
 def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig) -> Target:
-    """Make the target: load `model`, or take it as it is, and give it the cache that `schedule` needs.
+    """Load `model`, or take a Target as it is, and give it the cache that `schedule` needs.
 
-    Raises PacelineError, one line, for a model that cannot be found, read or used."""
+    Raises PacelineError, with a message of one line, for a model that cannot be found, read or used."""
     if isinstance(model, Target):
         target = fitted(_shortened(copy(model), config.context) if config.context else model, schedule)
         if config.exact:
             target.make_exact()
         return target
-    from paceline.target.load import load  # on demand, like rectangular caches
+    from paceline.target.load import load  # imported on demand, like rectangular caches
 
     how = {name: getattr(config, name) for name in ("dtype", "device", "exact", "activations", "tokenizer")}
     native = False if getattr(schedule, "is_rectangular", False) else None
@@ -524,14 +523,14 @@ def _target(model: str | Path | Target, schedule: Schedule, config: EngineConfig
 
 
 def _shortened(target: Target, context: int | None) -> Target:
-    """`target` with no more context than that."""
+    """Limit the context of `target`."""
     if context is not None:
         target.max_context = min(target.max_context, context)
     return target
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
-    """Give a row its new tokens and count them in its statistics. Returns the delta."""
+    """Give a row its new tokens, and count them in its statistics. Returns the delta."""
     tokens = outcome.tokens
     taken = row.extend(tokens, tree.source, outcome.logprobs)
     accepted = min(taken, len(tokens) - 1)
@@ -544,9 +543,9 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
 class _Guard:
     """A context in which an error ends the row that it names, or all of `rows`.
 
-    failed  rows that the error ended. error: the error, if there was one.
+    failed  rows that the error ended. error: the error, if any.
 
-    A class, because it is entered several times a round, and a generator costs five times as much."""
+    It is a class because a generator takes five times as long, several times a round."""
 
     __slots__ = ("error", "failed", "rows")
 
@@ -560,10 +559,10 @@ class _Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
-            return False  # such as Ctrl-C
+            return False  # Ctrl-C, for example, goes on.
         named = [row for row in self.rows if isinstance(error, RowError) and row.id == error.row_id]
         cause = (error.__cause__ if isinstance(error, RowError) else None) or error
-        # A bug, whose traceback is worth having.
+        # Other errors are bugs, so their traceback is logged.
         if not isinstance(cause, PacelineError) and out_of_memory(cause) is None:
             log.error("a round failed", exc_info=cause)
         self.failed, self.error = named or self.rows, cause
@@ -572,7 +571,7 @@ class _Guard:
         return True
 
     def outcome(self, row: Row, otherwise: Outcome | None = None) -> Outcome:
-        """The row's failure, or `otherwise` if it did not fail."""
+        """Return the row's failure, or `otherwise` if it did not fail."""
         if self.error is not None and (row in self.failed or otherwise is None):
             return Failed(self.error)
         assert otherwise is not None
@@ -580,7 +579,7 @@ class _Guard:
 
 
 def _fail(row: Row, error: BaseException) -> None:
-    """End a row with an error; a row that has ended in this round stays as it is."""
+    """End a row with an error, unless it has ended."""
     message = str(error) if isinstance(error, PacelineError) else out_of_memory(error)
     message = message or f"{type(error).__name__}: {error}"
     log.error("request %d ended with an error: %s", row.id, message)

@@ -18,9 +18,10 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_context: int) -> IntArray:
-    """Token ids of a prompt, int64 [n], checked against the model's vocabulary and context.
+    """Turn a prompt into token ids, int64 [n].
 
-    Raises PromptError for a prompt that is empty, not readable, or fills the context."""
+    Raises PromptError for a prompt that is empty, cannot be read, has tokens outside the vocabulary, or fills the
+    context."""
     ids = np.asarray(_ids(prompt, tokenizer, max_context))
     if not ids.size:
         raise PromptError("The prompt is empty; give it at least one token.")

@@ -20,17 +20,20 @@ from paceline.target.cache import RaggedCache, in_granules
 
 log = logging.getLogger("paceline.memory")
 
-SLACK = 64  # cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes
-SHARE = 0.5  # default share of free memory for the cache
-MOST_PREFIXES = 64  # most prefixes, or four times the batch if that is more
+SLACK = 64
+"""Places in the cache after a row's tokens, for its draft and padding; a larger draft raises the number."""
+SHARE = 0.5
+"""Default share of free memory for the cache."""
+MOST_PREFIXES = 64
+"""Largest number of prefixes, or four times the batch if that is more."""
 
 
 class Room:
     """The memory of a target's cache. A target without a `RaggedCache` has room for all rows.
 
-    budget       most bytes; None: SHARE of the free memory.
-    state_bytes  most bytes of the states that are kept for a token, beside its keys and values.
-    prefixes     those kept beside the cache. They make room where rows need it."""
+    budget       largest number of bytes; None: SHARE of the free memory.
+    state_bytes  largest number of bytes kept for a token beside its keys and values: states for drafters.
+    prefixes     prefixes kept beside the cache. They make room when rows need it."""
 
     def __init__(self, target: Target, budget: int | str | None, *, max_batch: int, state_bytes: int = 0):
         self.target, self.max_batch, self._beside = target, max_batch, state_bytes
@@ -41,14 +44,14 @@ class Room:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a row, prompt and answer, that is alone and has all the memory."""
+        """Largest number of tokens, prompt and answer, of a row that has all the memory to itself."""
         lengths = range(self.target.max_context + 1)
         if self.cache is None:
             return lengths[-1]
         return max(bisect_right(lengths, self.budget, key=lambda n: self._size(1, n + SLACK)) - 1, 0)
 
     def check(self, length: int) -> None:
-        """Raise PromptError if a prompt of that many tokens leaves no memory for an answer's first, even alone."""
+        """Raise PromptError if a prompt of `length` tokens leaves no memory for an answer, even alone."""
         if self.cache is None or length < (most := self.longest):
             return
         need = self._size(1, length + 1 + SLACK)
@@ -58,8 +61,8 @@ class Room:
         )
 
     def has_room(self, row: Row, running: Sequence[Row], joining: int = 1) -> bool:
-        """Make the cache large enough for one more row; if it must grow, for all that are `joining`. Returns False if
-        the row must wait for others to end."""
+        """Make the cache large enough for `row`; if it must grow, at once for all rows that are `joining`. Returns
+        False if the row must wait for others to end."""
         if self.cache is None:
             return True
         need = max(r.expected_length for r in (*running, row)) + self._slack
@@ -67,7 +70,7 @@ class Room:
 
     def enter(self, row: Row) -> None:
         """Give a row its slot."""
-        if self.cache is not None:  # with nobody else there, a row may go above the budget, but no further than it must
+        if self.cache is not None:  # Alone, a row may exceed the budget as far as it must.
             self.cache.reserve(min(row.expected_length, self.cache.max_context), len(self.cache.held) + 1, double=False)
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
@@ -83,12 +86,12 @@ class Room:
 
     @property
     def _used(self) -> int:
-        """Bytes of the cache, and of the states beside it."""
+        """Bytes of the cache as it is, and of the states beside it."""
         return self._size(self._cache.num_slots, self._cache.capacity)
 
     def preempt(self, running: Sequence[Row]) -> list[Row]:
-        """Make the cache large enough for this round. Returns the rows that lost their slots for it: the youngest of
-        the client with the most rows."""
+        """Make the cache large enough for this round. Returns the rows that lost their slots: each time, the youngest
+        row of the client with the most rows."""
         if self.cache is None or not running:
             return []
         rows, preempted = list(running), list[Row]()
@@ -103,8 +106,8 @@ class Room:
         return preempted
 
     def note_draft(self, row: Row, nodes: int) -> None:
-        """Make room for a draft of `nodes` after `row`. The first large draft may take the cache above the budget; from
-        the next round on the slack covers its size."""
+        """Make room for a draft of `nodes` nodes after `row`. The first large draft may exceed the budget; from the
+        next round on, the slack covers its size."""
         if nodes + SLACK // 2 > self._slack:
             self._slack = in_granules(nodes) + SLACK
             if self.cache is not None:
@@ -117,11 +120,11 @@ class Room:
         row.preempted += 1
 
     def _fit(self, slots: int, capacity: int, running: Sequence[Row], more: int = 0) -> bool:
-        """Reshape the cache to `slots` rows of `capacity` tokens, or to more if the budget allows, for `more` rows that
-        will join. Rows may move to other slots. Returns False if there is no memory."""
+        """Reshape the cache to `slots` rows of `capacity` tokens, and if the budget allows, for `more` rows that will
+        join. Rows may move to other slots. Returns False if there is no memory."""
         cache = self._cache
         if len(cache.held) > len(running) and cache.held:
-            slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
+            slots = max(slots, cache.held[-1] + 1)  # Another engine's rows must not move.
         if slots <= cache.num_slots and capacity <= cache.capacity and self._used <= self.budget:
             return True
         many = max(slots, min(max(2 * cache.num_slots, slots + more), self.max_batch))
@@ -136,7 +139,7 @@ class Room:
                 self.prefixes.forget()
             try:
                 moved = cache.reshape(*shape)
-            except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
+            except (MemoryError, RuntimeError) as error:  # The machine has less memory than the budget.
                 log.warning("no memory for a cache of %s: %s", decimal(self._size(*shape)), printable(error))
                 continue
             for row in running:
@@ -145,7 +148,7 @@ class Room:
         return False
 
     def make_room(self, length: int, more: int = 0) -> bool:
-        """Forget prefixes until one of `length` tokens and `more` bytes fits into the budget. Returns whether it
+        """Forget prefixes until a prefix of `length` tokens and `more` bytes fits into the budget. Returns whether it
         fits."""
         left = self.budget - self._used - length * (self._cache.token_bytes + self._beside) - more
         while left >= 0 and self.prefixes.nbytes > left:
@@ -154,25 +157,25 @@ class Room:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of the accelerator, or of this machine or container; 4 GB if that is unknown."""
+    """Free bytes of the accelerator, or of this machine or container; 4 GB if they are unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = []
-    with suppress(OSError):  # not Linux
+    with suppress(OSError):  # Only Linux has these files.
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
     return min([*free, *_free_in_group(Path("/sys/fs/cgroup"))], default=4 * 10**9)
 
 
 def _free_in_group(group: Path) -> list[int]:
-    """Free bytes in the limits of a control group, of version 2 or 1. Pages of files that are not in use count as used
-    there, but make room when memory is wanted. After a model was read, they are most of it."""
+    """Free bytes within each limit of a control group, version 2 or 1. The group counts cached pages of files as used,
+    but they make room when memory is needed, so they count as free here."""
     free = []
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
-        with suppress(OSError, ValueError):  # no such version, or no limit in it ("max")
+        with suppress(OSError, ValueError):  # The group has another version, or no limit ("max").
             most, now = (int((group / name).read_text()) for name in (limit, used))
             stat = dict(line.split() for line in (group / used).with_name("memory.stat").read_text().splitlines())
             free.append(most - now + int(stat.get(cached, 0)))

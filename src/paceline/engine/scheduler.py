@@ -12,21 +12,21 @@ from paceline.target.base import Target
 class Turn(NamedTuple):
     """A row that runs in this round.
 
-    chunk  number of prompt tokens that it runs; 0: it is decoding."""
+    chunk  number of prompt tokens to run; 0: the row is decoding."""
 
     row: Row
     chunk: int
 
 
 class Schedule(Protocol):
-    """Called by the engine before every round: first `admit`, then `select`."""
+    """The engine calls first `admit`, then `select` before each round."""
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
         """Remove from `waiting` the requests that join now. The engine puts back those that do not fit into memory."""
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """Select at least one of the rows of `running`, which has no rows that wait for another row's keys and
-        values."""
+        """Select at least one row of `running`. Rows that wait for another row's keys and values are not in
+        `running`."""
 
 
 def take(waiting: deque[Row], most: int) -> list[Row]:
@@ -34,20 +34,22 @@ def take(waiting: deque[Row], most: int) -> list[Row]:
     return [waiting.popleft() for _ in range(min(most, len(waiting)))]
 
 
-FADE = 0.8  # weight of earlier rounds at every new one
-LEAST = 32  # prompt tokens that run beside decoding rows in any case: fewer take hardly less time
+FADE = 0.8
+"""Factor on the weight of earlier rounds for each new round."""
+LEAST = 32
+"""Prompt tokens that always run beside decoding rows, because fewer take hardly less time."""
 
 
 class Pace:
-    """How many prompt tokens may run beside decoding rows, learnt from the times of rounds. A round is expected to take
-    what the latest rounds without prompt tokens took, plus a price for each prompt token. This is Sarathi-Serve's token
-    budget (Agrawal et al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
+    """Learns from the times of rounds how many prompt tokens may run beside decoding rows. A round is expected to take
+    as long as the latest rounds without prompt tokens, plus a price for each prompt token. This is Sarathi-Serve's
+    token budget (Agrawal et al. 2024, arXiv 2403.02310, section 4.3), but measured while it is used.
 
-    max_slowdown  longest time of such a round, in rounds without prompt tokens; None: there is no bound."""
+    max_slowdown  as in `EngineConfig`."""
 
     def __init__(self, max_slowdown: float | None = None):
         self.max_slowdown = max_slowdown
-        self._without, self._with = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]  # rounds, seconds, prompt tokens
+        self._without, self._with = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]  # sums of rounds, seconds and prompt tokens
 
     def note(self, tokens: int, seconds: float) -> None:
         """Learn from a round with `tokens` prompt tokens."""
@@ -55,7 +57,7 @@ class Pace:
         sums[:] = [FADE * before + new for before, new in zip(sums, (1, seconds, tokens), strict=True)]
 
     def chunk(self, most: int) -> int:
-        """The number of prompt tokens of the next round beside decoding rows, at most `most`."""
+        """How many prompt tokens may run beside decoding rows in the next round, at most `most`."""
         rounds, seconds, tokens = self._with
         if self.max_slowdown is None or not self._without[0] or not tokens:
             return most
@@ -65,18 +67,18 @@ class Pace:
 
 
 class Ragged:
-    """Rows of any length in one forward. Every row that is decoding runs in every round. Prompts run in
-    pieces in the same rounds, so that a long one holds up neither these rows nor a short prompt.
+    """Rows of any length in one forward. All decoding rows run in every round. Prompts run in pieces in the same
+    rounds, so that a long prompt holds up neither decoding rows nor short prompts.
 
-    max_batch      most rows at once.
-    prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
-                   with the fewest tokens left. So a prompt of k tokens takes about 2 k / prefill_chunk rounds if it is
-                   the oldest or the shortest.
-    pace           `Pace` that bounds prompt tokens further while rows are decoding.
-    most_of_one    most rows of one client; None: there is no limit.
+    max_batch      largest number of rows at once.
+    prefill_chunk  largest number of prompt tokens in a round. Half of them go to the oldest prompt, the rest to the
+                   prompts with the fewest tokens left. So a prompt of k tokens takes about 2 k / prefill_chunk rounds
+                   if it is the oldest or the shortest.
+    pace           bounds prompt tokens further while rows are decoding.
+    most_of_one    largest number of rows of a client; None: there is no limit.
 
-    Requests of one client join in the order they came. Of several clients the one with the fewest rows is next; among
-    equals, the one whose last turn is longest ago."""
+    A client's requests join in order of arrival. The client with the fewest rows is next; of equals, the client whose
+    last turn was earliest."""
 
     def __init__(
         self, max_batch: int, prefill_chunk: int, pace: Pace | None = None, most_of_one: int | None = None
@@ -84,11 +86,12 @@ class Ragged:
         self.max_batch, self.prefill_chunk, self._pace = max_batch, prefill_chunk, pace or Pace()
         self._most_of_one = most_of_one or max_batch
         self._joining: list[Row] = []
-        self._turns: dict[str, float] = {}  # by client: when a row of it joined
+        self._turns: dict[str, float] = {}  # by client: when its last row joined
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """Let as many join as fit into the batch, first those that have been preempted."""
-        self._turns |= {row.client: row.joined for row in self._joining if row.joined}  # the others were put back
+        """Let as many requests join as fit into the batch, preempted rows first."""
+        # Rows that did not join were put back.
+        self._turns |= {row.client: row.joined for row in self._joining if row.joined}
         self._joining, held = [], Counter(row.client for row in running)
         while len(running) + len(self._joining) < self.max_batch and (row := self._next(waiting, held)) is not None:
             waiting.remove(row)
@@ -106,14 +109,14 @@ class Ragged:
         return min(turns.values(), key=lambda row: (held[row.client], self._turns.get(row.client, 0.0)), default=None)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """Select all rows that are decoding, and pieces of prompts up to the chunk."""
+        """Select all decoding rows, and pieces of prompts with `prefill_chunk` tokens together."""
         prompts = {row.id: row for row in running if not row.is_decoding}
         alone, most = len(prompts) == len(running), self.prefill_chunk
         chunks = self._chunks(list(prompts.values()), most if alone else self._pace.chunk(most))
         return [Turn(row, chunks.get(row.id, 0)) for row in running if row.id in chunks or row.id not in prompts]
 
     def _chunks(self, prompts: Sequence[Row], left: int) -> dict[int, int]:
-        """Number of tokens that each prompt runs, `left` together, by row id."""
+        """Divide `left` tokens among prompts. Returns the number of tokens by row id."""
         if not prompts:
             return {}
         oldest = min(prompts, key=lambda row: row.id)
@@ -131,9 +134,9 @@ class Ragged:
 
 
 class Equal:
-    """EQSPEC: batches of at most `max_batch` rows; a batch begins when the last row of the one before has ended.
+    """EQSPEC: batches of at most `max_batch` rows. A batch begins when the last row of the batch before has ended.
 
-    prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are done."""
+    prefill_chunk  largest number of tokens of each prompt in a round. Drafting begins when all prompts are done."""
 
     is_rectangular = True
 
@@ -141,38 +144,38 @@ class Equal:
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """Let a whole batch join, in order of arrival, when no row runs."""
+        """Let a whole batch join, in order of arrival, if no row runs."""
         return [] if running else take(waiting, self.max_batch)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """Select pieces of the prompts until they are done, then every row."""
+        """Select pieces of the prompts until they are done, then all rows."""
         return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
 
 
 class Grouped(Equal):
-    """EXSPEC: a window of requests, of which `max_batch` run in a round.
+    """EXSPEC: in each round `max_batch` rows of a window of requests run.
 
-    window         most requests in the window: more than `max_batch`, so that there is a choice.
-    prefill_chunk  most tokens of each row's prompt in one round.
+    window         largest number of requests in the window: more than `max_batch`, so that there is a choice.
+    prefill_chunk  largest number of tokens of each prompt in a round.
 
-    A request whose length no other has waits long: it runs only among the window's first, while no group is full."""
+    A request whose length no other has waits long: it runs only when no group is full and it is among the first."""
 
     def __init__(self, max_batch: int, prefill_chunk: int, window: int):
         super().__init__(max_batch, prefill_chunk)
         self.window = window
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """Let as many join as fit into the window, in order of arrival."""
+        """Let as many requests join as fit into the window, in order of arrival."""
         return take(waiting, self.window - len(running))
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """Select pieces of new prompts, `max_batch` at a time; else the window's first full group, or its first
-        rows."""
+        """Select pieces of up to `max_batch` new prompts; without new prompts, the window's first full group, or else
+        its first rows."""
         prompts = _prompts(running, self.max_batch, self.prefill_chunk)
         return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
 
     def _group(self, running: Sequence[Row]) -> list[Row]:
-        """The first `max_batch` rows of one length; none if no length has so many rows."""
+        """The first `max_batch` rows of the same length; none if no length has so many rows."""
         by_length: dict[int, list[Row]] = {}
         for row in running:
             group = by_length.setdefault(len(row), [])
@@ -183,12 +186,13 @@ class Grouped(Equal):
 
 
 def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
-    """Pieces of the first `most` unfinished prompts."""
+    """Select pieces, up to `chunk` tokens each, of the first `most` unfinished prompts."""
     fresh = [row for row in running if not row.is_decoding]
     return [Turn(row, min(chunk, len(row.pending))) for row in fresh[:most]]
 
 
-WINDOW = 32  # default window of `grouped`, as in the published program; at least twice the batch
+WINDOW = 32
+"""Default window of `grouped`, as in the published program. It is at least twice the batch."""
 
 
 def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:
@@ -203,8 +207,8 @@ def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) ->
 
 
 def fitted(target: Target, schedule: Schedule) -> Target:
-    """Give `target` the cache that the schedule needs: a published one runs on a transformers target whose rows lie in
-    rectangles. ModelError as `rectangular`."""
+    """Give `target` the cache that the schedule needs. The published schedules need a transformers target whose rows
+    lie in rectangles. ModelError as in `rectangular`."""
     if not getattr(schedule, "is_rectangular", False):
         return target
     from paceline.target.rectangles import rectangular

@@ -1,4 +1,4 @@
-"""Seats: the rows in the cache, and whose keys and values each of them takes over."""
+"""Seats: the rows in the cache, and from where they take over keys and values."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -24,10 +24,10 @@ log = logging.getLogger("paceline.memory")
 class Seat:
     """A row in the cache.
 
-    share   with whom it may share keys and values.
-    waits   it is held back until it has taken over what it can reuse: of `lead`, an older row that is computing them,
-            `least` tokens; without a lead, of a prefix.
-    states  states [n, L * H] of its tokens in the cache, as they came; None: none are kept."""
+    share        conditions for sharing its keys and values.
+    waits        it has not taken over keys and values yet. Until then it does not run.
+    lead, least  it waits until `lead`, an older row, has `least` tokens in the cache; None: it takes over a prefix.
+    states       states [n, L * H] of its tokens in the cache, in pieces; None: none are kept."""
 
     row: Row
     share: Share
@@ -38,7 +38,7 @@ class Seat:
 
     @property
     def layers(self) -> list[int]:
-        """The layers of its states, in their order."""
+        """The layers of `states`, in order."""
         return sorted(self.share.layers)
 
     @property
@@ -52,7 +52,7 @@ class Seat:
 class Seats:
     """The rows in the cache. Without `reuse`, or for a target without a `RaggedCache`, they share nothing.
 
-    disk  folder and most bytes of prompts' keys and values that later processes reuse; None: they are not stored."""
+    disk  folder for prompts' keys and values, and its largest number of bytes; None: nothing is stored."""
 
     def __init__(self, room: Room, *, reuse: bool, disk: tuple[str | Path, int] | None = None):
         self.room, self.prefixes, self.target = room, room.prefixes, room.target
@@ -80,7 +80,7 @@ class Seats:
     def start(self, row: Row, running: Sequence[Row], layers: Collection[int] | None = ()) -> None:
         """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need.
 
-        layers  layers whose states its drafter reads of every token. None: the row can reuse nothing."""
+        layers  layers whose states its drafter reads for all tokens. None: the row can reuse nothing."""
         self.room.enter(row)
         seat = self._of[row.id] = Seat(row, Share(row.params.cache_salt, frozenset(layers or ())))
         if not self.reuse:
@@ -94,32 +94,32 @@ class Seats:
         seat.waits, seat.least = True, self.prefixes.best(tokens, seat.share)[0] + SHORTEST
         for other in self._alike(seat, running):
             shared = common(other.tokens, tokens)
-            if other.cached >= shared:  # else it will have them all
+            if other.cached >= shared:  # Otherwise the other row will have them all.
                 shared = self._cache.reusable(other.slot, shared)
             if other.id < row.id and shared > seat.least:
                 seat.least, seat.lead = shared, other
         if self.target.recurrent:
-            # Later prompts may branch off at this prompt's end, and where it diverges from an earlier one.
+            # Later prompts may branch off at this prompt's end, or where it diverges from an earlier prompt.
             marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, seat.share))]
             for one, length in [*marks, *([(seat.lead, seat.least)] if seat.lead is not None else [])]:
                 self._cache.mark(one.slot, length)
 
     def _load(self, tokens: IntArray, share: Share) -> None:
-        """Load the stored prefix of `tokens` if it is longer than the one in memory. The disk has no states."""
+        """Load the stored prefix of `tokens` if no prefix in memory is as long. The disk has no states."""
         if self.disk is not None and not share.layers:
             kv = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
             if kv is not None and self.room.make_room(kv.shape[3]):
                 self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=share.salt)
 
     def keep_states(self, round: Round) -> None:
-        """Keep the states of the tokens that a round committed, for rows whose drafters read them."""
+        """Keep the states of the tokens that a round committed, for rows whose drafters read states."""
         for i, row in enumerate(round.rows):
             seat = self._of[row.id]
             if seat.states is not None:
                 seat.states.append(torch.cat([round.committed(i, layer) for layer in seat.layers], -1))
 
     def recalled(self) -> list[tuple[Row, Mapping[int, torch.Tensor]]]:
-        """Rows that reuse tokens since the last call, with the states [reused, H] by layer that their drafters read."""
+        """The rows that took over tokens since the last call, with these tokens' states [n, H] by layer."""
         recalled, self._recalled = self._recalled, []
         return recalled
 
@@ -133,7 +133,7 @@ class Seats:
             seat.waits = False
             try:
                 self._take_over(seat, running)
-            except (MemoryError, RuntimeError):  # then its tokens are run
+            except (MemoryError, RuntimeError):  # The row runs its tokens instead.
                 log.exception("request %d could not reuse the keys and values of its prompt", seat.row.id)
         return ready
 
@@ -162,17 +162,17 @@ class Seats:
             self._recalled.append((row, reused))
 
     def _alike(self, seat: Seat, running: Sequence[Row]) -> list[Row]:
-        """The running rows whose texts begin as that of the seat's row, and whose states it could read."""
+        """The running rows from which the seat's row may take over: same `beginning`, and all states that it needs."""
         seats, begins = [self._of[row.id] for row in running], beginning(seat.row.tokens, seat.share.salt)
         able = [one for one in seats if seat.share.layers <= one.share.layers]
         return [one.row for one in able if beginning(one.row.tokens, one.share.salt) == begins]
 
     def release(self, row: Row) -> None:
-        """Forget a row that lost its slot, and will be run again."""
+        """Forget a row that has lost its slot and will be run again."""
         del self._of[row.id]
 
     def end(self, row: Row) -> None:
-        """Free a row's slot. Its keys and values are copied for later requests if they fit into the budget."""
+        """Free a row's slot. Its keys and values are kept for later requests if they fit into the budget."""
         seat = self._of.pop(row.id, None)
         try:
             if seat is not None and self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
@@ -180,7 +180,7 @@ class Seats:
                 if self.disk is not None:
                     prompt = row.tokens[: min(row.cached, row.prompt_length)]
                     self.disk.store(prompt, partial(self._cache.copy, row.slot), row.params.cache_salt)
-        except Exception:  # the row's answer stands, and other rows must not suffer
+        except Exception:  # The row's answer stands, and other rows must not suffer.
             log.exception("request %d is not kept for reuse", row.id)
         finally:
             self.target.drop_row(row.slot)

@@ -1,1 +1,1 @@
-"""One file a method; `paceline.draft.registry` finds them by name."""
+"""The methods, one in each file. `paceline.draft.registry` finds them by name."""

@@ -1,10 +1,10 @@
 """amphista: heads that see each other, over causal layers of their own, fill a fixed tree in one pass.
 
 Li et al., "Amphista: Bi-directional Multi-head Decoding for Accelerating LLM Inference" (NAACL 2025, arXiv 2406.13170).
-The layers read every committed token's state and the token that was chosen after it; K heads read the last of what
-they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
-depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
-docs/methods/amphista.md says what of this network, Amphista-R, is our reading."""
+The layers read the state of each committed token and the token after it. K heads read the layers' last output, an
+encoder lets the K positions see each other, and the target's output head reads the result. One pass drafts all depths,
+so all nodes of a depth have the same candidates. The authors have published no code: docs/methods/amphista.md says
+which parts of this network, Amphista-R, are our reading."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ from paceline.formats.heads.networks import JointHeads, concat_scaled, load_modu
 from paceline.kernels.linear import linear
 
 STAGES = ("stage1.0.", "stage2.0.")
-"""Beginnings of the names of the two causal layers' tensors."""
+"""What the names of the two causal layers' tensors begin with."""
 
 
 class AmphistaHeads(Heads):
-    """K heads over the adapted state, which see each other in an encoder."""
+    """K heads over the causal layers' output; an encoder lets them see each other."""
 
     def __init__(self, config: FixedTreeConfig, target: Facts):
         path = config.checkpoint
@@ -48,7 +48,7 @@ class AmphistaHeads(Heads):
         self.layer, self.cache, self.nbytes = BEFORE_NORM, self.layers.cache, nbytes(here, "lm_heads")
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run stage 1 over the states, and stage 2 over its output and the token after each."""
+        """Run stage 1 over the states, then stage 2 over its output and the tokens after the states."""
         layout, cache = self.layers.begin(segments, states)
         states = self.layers(states, layout, cache, last=1)
         after = F.embedding(torch.from_numpy(following).to(states.device), self.target.embedding)

@@ -1,8 +1,8 @@
 """auto: for each row the drafter that pays most.
 
-In every round, drafters that copy are asked first, then those that run a model. Each is asked for the rows that have no
-draft yet, or a draft that is worth less than the drafter's average. The budget (`paceline.engine.budget`) knows what
-drafts are worth, decides whether asking pays at all, and cuts the drafts. Without a budget, the first draft is taken.
+In each round, drafters that copy are asked first, then those that run a model. Each is asked for the rows that have no
+draft yet, or whose draft is worth less than the drafter's average. The budget (`paceline.engine.budget`) estimates what
+drafts are worth, decides whether asking pays, and cuts the drafts. Without a budget, the first draft is taken.
 Details: docs/methods/auto.md."""
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.errors import MethodError
 
-TRIALS, TURN = 12, 16  # rounds in which each is asked first at the beginning; one round in so many later
-FADE = 32  # rounds over which a mean fades
+TRIALS, TURN = 12, 16
+"""To be measured, each drafter is asked first in TRIALS rounds at the beginning, and later in turn every TURN
+rounds."""
+FADE = 32
+"""Rounds over which a mean fades."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,12 @@ class Auto(Fallback):
         self.specs = _specs(config.checkpoint)
         super().__init__([create(spec) for spec in self.specs])
         self.name = "auto"
-        self._brought: dict[Drafter, float] = {}  # what each brought a row that nobody had a draft for
+        self._brought: dict[Drafter, float] = {}  # mean gain for rows without a draft
         self._turns: dict[Drafter, int] = {}
         self._rounds = 0
 
     def bind(self, target: Facts) -> None:
-        """Bind every part and read the table. MethodError from a part, or for a table that does not fit."""
+        """Bind every part and read the table. MethodError from a part, or if the table does not fit."""
         super().bind(target)
         self.times_rounds = self.config.table is None
         if self.config.table is not None:
@@ -87,8 +90,8 @@ class Auto(Fallback):
         return trees
 
     def _order(self) -> list[Drafter]:
-        """The order in which drafters are asked: first those that copy, by their average, then those that run a model.
-        To measure them, each is first in turn at the beginning, and now and then later."""
+        """The order in which drafters are asked: first those that copy, best average first, then those that run a
+        model. In rounds that measure, the drafter whose turn it is comes first."""
         copying = [part for part in self.parts if not _is_late(part)]
         first = min(copying, key=lambda part: self._turns.get(part, 0), default=None)
         copying.sort(key=lambda part: -self._brought.get(part, 0.0))
@@ -102,12 +105,12 @@ class Auto(Fallback):
 
 
 def _is_late(drafter: Drafter) -> bool:
-    """Whether the drafter runs a model, so that it is asked after the others."""
+    """Whether the drafter runs a model, and so is asked after the others."""
     return drafter.weight_bytes > 0 or drafter.needs.resume_layer is not None
 
 
 def _specs(listed: str) -> list[str]:
-    """The drafters that the checkpoint of `auto` lists."""
+    """Specs of the drafters that the checkpoint of `auto` lists."""
     specs = [exchanged(spec.strip(), ";", ",") for spec in cut(listed, r"\|")]
     if not all(specs):
         raise MethodError(f"auto:{listed} names nothing between two |; write auto:sam|suffix.")

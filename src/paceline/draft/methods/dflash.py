@@ -1,11 +1,12 @@
 """dflash: one forward over a block of masks drafts all of its tokens, from the target's states of the text before it.
 
-Z Lab 2026, "DFlash" (arXiv 2602.06036). The block is the last token and masks. Its positions see each other, and in
-every layer the text before them: keys and values made of several of the target's states. DSpark (arXiv 2607.05147) adds
-two heads: Markov, a low-rank bias by the token before, so that the tokens hang together; and confidence, the chance
-that a token is accepted, by which a chain ends. DDTree (Ringel and Romano 2026, arXiv 2604.12989) grows a tree over the
-positions' distributions. DFlash2 (Z Lab's code, 2026) has convolutions over the block's positions, and chooses each
-token among a position's best by the token before it. Folders are those of `paceline train dflash`, or published ones.
+Z Lab 2026, "DFlash" (arXiv 2602.06036). The block is the last token and masks. Its positions see each other and, in
+every layer, the text before them: keys and values made of several of the target's states. DSpark (arXiv 2607.05147)
+adds two heads. The Markov head gives a low-rank bias by the token before, so that the tokens fit together; the
+confidence head predicts whether a token is accepted, and ends chains. DDTree (Ringel and Romano 2026, arXiv 2604.12989)
+grows a tree over the positions' distributions. DFlash2 (Z Lab's code, 2026) has convolutions over the block's
+positions, and chooses among each position's best tokens by the token before. Folders are from `paceline train dflash`
+or published.
 
     Engine("smollm2", draft="dflash:models/smollm2-dflash,tree=16")
 """
@@ -45,14 +46,14 @@ class DFlashNetwork:
     """A drafter's network, bound to a target.
 
     head     its output head. columns: tokens of the head's rows; None: all tokens.
-    spans    for each layer the most tokens that a position sees (None: all), and whether it sees no later one."""
+    spans    for each layer: how many tokens a position sees (None: all), and whether it sees no later position."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         self.form, self.config, self.columns, tensors = read(path, config, tensors, target)
         (table, head), own = table_and_head(target), tensors.get(TABLE)
         self.table = table if own is None or is_copy(own, table) else own.to(table)
         self.mask = tensors[MASK].to(table) if MASK in tensors else self.table[self.form.mask]
-        apart = (W1, W2, SELECT, *CONFIDENCE)  # which stay whole
+        apart = (W1, W2, SELECT, *CONFIDENCE)  # These stay whole.
         extra = {name: one.to(target.device, target.dtype) for name, one in tensors.items() if name in apart}
         looked_up = (*apart, TABLE, MASK, OFFSETS, MEMBERS)
         here = neural.placed({name: one for name, one in tensors.items() if name not in looked_up}, target, dtype)
@@ -71,10 +72,10 @@ class DFlashNetwork:
         if OUTPUT in here:
             head = linear([here[OUTPUT]], None, target.dtype)
         self.head = head if OUTPUT in here or self.columns is None else head.rows(self.columns)
-        self.nbytes = neural.nbytes(here, OUTPUT) + neural.nbytes(extra, W1)  # of W1 a row is read
+        self.nbytes = neural.nbytes(here, OUTPUT) + neural.nbytes(extra, W1)  # A forward reads a row of W1.
 
     def read(self, states: torch.Tensor, segments: Sequence[Segment]) -> None:
-        """Write every layer's keys and values of committed tokens, from the target's states [N, taps * H]."""
+        """Write each layer's keys and values of committed tokens, made of the target's states [N, taps * H]."""
         _, cache = self.layers.begin(segments, states)
         context = self.layers.ops.norm(self.fc(states), self.weights["hidden_norm.weight"])
         for number, layer in enumerate(self.layers.layers):
@@ -82,9 +83,9 @@ class DFlashNetwork:
             layer.attention.write(context, cache, number)
 
     def fill(self, anchors: Sequence[int], blocks: Sequence[Segment]) -> torch.Tensor:
-        """Run blocks that begin with the tokens `anchors` and are masks otherwise. Their keys and values are not kept.
+        """Run blocks of a token, from `anchors`, and masks. Their keys and values are not kept.
 
-        Returns the input of the output head at the positions that draft (`Segment.num_logits`)."""
+        Returns the output head's input at the positions that draft (`Segment.num_logits`)."""
         begins = np.cumsum([0, *(block.num_run for block in blocks)]).tolist()
         x, norm = self.mask.repeat(begins[-1], 1), self.layers.ops.norm
         x[begins[:-1]] = self.table[list(anchors)]
@@ -101,9 +102,9 @@ class DFlashNetwork:
     def bias(
         self, before: torch.Tensor, columns: torch.Tensor | None = None, states: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The Markov head's logits [..., K] after the tokens `before` [...], of all columns or `columns` [..., K].
+        """The Markov head's logits [..., K] after the tokens `before` [...]. columns: [..., K]; None: all.
 
-        states  [..., H] of the positions, which DFlash2's selector reads too."""
+        states  the positions' states [..., H], for DFlash2's selector."""
         after = self.weights[W1][before]
         if self.form.best and states is not None:
             after = after * F.linear(states, self.weights[SELECT])
@@ -112,10 +113,9 @@ class DFlashNetwork:
         return after @ self.weights[W2][columns].transpose(-1, -2)
 
     def confidence(self, states: torch.Tensor, before: torch.Tensor) -> list[float]:
-        """The probability of acceptance of the token drafted from each of `states` [R, H], after the token `before`
-        [R].
+        """The chance that the token drafted from each of `states` [R, H], after the tokens `before` [R], is accepted.
 
-        It does not depend on the drafted token, so that a chain may end by it (DSpark, section 3)."""
+        It does not depend on the drafted token, so chains may end by it (DSpark, section 3)."""
         read = torch.cat([states, self.weights[W1][before]], -1) if self.form.rank else states
         logits = F.linear(read, *(self.weights[name] for name in CONFIDENCE))[:, 0]
         chances: list[float] = logits.float().sigmoid().tolist()
@@ -123,14 +123,14 @@ class DFlashNetwork:
 
 
 class Convolved:
-    """A part of a layer with a convolution over each block before it, and one after it (DFlash2). A position reads
-    itself and those before it in its block; what is added to the kernels follows from the part's input.
+    """A part of a layer between two convolutions over each block's positions (DFlash2). A position reads itself and the
+    positions before it in its block. The kernels are `base` and an addition made of the part's input.
 
-    base  kernels [2, K, H]. project: makes what is added [N, 2 * K * groups] of the input [N, H]."""
+    base  kernels [2, K, H]. project: makes the addition [N, 2 * K * groups] of the input [N, H]."""
 
     def __init__(self, inner: Any, base: torch.Tensor, project: Linear, network: DFlashNetwork):
         self.inner, self.base, self.project, self.network = inner, base, project, network
-        self.write = getattr(inner, "write", None)  # the text's keys and values are not convolved
+        self.write = getattr(inner, "write", None)  # The text's keys and values are not convolved.
 
     def __call__(self, x: torch.Tensor, *more: Any) -> torch.Tensor:
         before, after = kernels(self.base, self.project(x), self.network.form.group)
@@ -138,14 +138,16 @@ class Convolved:
 
 
 def kernels(base: torch.Tensor, added: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
-    """The kernels [N, K, H] before a part and after it.
+    """Make the kernels before and after a part, [N, K, H] each.
 
-    base  [2, K, H]. added: what N positions add to it, [N, 2 * K * H / group]; `group` channels share it."""
+    base  [2, K, H]. added: additions of N positions, [N, 2 * K * H / group], each for `group` channels."""
     return (base + added.unflatten(-1, (2, base.shape[1], -1)).repeat_interleave(group, -1)).unbind(1)
 
 
 def convolved(x: torch.Tensor, kernel: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Positions x [N, H] of blocks, weighed by `kernel` [N, K, H] with those before them; at [N]: places in a block."""
+    """Sum each of the positions x [N, H] and those before it in its block, weighed by `kernel` [N, K, H].
+
+    at  place of each position in its block, [N]."""
     out = kernel[:, 0] * x
     for back in range(1, kernel.shape[1]):
         is_there = (at >= back)[:, None]
@@ -165,7 +167,7 @@ class DFlashConfig(FeatureConfig):
 
 
 class DFlashModel(StatesModel, BlockModel):
-    """A model that fills blocks."""
+    """Fills blocks with a `DFlashNetwork`."""
 
     def __init__(self, network: DFlashNetwork, config: DFlashConfig, target: Facts):
         super().__init__(target, network.taps, network.cache, self.read)
@@ -189,7 +191,7 @@ class DFlashModel(StatesModel, BlockModel):
 
     @torch.inference_mode()
     def fill(self, drafts: Sequence[Draft]) -> list[Filled]:
-        """Run the drafts' blocks. They have their full length, as in training, but at the context's end."""
+        """Run the drafts' blocks. They have their full length, as in training, except at the context's end."""
         rows, blocks = [draft.row for draft in drafts], []
         self.pending.read_waiting(rows)
         for row in rows:
@@ -204,7 +206,7 @@ class DFlashModel(StatesModel, BlockModel):
         return [Filled(*each) for each in zip(logits.split(counts), read.split(counts), strict=True)]
 
     def next(self, drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
-        """Logits [R, K] of each draft's next position; with a Markov head, after the token before it (DSpark)."""
+        """Logits [R, K] of each draft's next position, corrected by the Markov head if there is one (DSpark)."""
         logits = super().next(drafts, filled)
         before = _before(drafts, logits)
         if not self.form.best:
@@ -214,8 +216,8 @@ class DFlashModel(StatesModel, BlockModel):
         return torch.full_like(logits, -torch.inf).scatter(-1, columns, chosen)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Nothing is left to commit: `fill` has read the states that waited, and writes no block to the cache. The
-        states of accepted tokens come to `pending` from the target."""
+        """Does nothing: `fill` has committed the states that waited, and keeps no block in the cache. `feed` brings the
+        target's states of the accepted tokens."""
 
     def signals(
         self, drafts: Sequence[Draft], filled: Sequence[Filled], logits: torch.Tensor, rule: stop.StopRule
@@ -231,7 +233,7 @@ class DFlashModel(StatesModel, BlockModel):
     def shares(
         self, draft: Draft, filled: Filled, tokens: torch.Tensor, columns: torch.Tensor, logs: torch.Tensor
     ) -> torch.Tensor:
-        """As in `BlockModel`. A Markov head corrects the probabilities of the candidates, not of other tokens."""
+        """As in `BlockModel`. A Markov head corrects the probabilities of the candidates alone."""
         shares = super().shares(draft, filled, tokens, columns, logs)
         if not self.form.rank:
             return shares
@@ -239,7 +241,7 @@ class DFlashModel(StatesModel, BlockModel):
         others = 0.0 if self.form.best else (1 - shares.sum(-1, keepdim=True)).clamp_min(0)
         assert filled.states is not None
         states = filled.states[: len(tokens), None]
-        params = draft.row.params  # at a temperature both q and the time of a candidate change by the bias
+        params = draft.row.params  # At a temperature the bias changes q and the candidate's time.
         weight = 1.0 if params.is_greedy else 2 * POWER / params.temperature
         bias = weight * self.network.bias(before, columns, states).float()
         shares = (logs[:, None] + bias).exp()
@@ -272,5 +274,5 @@ def _states(drafts: Sequence[Draft], filled: Sequence[Filled]) -> torch.Tensor:
 
 
 def _before(drafts: Sequence[Draft], like: torch.Tensor) -> torch.Tensor:
-    """The last token of every draft, int64 [R], on the device of `like`."""
+    """The last token of each draft, int64 [R], on the device of `like`."""
     return torch.tensor([draft.tokens[-1] for draft in drafts], device=like.device)

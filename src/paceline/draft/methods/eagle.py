@@ -1,7 +1,7 @@
 """eagle: one layer predicts the target's next state from its last state and the next token; the target's head reads it.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077). The tree grows
-as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and the best nodes of all are verified.
+as in EAGLE-2 (arXiv 2406.16858): the best paths are drafted further, and the best nodes of all levels are verified.
 Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads."""
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from paceline.kernels.ops import Pair
 
 
 class EagleNetwork(Network):
-    """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, 3.1)."""
+    """fc(embedding, state), then the layers, without a norm before the first or after the last (Li et al. 2024,
+    3.1)."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         layers, own = read_eagle(path, config, tensors, target)

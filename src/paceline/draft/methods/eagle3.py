@@ -1,11 +1,12 @@
 """eagle3: a layer over the inputs of three of the target's layers drafts, with an output head of its own.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (arXiv
-2503.01840). The feature of a committed token is made of those three inputs; a drafted node's is the head's own output,
-which it was trained to read. The draft vocabulary may be smaller than the target's. P-EAGLE's heads, which are read
-too, draft all tokens in one forward: the last pair, and pairs of a mask's embedding and the feature of a learnt state.
+2503.01840). A committed token's feature is made of these three inputs; a drafted node's feature is the head's own
+output, which the head was trained to read. The draft vocabulary may be smaller than the target's. P-EAGLE's heads,
+which are read, too, draft all tokens in one forward over the last pair and pairs of a mask's embedding and a learnt
+feature.
 
-Folders are those of `paceline train eagle3`, or published ones (`formats/heads/eagle.py`)."""
+Folders are from `paceline train eagle3` or published (`formats/heads/eagle.py`)."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -32,7 +33,7 @@ from paceline.kernels.ops import Pair
 class Eagle3Network(Network):
     """Decoder layers over [norm(embedding), norm(feature)].
 
-    The feature of a committed token is fc(tapped states), that of a drafted one its parent's output."""
+    A committed token's feature is fc(tapped states); a drafted token's is its parent's output."""
 
     def __init__(self, path: str, config: Entries, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
         head = Eagle3Head.read(path, config, tensors, target)
@@ -47,7 +48,7 @@ class Eagle3Network(Network):
         self.nbytes = neural.nbytes(here, "lm_head")
 
     def _norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """The states after a norm; as they are if the head has none of this name."""
+        """Apply the norm of this name to the states, if the head has it."""
         weight = self.weights.get(f"{name}.weight")
         return states if weight is None else self.layers.ops.norm(states, weight)
 
@@ -72,8 +73,8 @@ class Eagle3Network(Network):
 
 
 class ParallelModel(BlockModel, FeatureModel):
-    """P-EAGLE: the pairs that are drafted below have a mask's embedding and feature, so none waits for another. A pair
-    sees those before it, and no mask is kept."""
+    """P-EAGLE: all drafted pairs have the mask's embedding and feature, so none waits for another. A pair sees the
+    pairs before it. The masks' keys and values are not kept."""
 
     network: Eagle3Network
 

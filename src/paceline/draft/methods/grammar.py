@@ -16,6 +16,6 @@ class Forced(Drafter):
     paper = "-"
 
     def draft(self, row: Request, most: int) -> DraftTree:
-        forced = getattr(row.params.grammar, "forced", None)  # not every grammar knows the tokens that must come next
+        forced = getattr(row.params.grammar, "forced", None)  # Some grammars lack it.
         tokens = [] if forced is None else forced(row.tokens[row.prompt_length :].tolist())
         return self.chain_after(row, np.array(tokens[:most], np.int64))

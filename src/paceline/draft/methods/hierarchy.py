@@ -4,8 +4,8 @@ Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchic
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
 * W, the context (D_c): sequences after the same last token in this request, newest first;
-* S, the model (D_m): the most frequent ones in the model's recorded answers (`model`) and in past ones (`past`);
-* L, the statistics (D_s): the most frequent ones after the last 2 tokens, then the last 1, in a corpus (`corpus`).
+* S, the model (D_m): the most frequent sequences in the model's past answers (`past`), then in recorded ones (`model`);
+* L, the statistics (D_s): the most frequent sequences in a corpus after the last 2 tokens, then the last 1 (`corpus`).
 
 Where we differ from the published method and why: docs/methods/hierarchy.md."""
 
@@ -25,8 +25,10 @@ from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 
-KEY = 2  # tokens that L looks up first; the published setting
-SAMPLE = 128  # most places of a corpus that L reads for one key; the authors' code: 5,000
+KEY = 2
+"""Number of tokens that L looks up first; the published setting."""
+SAMPLE = 128
+"""Largest number of places that L reads for a key. The authors' code reads 5,000."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Hierarchy(Drafter):
         self._array: SuffixArray | None = None
 
     def bind(self, target: Facts) -> None:
-        """Open the stores; compile.
+        """Open the stores, and compile.
 
         Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
         super().bind(target)
@@ -83,9 +85,9 @@ class Hierarchy(Drafter):
             self._past.of(row.params.cache_salt).learn(row)
 
     def collect(self, row: Request) -> list[Gram]:
-        """Collect the sequences that the stores propose after the row, in their order: at most k of n - 1 tokens.
+        """Collect up to k sequences of n - 1 tokens that the stores propose after the row, in the stores' order.
 
-        A sequence replaces one with which it begins, and is left out if another begins with it."""
+        Of two sequences, the longer replaces the other if it begins with it."""
         sequences: list[Gram] = []
         for gram in chain.from_iterable(self._stores[letter](row) for letter in self.config.order):
             for at, other in enumerate(sequences):
@@ -99,7 +101,7 @@ class Hierarchy(Drafter):
         return sequences
 
     def _context(self, row: Request) -> Iterator[Gram]:
-        """Ask W, after adding the row's new tokens."""
+        """Add the row's new tokens to W, then ask it."""
         self._contexts[row.id].update(row.tokens)
         yield from self._contexts[row.id].after(row.last_token)
 
@@ -128,12 +130,12 @@ class Hierarchy(Drafter):
 
 @njit(cache=True)
 def _tree(root, grams, deepest, most, ends):  # type: ignore[no-untyped-def]
-    """Tokens and parents of the tree of `grams` [m, n - 1], padded with -1, of at most so many levels and nodes.
+    """Merge `grams` [m, n - 1], padded with -1, into a tree of at most `deepest` levels and `most` drafted nodes.
 
-    Level by level, so that a budget of nodes goes to the likelier ones near the root."""
+    Level by level, because nodes near the root are likelier. Returns tokens and parents."""
     tokens, parents = np.empty(grams.size + 1, np.int64), np.empty(grams.size + 1, np.int64)
     tokens[0], parents[0], size = root, -1, 1
-    nodes = np.zeros(len(grams), np.int64)  # where each sequence is; -1: it has ended
+    nodes = np.zeros(len(grams), np.int64)  # node of each sequence so far; -1: it has ended
     for depth in range(deepest):
         above = nodes.copy()
         for i in range(len(grams)):
@@ -154,11 +156,12 @@ def _tree(root, grams, deepest, most, ends):  # type: ignore[no-untyped-def]
 
 
 def frequent_paths(lines: NDArray[np.int32], most: int) -> list[Gram]:
-    """The `most` most frequent beginnings of `lines`, most frequent first, without those that another begins with.
+    """The `most` most frequent beginnings of `lines`, most frequent first, without beginnings of other results.
 
-    lines  [m, length]: continuations of a key, padded with -1, sorted. Of equally frequent ones the earlier is
+    lines  [m, length]: continuations of a key, padded with -1, sorted. Of equally frequent beginnings the earlier comes
            first."""
-    begins = np.ones(lines.shape, np.bool_)  # [line, depth]: the line is the first with its first depth + 1 tokens
+    # begins[line, depth]: no earlier line has the same first depth + 1 tokens.
+    begins = np.ones(lines.shape, np.bool_)
     begins[1:] = np.logical_or.accumulate(lines[1:] != lines[:-1], axis=1)
     count = np.zeros(lines.shape, np.int64)
     for depth in range(lines.shape[1]):

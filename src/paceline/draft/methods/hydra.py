@@ -1,9 +1,9 @@
 """hydra: heads that also read the drafted tokens before them, so a fixed tree is drafted level by level.
 
-Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding" (arXiv 2402.05109). Head k reads the
-target's last state and the embeddings of the root and of the k tokens above the node it drafts below. With the prefix
-layer of Hydra++ a decoder layer and a norm, with a cache of their own, come between the state and the heads. Heads
-share the target's output head or bring their own. The authors' files are read too."""
+Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding" (arXiv 2402.05109). Head k drafts
+below a node of depth k. It reads the target's last state and the embeddings of the tokens from the root to that node.
+Hydra++ puts a prefix layer, which is a decoder layer and a norm with their own cache, between the state and the heads.
+Heads share the target's output head or bring their own. The authors' files are read, too."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 
 
 class HydraHeads(Heads):
-    """K heads, each of which reads the state and the embeddings of the tokens above the node it drafts below."""
+    """K heads. Each reads the state and the embeddings of the tokens from the root to the node that it drafts below."""
 
     def __init__(self, config: FixedTreeConfig, target: Facts):
         path, vocab, h = config.checkpoint, target.vocab_size, target.hidden_size
@@ -54,14 +54,14 @@ class HydraHeads(Heads):
         self.layer, self.nbytes = target.num_layers, nbytes(here, "hydra_lm_head")
 
     def run_head(self, states: torch.Tensor, following: IntArray, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the prefix layer and its norm over the states, if there is one."""
+        """Run the prefix layer and its norm, if there are any, over the states."""
         if self.prefix is None:
             return states
         layout, cache = self.prefix.begin(segments, states)
         return self.prefix.ops.norm(self.prefix(states, layout, cache), self.prefix.vectors[NORM])
 
     def guess(self, states: torch.Tensor, roots: IntArray, tree: Template, best: Best) -> IntArray:
-        """Guess level by level: every node with children is a row of its depth's head."""
+        """Guess level by level. The head of a depth gets a row for each node with children."""
         tokens = np.zeros((len(roots), len(tree.parent)), np.int64)
         tokens[:, 0] = roots
         for k in range(len(tree.levels) - 1):
@@ -82,7 +82,7 @@ class HydraHeads(Heads):
 
 
 def _ways(tree: Template, nodes: IntArray, depth: int) -> IntArray:
-    """The path from the root to each of `nodes`, which have this depth, int64 [nodes, depth + 1]."""
+    """The paths from the root to `nodes`, all of the same depth, int64 [nodes, depth + 1]."""
     way = [nodes]
     for _ in range(depth):
         way.insert(0, tree.parent[way[0]])

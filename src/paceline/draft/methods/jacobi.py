@@ -2,17 +2,17 @@
 
 Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
 (EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
-(arXiv 2305.10427). The rejected nodes below the last accepted one are slots. The first slot stands where the next root
+(arXiv 2305.10427). The rejected nodes below the last accepted node are slots. The first slot stands where the next root
 will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
-The best `candidates` of each slot fill a table, one row a depth; rows without a slot hold random tokens of the text. A
-tree of fixed shape reads its tokens from the table, by depth and rank. A copied chain is merged with it.
+The best `candidates` of each slot fill a table with a row for each depth; rows without a slot hold random tokens of the
+text. A tree of fixed shape takes its tokens from the table, by depth and rank. A copied chain is merged with it.
 
     draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
     slots             a    b    c    d        the logits at a propose the token after x, those at b the next one
     next      x ── ? ── ? ── ? ── ?
 
-An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
-(`paceline train jacobi`) has learnt to look past them.
+An ordinary model believes the rejected tokens that it reads, so its slots are of little use. A model fine-tuned with
+noise (`paceline train jacobi`) has learnt to look past them.
 
 Where we differ from the authors' code and why: docs/methods/jacobi.md."""
 
@@ -54,7 +54,7 @@ class Jacobi(Drafter):
         self.depth = config.depth if config.tree else config.window
         self.paths = _paths(config)
         self._candidates = config.candidates if config.tree else 1
-        self._shape: list[tuple[int, int, int]] = []  # parent, slot and rank of every node but the root
+        self._shape: list[tuple[int, int, int]] = []  # parent, slot and rank of each drafted node
         self._tables: dict[int, list[list[int]]] = {}
         self._random: dict[int, np.random.Generator] = {}
 
@@ -84,7 +84,7 @@ class Jacobi(Drafter):
         nodes_by: dict[tuple[int, int], int] = {}
 
         def add(above: int, token: int) -> int:
-            """The child `token` of node `above`, added if there is none yet."""
+            """Return the child `token` of node `above`; add it if it is missing."""
             node = nodes_by.setdefault((above, token), len(tokens))
             if node == len(tokens):
                 tokens.append(token)
@@ -99,7 +99,7 @@ class Jacobi(Drafter):
         nodes = [0]
         for above, slot, rank in self._shape:
             if slot == most:
-                break  # shallow nodes come first
+                break  # Shallow nodes come first, so all others are too deep.
             nodes.append(add(nodes[above], table[slot][rank]))
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 
@@ -115,7 +115,7 @@ class Jacobi(Drafter):
 
 
 def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
-    """The paths of the shape that the options describe."""
+    """The paths of the tree that the options describe."""
     if not config.tree:
         return shapes.chain(config.window)
     if config.checkpoint is not None:
@@ -125,10 +125,10 @@ def _paths(config: JacobiConfig) -> list[shapes.RankPath]:
 
 
 def slots(tree: DraftTree, last: int) -> list[int]:
-    """Nodes of the longest path below `last`, the last accepted node; the first of equally long ones."""
+    """The nodes of the longest path below `last`, the last accepted node; of equally long paths the first."""
     parent = tree.parent.tolist()
     height, below = [0] * len(parent), [0] * len(parent)
-    for node in range(len(parent) - 1, 0, -1):  # children come after their parents
+    for node in range(len(parent) - 1, 0, -1):  # Children come after their parents.
         if height[node] + 1 >= height[parent[node]]:
             height[parent[node]], below[parent[node]] = height[node] + 1, node
     path = []
@@ -139,8 +139,8 @@ def slots(tree: DraftTree, last: int) -> list[int]:
 
 
 def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
-    """The `count` tokens after the longest earlier match of up to `ngram` tokens with the end of `text`; none without a
-    match."""
+    """Find the longest earlier match, up to `ngram` tokens, of the end of `text`. Returns the `count` tokens after it,
+    or none. recent: the last of equally long matches, not the first."""
     places = np.flatnonzero(text[:-1] == text[-1]) + 1
     for back in range(2, min(ngram, len(text)) + 1):
         longer = places[places >= back]

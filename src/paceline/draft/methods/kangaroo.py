@@ -1,12 +1,12 @@
-"""kangaroo: the target's own first layers, a small adapter and the target's head draft for it.
+"""kangaroo: the target's own first layers, a small adapter and the target's head draft.
 
 Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). Drafted
 tokens leave the target after layer l (the first exit), through the adapter; the draft ends where the adapter is no
-longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from there.
+longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: `verify` goes on from layer l.
 
-The first layers' keys and values of a draft are in the target's cache before it is verified; the engine commits them
-with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in
-`pending`: of a prompt, of the last token of a draft, and of other drafters' tokens.
+A draft's keys and values of the first layers are in the target's cache before it is verified; the engine commits them
+with the others. The adapter has its own cache. Early states of committed tokens that it has not run wait in `pending`:
+those of a prompt, of a draft's last token, and of tokens that other drafters drafted.
 
 Where we differ from the published method and why: docs/methods/kangaroo.md."""
 
@@ -46,13 +46,13 @@ class KangarooConfig(ModelDrafterConfig):
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP."""
+    """Names and shapes of the adapter's tensors for a target of this shape: attention and two norms, no MLP."""
     norm = (shape.hidden_size,)
     return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 
 
 class Adapter:
-    """norm(f + attention(norm(f))) over early states f, with a cache of its own. The target's head reads the output.
+    """norm(f + attention(norm(f))) over early states f, with its own cache. The target's head reads the output.
 
     weights  tensors by the names in `adapter_shapes`."""
 
@@ -65,8 +65,8 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Run the segments' nodes, given their early states [N, H]. Returns the states [M, H] of the nodes whose logits
-        are wanted."""
+        """Run the segments' nodes, given their early states [N, H]. Returns states [M, H] of the nodes whose logits are
+        wanted."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -77,7 +77,7 @@ class Adapter:
 class EarlyModel(StatesModel):
     """The first exit: the target's first layers run drafted tokens, and the adapter reads their early states.
 
-    early  the early states of the nodes of each row's draft, from the root on, by row."""
+    early  by row id: early states of the draft's nodes, from the root on."""
 
     def __init__(self, adapter: Adapter, exit: int, target: Inside, config: KangarooConfig):
         super().__init__(target, (exit,), adapter.cache, self.run_head)
@@ -107,7 +107,7 @@ class EarlyModel(StatesModel):
         return self.head(self.adapter(torch.cat(states), self.segments(drafts, num_logits)))
 
     def run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """Run the target's first layers over each draft's new nodes, from the root on. Returns the states [nodes, H] of
+        """Run the target's first layers over each draft's new nodes, from the root on. Returns states [nodes, H] for
         each draft."""
         early = []
         for draft in drafts:
@@ -127,10 +127,10 @@ class EarlyModel(StatesModel):
 
 
 class WithStates:
-    """A proposer whose trees have the early states of all their nodes, from which the target goes on.
+    """Gives another proposer's trees the early states of all their nodes, from which the target goes on.
 
-    A chain's last token and a tree's leaves were not expanded, but are verified too, so they are run now. The keys and
-    values are put into the tree's order, in which the target commits them."""
+    A chain's last token and a tree's leaves were not run while drafting, so they are run now. Keys and values are put
+    into the tree's order, in which the target commits them."""
 
     def __init__(self, proposer: Proposer, model: EarlyModel):
         self.proposer, self.model = proposer, model
@@ -157,7 +157,7 @@ class Kangaroo(ModelDrafter):
     model: EarlyModel
 
     def open(self, target: Facts) -> EarlyModel:
-        """The model with its adapter. MethodError if the target does not run natively, or the adapter is not for it."""
+        """Load the adapter. MethodError if the target does not run natively, or the adapter is for another target."""
         path = self.config.checkpoint
         inside = native(target, "kangaroo goes on in the middle of a forward", "another drafter")
         config, weights = open_drafter(path, self.name, target)
@@ -170,7 +170,7 @@ class Kangaroo(ModelDrafter):
 
 
 def order_of_tree(draft: Draft, tree: DraftTree, nodes: Sequence[int | None], ran: int) -> list[int]:
-    """Each node's number in the draft, counted from the root. Leaves of the tree that the draft lacks are added.
+    """The number in the draft, counted from the root, of each node of the tree. Nodes that the draft lacks are added.
 
     nodes  as in `Proposal`. ran: number of the draft's nodes that were run."""
     root = draft.num_committed - 1
@@ -186,7 +186,7 @@ def order_of_tree(draft: Draft, tree: DraftTree, nodes: Sequence[int | None], ra
 
 
 def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
-    """The exit layer in a checkpoint's config.json; MethodError unless the target has layers after it."""
+    """Read the exit layer from a checkpoint's config. MethodError unless the target has layers after it."""
     layer = config.get("exit_layer")
     if not isinstance(layer, int) or not 0 <= layer < num_layers:
         why = f"leaves the target after layer {layer!r}, and an exit layer is 0 to {num_layers - 1}"

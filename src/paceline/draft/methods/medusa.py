@@ -1,12 +1,12 @@
 """medusa: K small heads on the target's last state, each of which proposes the tokens of one depth of a fixed tree.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774).
-Head k reads the state after the final norm of the last committed token and says what comes k + 1 tokens after the next
-one, which the target has chosen already: it is the root. The candidates of a depth are the same below every node of the
-depth before. Heads share the target's output head or bring their own. Folders that `paceline train medusa` wrote and
-the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
+Each head reads the last committed state after the final norm. The token that the target chose from this state is the
+root; head k predicts the token k + 1 places after the root. All nodes of a depth have the same candidates. Heads share
+the target's output head or bring their own. Folders of `paceline train medusa` and the layouts in which others publish
+heads are read (docs/methods/medusa.md lists them).
 
-Acceptance is lossless; the authors' typical acceptance, which is not, is left out."""
+Acceptance is lossless. The authors' typical acceptance, which is not lossless, is left out."""
 
 import torch
 

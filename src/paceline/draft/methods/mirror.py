@@ -1,9 +1,9 @@
-"""mirror: while the target verifies a window, the draft model drafts the next one for every likely outcome.
+"""mirror: while the target verifies a window, the draft model drafts the next window for each likely outcome.
 
 Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). `branches.py` has the algorithm, and the proof
-that the output is the target's. The draft model runs in a process with cores or a device of its own
-(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token
-come from the draft, which begins at once, or from a middle layer of the target (the paper): better, but later.
+that the output is the target's. The draft model runs in a process with its own cores or device (`draft_worker.py`); in
+the engine's process it gains no time, and only serves to try the algorithm. Candidates for the target's next token come
+from the draft, which knows them at once, or from a middle layer of the target (the paper): better, but later.
 
 Costs, and when it pays: docs/methods/mirror.md."""
 
@@ -30,7 +30,7 @@ from paceline.target.load import device_named, load_tokenizer
 log = logging.getLogger("paceline.mirror")
 
 STATELESS = ("fixed", "svip", "confidence")
-"""Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
+"""Stop rules without memory: by them, a window drafted ahead ends where a fresh window would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class MirrorConfig(Options):
 
 @dataclass
 class Counts:
-    """Numbers of windows, by the number of accepted tokens of the window before.
+    """Counts windows by the number of accepted tokens of the window before.
 
     hits    windows that were drafted ahead. misses: windows that were not."""
 
@@ -81,7 +81,7 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """The share that was drafted ahead, of the windows that could have been."""
+        """The share of windows that were drafted ahead, among those that could have been."""
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
@@ -95,7 +95,7 @@ class Counts:
 class Mirror(Drafter):
     """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
 
-    side  the draft's side, here or in its process; None before `bind`, and after the process was closed or lost."""
+    side  the draft's side, here or in its process; None before `bind`, and when the process is closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -105,21 +105,21 @@ class Mirror(Drafter):
     def __init__(self, config: MirrorConfig):
         self.config = config
         self.counts = Counts()
-        self._known: dict[int, int] = {}  # tokens of each row that the draft's side knows
+        self._known: dict[int, int] = {}  # by row id: number of tokens that the draft's side knows
         self._has_window: set[int] = set()
         self.side: Lookahead | DraftWorker | None = None
         self._resources = ExitStack()
         finalize(self, self._resources.close)
 
     def bind(self, target: Facts) -> None:
-        """Load the draft here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
+        """Load the draft, here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
         super().bind(target)
         self._max_context = target.max_context
         if self.config.source != "draft":
             self._exit = EarlyExit(self.config, target)
             self.needs = Needs(callback_layer=self._exit.layer)
         if self.side is not None:
-            return  # bound again: the draft's side does not read the target
+            return  # A second call changes nothing: the draft's side does not read the target.
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options: dict[str, Any] = {"num_candidates": c.candidates, "branches": c.branches}
@@ -134,7 +134,7 @@ class Mirror(Drafter):
             self.side = Lookahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker:
-        """Start the draft's process, with cores of its own where there are enough."""
+        """Start the draft's process, with its own cores if there are enough."""
         c = self.config
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
@@ -152,7 +152,7 @@ class Mirror(Drafter):
         return worker
 
     def start(self, row: Request) -> None:
-        # A row that is run again has output already: the draft's side gets it with the first request.
+        # A row that is run again has output, which the draft's side gets with the first request.
         self._known[row.id] = row.prompt_length
         params = replace(row.params, seed=row.noise.seed, stop=(), grammar=None, prediction=())
         self._tell(lambda side: side.open(row.id, row.tokens[: row.prompt_length], params, self._max_context))
@@ -163,7 +163,7 @@ class Mirror(Drafter):
         self._tell(lambda side: side.drop(row.id))
 
     def close(self) -> None:
-        """End the process, if there is one, and take its cores back. Rows decode plainly from then on."""
+        """End the process, if there is any, and take its cores back. From then on, rows decode plainly."""
         self.side = None
         self._resources.close()
 
@@ -195,7 +195,7 @@ class Mirror(Drafter):
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row, _ in asks]
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Plan) -> None:
-        """Look ahead, with candidates of the early exit after every node of the windows."""
+        """Look ahead, with the early exit's candidates after each node of the windows."""
         own = [
             i
             for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True))
@@ -209,8 +209,8 @@ class Mirror(Drafter):
 
 
 class EarlyExit:
-    """The target's states after `layer` layers, read by its final norm and head (the paper's proxy). MethodError for
-    a layer that the target lacks."""
+    """Reads the target's states after `layer` layers by its final norm and head (the paper's proxy). MethodError for a
+    layer that the target lacks."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
         from paceline.draft.models.layers import native
@@ -236,7 +236,7 @@ class EarlyExit:
 
 
 def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
-    """Make the drafter that drafts ahead. Returns its spec and the drafter. MethodError for one that cannot."""
+    """Make the drafter that drafts ahead. Returns its spec and the drafter. MethodError if it cannot draft ahead."""
     from paceline.draft.registry import create
 
     path, spec = config.checkpoint, _draft_spec(config)
@@ -256,7 +256,7 @@ def stateless_drafter(config: MirrorConfig) -> tuple[str, Model]:
 
 
 def _draft_spec(config: MirrorConfig) -> str:
-    """The drafter that the checkpoint names, without the options of `mirror`."""
+    """The spec that the checkpoint holds, without the options of `mirror`."""
     name, _, rest = config.checkpoint.partition(":")
     is_spec = rest and name.replace("-", "").isalnum() and len(name) > 1
     return config.checkpoint if is_spec else f"model:{quoted(config.checkpoint)}"

@@ -1,9 +1,8 @@
 """model: any causal model drafts for the target (speculative decoding with a draft model).
 
 Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). The draft model runs like a target, with
-a cache of its own (`draft_model.py`); the loop is `Chain` (`proposers.py`). A forward costs the time to read its
-weights, or, on a fast accelerator, the time to launch the kernels of its layers. It has the target's tokenizer, or one
-of its own (`tokenizers.py`).
+its own cache (`draft_model.py`); the loop is `Chain` (`proposers.py`). A forward takes the time to read its weights or,
+on a fast accelerator, to launch its layers' kernels. It has the target's tokenizer, or its own (`tokenizers.py`).
 
     Engine("smollm2", draft="model:DRAFT,stop=svip")
 """
@@ -61,7 +60,7 @@ class Model(ModelDrafter):
     config: OwnTokenizerConfig
 
     def open(self, target: Facts) -> DraftModel:
-        """Load the draft model. MethodError if it has another tokenizer than the options say."""
+        """Load the draft model. MethodError if it has a tokenizer that the options do not allow."""
         config, own = self.config, own_tokenizer(self.config, target)
         network = load_network(config, target)
         if own is not None:
@@ -85,9 +84,9 @@ class Model(ModelDrafter):
 def load_network(config: ModelConfig, target: Facts) -> Target:
     """Load the draft model. MethodError if it cannot draft for the target as the options say."""
     path = config.checkpoint
-    own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a quantised draft model stays quantised
+    own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # A quantised draft model stays quantised.
     network = load(path, dtype=own if config.dtype == "auto" else config.dtype, device=target.device)
-    if target.exact:  # then a row's draft must not depend on its batch either
+    if target.exact:  # Then a row's draft must not depend on its batch, either.
         with suppress(ModelError):
             network.make_exact()
     if target.tokenizer is None and network.vocab_size != target.vocab_size:
@@ -101,9 +100,7 @@ def load_network(config: ModelConfig, target: Facts) -> Target:
 
 
 def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | None:
-    """Cut the output head to the tokens of the option `vocab`. Returns the tokens of its rows; None: all of the
-    target's.
-    """
+    """Cut the output head to the tokens of the option `vocab`. Returns its rows' tokens; None: all of the target's."""
     if config.vocab is not None:
         from paceline.formats.heads.vocab import check_map, kept_tokens
 
@@ -111,7 +108,7 @@ def trim(network: Target, config: ModelConfig, target: Facts) -> torch.Tensor | 
         check_map(columns, network.vocab_size)
         network.trim_head(columns)
         return columns
-    if network.vocab_size < target.vocab_size:  # the same tokenizer, padded to fewer rows
+    if network.vocab_size < target.vocab_size:  # The tokenizer is the same, but padded to fewer rows.
         return torch.arange(network.vocab_size, device=target.device)
     return None
 
@@ -123,7 +120,7 @@ def own_tokenizer(config: ModelConfig, target: Facts) -> Tokenizer | None:
         if wanted != "target":
             raise MethodError(f"tokenizer={wanted} needs the target's tokenizer, and {target.name} has none")
         return None
-    # A draft model without a tokenizer remembers that of the target it was trained for.
+    # A draft model without a tokenizer names the target for which it was trained.
     made_for = None if has_tokenizer(path) else recorded_target(path)
     if made_for is not None:
         check_target(Path(path), made_for, target, any_target=True)
@@ -135,7 +132,7 @@ def own_tokenizer(config: ModelConfig, target: Facts) -> Tokenizer | None:
 
 
 def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:
-    """MethodError, with what differs, unless both tokenizers give every token the same id."""
+    """Raise MethodError, which says what differs, unless both tokenizers give each token the same id."""
     if drafts.fingerprint == targets.fingerprint:
         return
     own, others = drafts.inner.get_vocab(), targets.inner.get_vocab()

@@ -1,11 +1,11 @@
 """mtp: the multi-token-prediction head in a target's own checkpoint drafts, applied again to its own output.
 
 DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437, section 2.2): the target's last state of token j and
-the embedding of token j + 1, both normed, become one state by a product and a decoder layer of the target's kind; from
-its norm the target's output head reads token j + 2. FastMTP (Cai et al. 2025, arXiv 2509.18362) tunes the head to go on
-from its own output (`paceline train mtp`).
+the embedding of token j + 1, both normed, are joined by a product. A decoder layer of the target's kind and a norm
+follow, and the target's output head predicts token j + 2. FastMTP (Cai et al. 2025, arXiv 2509.18362) tunes the head to
+go on from its own output (`paceline train mtp`).
 
-    Engine("models/qwen", draft="mtp")    # the head in the target's folder or file; "mtp:PATH" is one in another
+    Engine("models/qwen", draft="mtp")    # the head in the target's folder or file; "mtp:PATH" takes another's
 
 Verified in public code (vLLM: qwen3_next_mtp, qwen3_5_mtp, deepseek_mtp, glm4_moe_mtp, mimo_mtp; transformers 5.23:
 MtpModel): the names; the order of the two inputs; the target's state is that after its final norm; the next step reads
@@ -49,7 +49,7 @@ class MtpNetwork(Network):
         check_head(path, tensors, target.inside.shape if target.inside is not None else None)
         inside = neural.native(target, NEEDS_KIND, "eagle3")
         shape = self.shape = head_shape(inside.shape, tensors)
-        # A family's offset of norms counts for all of them.
+        # The family's norm_offset is added to all of the head's norms, whatever their names.
         parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
         computed = tensors_of({name: computed_with(part, tensors[name], shape) for name, part in parts.items()})
         here = neural.placed(computed, target, dtype)
@@ -87,7 +87,7 @@ class Mtp(ModelDrafter):
     config: MtpConfig
 
     def open(self, target: Facts) -> FeatureModel:
-        """The head in the folder or file that is named, or in the target's."""
+        """Load the head from the folder or file of the option, or from the target's."""
         named = self.config.checkpoint or target.folder
         if named is None:
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")

@@ -1,10 +1,11 @@
-"""ngram-pool: draft n-grams that the target generates on the side, and those of the text.
+"""ngram-pool: draft n-grams of the text, and n-grams that the target generates on the side.
 
 Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024, arXiv
 2402.02057). The n-grams in the row's pool that begin with the last token are drafted, at most `guesses`, merged into
 one trie. In the same forward a window of later tokens is iterated by Jacobi's method. It has `window` columns of
 `level` - 1 tokens; each row is one iteration older than the row below it. The forward predicts one more row. Each
-column, from its key down to the new token, is an n-gram of `level` tokens and goes into the pool; the oldest row goes.
+column, from its key down to the new token, is an n-gram of `level` tokens and goes into the pool. The oldest row is
+dropped.
 
 The window never becomes part of the answer: its nodes are probes (see `paceline.core.tree`). In the published mask a
 token sees the oldest row to its left and the column above itself. That is a tree: the oldest row is a chain after the
@@ -47,9 +48,9 @@ class NgramPoolConfig(Options):
 
 
 class Window:
-    """The tokens iterated on the side; rows[0] is the oldest iteration.
+    """The tokens that are iterated on the side. rows[0] is the oldest iteration.
 
-    tokens  the first row, window + level - 3 tokens. Until there are level - 1 rows, every step adds a row, and each
+    tokens  the first row, window + level - 3 tokens. Until there are level - 1 rows, each step adds a row, and every
             row loses its first token, because the text has moved on."""
 
     def __init__(self, tokens: Sequence[int], level: int):
@@ -59,7 +60,7 @@ class Window:
 
     @property
     def depth(self) -> int:
-        """Depth of its deepest node."""
+        """Depth of the window's deepest node."""
         return len(self.rows[0]) + len(self.rows) - 1
 
     def hang(self, draft: DraftTree) -> DraftTree:
@@ -83,7 +84,7 @@ class Window:
         return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
-        """Add the row that the forward `predicted`, a token for each column. Returns the n-grams that it completes."""
+        """Add a row. Returns the n-grams that it completes. predicted: the forward's token for each column."""
         rows = [*self.rows, predicted]
         if len(rows) < self.level:
             self.rows = [row[1:] for row in rows]
@@ -114,12 +115,12 @@ class NgramPool(Drafter):
         read = 0 if self.config.prompt else row.prompt_length
         self._pools[row.id] = RecentNgrams(self.config.level, self.config.guesses, read=read)
         if self.config.window:
-            # Any tokens would do to begin with; those of the prompt are likelier.
+            # The window may begin with any tokens; those of the prompt are likelier.
             begin = np.random.default_rng(0).choice(row.tokens, self.config.window + self.config.level - 3)
             self._windows[row.id] = Window(begin.tolist(), self.config.level)
 
     def observe(self, round: Round) -> None:
-        """Step the windows that were in the forward; their n-grams go into the pools."""
+        """Step the windows that were in the forward, and add their n-grams to the pools."""
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             window = self._windows.get(row.id)
             if window is not None and tree.probe is not None and round.is_from(i, self):
@@ -144,7 +145,7 @@ class NgramPool(Drafter):
 
 
 def _best(logits: torch.Tensor, nodes: list[int]) -> list[int]:
-    """The best token at each of `nodes`, logits [M, V]."""
+    """The best token of each of `nodes` by logits [M, V]."""
     if on_accelerator(logits):
         return logits[nodes].argmax(-1).tolist()
     return [best_token(logits, node) for node in nodes]

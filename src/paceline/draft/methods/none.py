@@ -1,4 +1,4 @@
-"""none: no drafts. The engine decodes plainly, the baseline of all other methods."""
+"""none: no drafts. The engine decodes plainly, which is the baseline of all other methods."""
 
 from paceline.draft.base import Drafter
 

@@ -2,10 +2,10 @@
 
 For prompts that come again: repeated requests, and the epochs of reinforcement learning (Liu et al. 2025, "SPEC-RL",
 arXiv 2509.23232). A few forwards verify a whole answer. After the first different token nothing is proposed, and in
-`past-answer+sam` the next drafter is asked. In large batches, tokens after that point cost much; see `first`.
+`past-answer+sam` the next drafter is asked. In large batches, drafted tokens after that one cost much; see `first`.
 
-The old answer comes with the row (`Row.past`: in `paceline.rollout` every copy of a prompt has its own), else it is the
-last finished answer to the same prompt that this drafter has seen in a request of the same `cache_salt`."""
+The old answer comes with the row (`Row.past`: in `paceline.rollout` each copy of a prompt has its own). Otherwise it is
+the last finished answer to the same prompt among the requests of the same `cache_salt`."""
 
 from dataclasses import dataclass
 
@@ -26,17 +26,17 @@ class PastAnswerConfig(Options):
 
 
 class Answers:
-    """The last answer to each prompt, together at most `most` tokens of answers; the oldest is forgotten first."""
+    """The last answer to each prompt. Beyond `most` tokens of answers, the oldest are forgotten."""
 
     def __init__(self, most: int):
         self._most, self._held, self._answers = most, 0, dict[bytes, IntArray]()
 
     def to(self, prompt: IntArray) -> IntArray | None:
-        """The answer to a prompt; None if there is none."""
+        """Return the last answer to a prompt, or None."""
         return self._answers.get(prompt.tobytes())
 
     def remember(self, prompt: IntArray, answer: IntArray) -> None:
-        """Remember an answer in place of the last one to its prompt."""
+        """Remember an answer, in place of an earlier answer to the prompt."""
         key = prompt.tobytes()
         self._held += len(answer) - len(self._answers.pop(key, ()))
         self._answers[key] = answer
@@ -56,7 +56,7 @@ class PastAnswer(Drafter):
     def __init__(self, config: PastAnswerConfig = PastAnswerConfig()):
         self.config = config
         self.answers = BySalt(lambda: Answers(config.past))
-        self._old: dict[int, tuple[IntArray, int]] = {}  # by row: its old answer, and tokens of it that were compared
+        self._old: dict[int, tuple[IntArray, int]] = {}  # by row id: old answer, tokens compared
 
     def start(self, row: Request) -> None:
         old = self._known(row).to(row.tokens[: row.prompt_length]) if row.past is None else row.past

@@ -1,7 +1,7 @@
-"""prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
+"""prediction: copy from a text that the caller expects to resemble the answer (OpenAI's Predicted Outputs).
 
-The text is `SamplingParams.prediction`. A draft is what follows, in that text, the longest match with the end of the
-answer; among equal matches the first one after the last place. Without a match there is no draft."""
+The text is `SamplingParams.prediction`. The draft follows the longest match in it with the end of the answer; of equal
+matches it takes the first after the place of the last draft. Without a match there is no draft."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Prediction(Drafter):
 
     def __init__(self, config: PredictionConfig = PredictionConfig()):
         self.config = config
-        self._texts: dict[int, tuple[IntArray, int]] = {}  # by row: its prediction, and where the last draft began
+        self._texts: dict[int, tuple[IntArray, int]] = {}  # by row id: prediction, place of the last draft
 
     def start(self, row: Request) -> None:
         self._texts[row.id] = np.asarray(row.params.prediction, np.int64), 0
@@ -42,8 +42,8 @@ class Prediction(Drafter):
         return self.chain_after(row, text[place : place + min(self.config.draft, most)])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
-        """The place in the text after the longest match with the end of the answer: the first at or after `before`,
-        else the first of all; None without a match."""
+        """The place in the text after the longest match with the end of the answer; None without a match. Of equal
+        matches, the first at or after `before` counts, or else the first of all."""
         for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(text, length)
             ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length

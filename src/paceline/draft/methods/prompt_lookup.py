@@ -1,8 +1,8 @@
 """prompt-lookup: copy what followed an earlier occurrence of the last n tokens.
 
-Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding), transformers and vLLM have three
-rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All are one scan for the first place with the
-longest match, in O(length of the text), without state. With `past` (ours), finished requests are searched too."""
+Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding), transformers and vLLM have
+different rules for it (`variant`; docs/methods/prompt-lookup.md lists them). All rules scan the text once, without
+state, for the first place with the longest match. With `past` (ours), finished requests are searched, too."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +16,7 @@ from paceline.draft.text.copying import BySalt, up_to_end
 from paceline.errors import MethodError
 
 VARIANTS = {"published": (1, 3, True), "transformers": (1, 2, False), "vllm": (0, 0, False)}
-"""Tokens of the shortest and longest run (0: as the other one, or 5), and whether a whole draft must follow it."""
+"""Shortest and longest run, in tokens (0: equal to the other, or 5), and whether a whole draft must follow the run."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PromptLookupConfig(Options):
 
     @property
     def ngrams(self) -> tuple[int, int]:
-        """Shortest and longest run of tokens looked up."""
+        """Number of tokens of the shortest and the longest run that is looked up."""
         shortest, longest, _ = VARIANTS[self.variant]
         least, most = self.min_ngram, self.max_ngram
         return least or shortest or most or 5, most or longest or least or 5
@@ -49,7 +49,7 @@ class PromptLookupConfig(Options):
 
 @dataclass
 class Finished:
-    """Finished requests, the newest first. text: their tokens, int64 [n], with _SEPARATOR after each."""
+    """Finished requests, newest first. text: their tokens, int64 [n], with _SEPARATOR after each request."""
 
     text: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -71,7 +71,7 @@ class PromptLookup(Drafter):
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray, past: Finished = Finished()) -> IntArray:
-        """The tokens that the rule proposes after `text` int64 [n], before it is cut at end tokens and in length."""
+        """The tokens that the rule proposes after `text` int64 [n]; `draft` cuts them at end tokens and in length."""
         shortest, longest = self.config.ngrams
         full = VARIANTS[self.config.variant][2]
         follow = self.config.draft if full else 1
@@ -94,17 +94,17 @@ class PromptLookup(Drafter):
         return self.chain_after(row, drafted)
 
 
-_SEPARATOR = frozenset({-1})  # stands between two requests of the past; not a token, so nothing matches across it
+_SEPARATOR = frozenset({-1})
+"""Stands between finished requests. It is no token, so nothing matches across it."""
 
 
 @njit(cache=True)
 def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
-    """The first place in `text` after the longest match with the end of `ending`, `shortest` to `longest` tokens long,
-    and the length of the match; -1 and shortest - 1 if nothing matches.
+    """Find the longest match in `text`, `shortest` to `longest` tokens, with the end of `ending`. Returns the first
+    place after such a match, and the match's length; -1 and shortest - 1 if nothing matches.
 
-    follow  least number of tokens after that place.
-    apart   the place must lie before the last n tokens of the text, where n is the length of the match (published:
-            start < len - n)."""
+    follow  smallest number of tokens after the place.
+    apart   a match of n tokens must end before the last n tokens of the text (published: start < len - n)."""
     end, last = len(text), len(ending) - 1
     best, place = shortest - 1, -1
     for start in range(shortest, end - follow + 1):

@@ -1,9 +1,10 @@
 """recycling: draft the tokens that the target last ranked highest after each token.
 
 Luo et al. 2025, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
-Recycling" (ACL 2025, arXiv 2408.08696). A matrix M [V, k] holds, in row t, the k best successors of token t as the
-target last ranked them after a verified node, rejected nodes included. A draft is a tree of fixed shape that starts at
-the last token and reads the children of each node from M. No training, no model, no corpus; 1 MB for 32,000 tokens.
+Recycling" (ACL 2025, arXiv 2408.08696). Row t of a matrix M [V, k] holds the k best successors of token t, as the
+target ranked them after the last verified node with token t, accepted or not. A draft is a tree of fixed shape that
+starts at the last token and takes each node's children from M. No training, no model, no corpus; 1 MB for 32,000
+tokens.
 
 Where we differ from the published method and why: docs/methods/recycling.md."""
 
@@ -64,7 +65,7 @@ class Recycling(Drafter):
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
     def bind(self, target: Facts) -> None:
-        """Compile; make the matrix, or keep what it has learnt."""
+        """Compile, and make the matrix, or keep what it has learnt."""
         super().bind(target)
         matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
         _grow(matrix, 0, one, one, 1, one)
@@ -81,7 +82,7 @@ class Recycling(Drafter):
             self._matrices[row.id] = self._empty()
 
     def matrix(self, row: Request) -> NDArray[np.int32]:
-        """What is drafted from, and learnt into, for a row."""
+        """The matrix by which a row drafts and learns."""
         assert self.shared is not None
         return self._matrices[row.id] if row.id in self._matrices else self.shared.of(row.params.cache_salt)
 
@@ -90,7 +91,7 @@ class Recycling(Drafter):
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
             if len(successors):
-                # Copies, so that their type is the same always and one version is compiled.
+                # Copies always have the same type, so that only one version is compiled.
                 nodes = np.array(tree.tokens), np.array(tree.depth), np.array(round.accepted[i].path)
                 _update(self.matrix(row), *nodes, successors)
 
@@ -107,10 +108,9 @@ class Recycling(Drafter):
 
 @njit(cache=True)
 def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-def]
-    """Fill the template's first `size` nodes from the matrix. Returns tokens and parents, int64 [n], of the filled
-    nodes.
+    """Fill the template's first `size` nodes from the matrix. Returns the filled nodes' tokens and parents, int64 [n].
 
-    A token that is missing (-1) or in `ends` has no children."""
+    Tokens in `ends` and missing tokens (-1) have no children."""
     tokens, above = np.empty(size, np.int64), np.empty(size, np.int64)
     where = np.full(size, -1, np.int64)
     tokens[0], above[0], where[0] = root, -1, 0
@@ -133,8 +133,8 @@ def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
-    """Write successors[i] into row tokens[i] for every node i. Of several nodes with the same token, one wins: the
-    first on `path`, or else the shallowest, and of equally deep nodes the first."""
+    """Write successors[i] into row tokens[i] for each node i. Among nodes with the same token, the first on `path`
+    wins, or else the shallowest, and of equally deep nodes the first."""
     for level in range(depth.max(), -1, -1):
         for node in range(len(tokens) - 1, -1, -1):
             if depth[node] == level:

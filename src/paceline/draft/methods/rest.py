@@ -1,10 +1,10 @@
 """rest: draft a tree of the tokens that most often follow the end of the text in a corpus.
 
-He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). The longest suffix of
-the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array. The continuations of all its
-places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes, a tree, are drafted.
+He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). A suffix array finds the
+longest suffix of the text, 16 to 2 tokens, that occurs in a corpus. The continuations of all its places form a trie, in
+which a node weighs as many places as go through it. The 64 heaviest nodes, which are a tree, are drafted.
 
-The trie is not built: a suffix array is sorted, so a node's places are one range, and its children's are parts of it.
+The trie is not built: a suffix array is sorted, so a node's places are a range, and its children's are parts of it.
 
 Where we differ from the published method and why: docs/methods/rest.md."""
 
@@ -44,13 +44,13 @@ class Rest(Drafter):
         self.config = config
 
     def bind(self, target: Facts) -> None:
-        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        """Open the corpus, and compile. Raises StoreError if the corpus is not for this model."""
         super().bind(target)
         self._array = SuffixArray.of(open_for(target, self.config.checkpoint))
         self._array.warm_up()
 
     def draft(self, row: Request, most: int) -> DraftTree:
-        # After an end token a corpus has another document.
+        # After an end token, the corpus goes on with another document.
         if row.last_token in row.ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         config = self.config

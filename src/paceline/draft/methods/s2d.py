@@ -1,13 +1,13 @@
 """s2d: a draft model that each token leaves at the first exit that is sure enough (Sorted Speculative Decoding).
 
 Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft model is the first layers
-of a model, trained so that the final norm and the head fit after several of them (SoFT, arXiv 2309.08968;
+of a model, trained so that the final norm and the head also fit after earlier layers (SoFT, arXiv 2309.08968;
 `train/s2d.py`). It needs only the target's tokenizer, so one draft model serves many targets.
 
     run the layers up to exit k -> is the best token's probability above threshold k? -> draft from here, or go deeper
 
 Layers that a token did not reach lack its keys and values. Its state waits before them, and runs with the first later
-token that needs them. So a token's exit changes the cost of later ones, never their distribution.
+token that reaches them. So a token's exit changes the cost of later tokens, never their distribution.
 
 Where we differ from the published method and why: docs/methods/s2d.md."""
 
@@ -33,9 +33,12 @@ from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.checkpoint import read_drafter
 from paceline.target.load import SMALL_FILES, find
 
-LAG = 64  # most committed tokens that may wait before deeper layers when a round begins
-SURE = 0.5  # the threshold if neither the options nor the checkpoint name one; the paper's
-NEVER = 1.01  # largest threshold: no probability is above it
+LAG = 64
+"""Largest number of committed tokens that may wait before deeper layers when a round begins."""
+SURE = 0.5
+"""Threshold if neither the options nor the checkpoint have one; the paper's."""
+NEVER = 1.01
+"""Largest threshold: no probability is above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +54,16 @@ class SortedConfig(ModelConfig):
 
 
 class Section:
-    """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
+    """Layers `first` to `last` - 1 of the draft model, up to an exit, with their own cache.
 
-    Nodes are numbered from the end of this cache: first the committed tokens that have not run here, then the draft's.
+    Nodes are numbered from the end of this cache: the committed tokens that have not run here, then the draft's nodes.
 
     threshold    threshold of the exit.
     deeper       the next section; None after the last exit.
     nbytes       bytes of weights that these layers and their exit read.
-    ran          number of nodes run since the last commit, by slot.
-    waiting      states [n, H], before layer `first`, of the next nodes to run, by slot.
-    exits_taken  number of times that a draft left here."""
+    ran          by slot: number of nodes run since the last commit.
+    waiting      by slot: states [n, H], before layer `first`, of the next nodes to run.
+    exits_taken  how often a draft left here."""
 
     def __init__(self, model: Inside, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
@@ -74,13 +77,13 @@ class Section:
         self.exits_taken = 0
 
     def start(self, slot: int) -> None:
-        """Begin anew: no nodes have been run since the last commit, and none wait."""
+        """Begin anew: no nodes run since the last commit, and none waiting."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
     def segment(self, whole: Segment, lag: int) -> Segment:
-        """The nodes of a segment of the first section that have not been run here.
+        """Make a segment of the nodes of `whole`, the first section's segment, that have not been run here.
 
-        lag  number of the row's tokens in the first section's cache that are not in this one. Their states are known,
+        lag  how many of the row's tokens are in the first section's cache but not in this one. Their states are known,
              so their ids are not needed."""
         slot, hidden = whole.slot, self.waiting[whole.slot] if self.first else None
         tokens = np.concatenate([np.zeros(lag, np.int64), whole.tokens])
@@ -88,9 +91,9 @@ class Section:
         return Segment(slot, tokens, parent, start=self.ran[slot], hidden=hidden)
 
     def commit(self, slot: int, end: int, nodes: Sequence[int]) -> None:
-        """Commit those of the draft's `nodes` that were run here; the others still wait.
+        """Commit the draft's `nodes` that were run here; the others still wait.
 
-        end  length of the first section's cache, before its commit."""
+        end  length of the first section's cache before its commit."""
         lag, ran, waiting = end - self.cache.length(slot), self.ran[slot], self.waiting[slot]
         path = [*range(lag), *(lag + node for node in nodes)]
         self.cache.commit(slot, [node for node in path if node < ran])
@@ -103,7 +106,7 @@ class SortedNetwork:
     """A model that each token leaves at the first exit that is sure enough. It keeps rows as a target does.
 
     sections    its layers, cut at its exits.
-    num_tokens  number of the target's tokens; its own head may have more rows, of padding."""
+    num_tokens  number of the target's tokens; the model's head may have more rows, for padding."""
 
     def __init__(self, decoder: Inside, exits: Sequence[tuple[int, float]], num_tokens: int):
         self.decoder, self.num_tokens = decoder, num_tokens
@@ -115,7 +118,7 @@ class SortedNetwork:
         self.weight_bytes = decoder.weight_bytes - sum(layer.nbytes for layer in decoder.layers[lasts[-1] :])
 
     def add_row(self, expected_length: int) -> int:
-        with ExitStack() as undo:  # if there is no memory for one of the caches
+        with ExitStack() as undo:  # If a cache has no memory, the others drop the row again.
             slots = set()
             for section in self.sections:
                 slots.add(slot := section.cache.add_row(expected_length))
@@ -140,8 +143,9 @@ class SortedNetwork:
             section.commit(slot, end, nodes)
 
     def run(self, drafts: Sequence[Draft], segments: Sequence[Segment]) -> torch.Tensor:
-        """Run each draft's segment up to the first exit that is sure enough. A segment without wanted logits, such as a
-        piece of a prompt, goes through all layers. Returns the wanted logits."""
+        """Run each draft's segment up to the first exit that is sure enough. Returns the wanted logits.
+
+        A segment that wants no logits, such as a piece of a prompt, goes through all layers."""
         logits: dict[int, torch.Tensor] = {}
         going = list(range(len(drafts)))
         for section in self.sections:
@@ -160,8 +164,8 @@ class SortedNetwork:
         return torch.cat([logits[i] for i in sorted(logits)]) if logits else self.sections[0].nothing
 
     def _through(self, section: Section, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each row, which now
-        wait for the next section."""
+        """Run a section over the nodes that wait for it. Returns each row's new states [n, H], which now wait for the
+        next section."""
         slots = [segment.slot for segment in segments]
         segments = [section.segment(one, self.length(one.slot) - section.cache.length(one.slot)) for one in segments]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -173,7 +177,7 @@ class SortedNetwork:
         return states
 
     def _must_go_on(self, section: Section, draft: Draft, slot: int) -> bool:
-        """Whether too many of a row's committed tokens wait for the next section, so that they run now."""
+        """Whether so many of the row's committed tokens wait for the next section that they must run now."""
         deeper = section.deeper
         if deeper is None or deeper.ran[slot]:
             return False
@@ -182,9 +186,9 @@ class SortedNetwork:
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] of the drafts that leave after a section. wanted: states [n, H] by draft.
+        """Logits [n, K] of the drafts that leave after `section`, by draft. wanted: states [n, H] by draft.
 
-        A draft leaves if one of its n distributions, at the request's temperature, has a token above the threshold: a
+        A draft leaves if any of its n distributions, at the request's temperature, has a token above the threshold. A
         chain has one distribution, a tree those of a level (SD2)."""
         if not wanted:
             return {}
@@ -217,7 +221,7 @@ class Sorted(ModelDrafter):
         self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
 
     def open(self, target: Facts) -> TextModel:
-        """Load the draft model. MethodError if its tokenizer is another than the target's, or it has no such exits."""
+        """Load the draft model. MethodError if its tokenizer is not the target's, or it lacks the exits."""
         path = self.config.checkpoint
         exits, thresholds = (self.exits, []) if self.exits else _trained(path)
         own_tokenizer(self.config, target)
@@ -232,16 +236,16 @@ class Sorted(ModelDrafter):
 
     @property
     def mean_bytes(self) -> float:
-        """Mean bytes of weights up to the exit of a drafted token, heads of exits that it passed included."""
+        """Mean bytes of weights that a drafted token reads up to its exit, with the heads of exits that it passed."""
         taken, until = [s.exits_taken for s in self.sections], accumulate(s.nbytes for s in self.sections)
         total = sum(count * nbytes for count, nbytes in zip(taken, until, strict=True))
         return total / sum(taken) if any(taken) else self.weight_bytes
 
 
 def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:
-    """(layers, threshold) of every exit that a token can leave at; the last one has the threshold 0 or less.
+    """(layers, threshold) of each exit at which tokens can leave; the last exit's threshold is 0 or less.
 
-    thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
+    thresholds: one for all exits, or one for each exit but the last. MethodError if they do not fit the exits."""
     if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
         raise MethodError(f"exits are {_listed(exits)}; they are layers from 1 to {num_layers}, each above the last")
     if len(thresholds) not in (1, len(exits) - 1):
@@ -254,7 +258,7 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
-    """Exits, and thresholds if there are any, of a draft model of `train s2d`; MethodError if it is none."""
+    """Read the exits, and the thresholds if any, of a draft model of `train s2d`. MethodError for other models."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
@@ -272,7 +276,7 @@ def _possible(thresholds: list[float]) -> list[float]:
 
 
 def _numbers(what: str, text: str | None, kind: Callable[[str], Any], example: str) -> list[Any]:
-    """Parse numbers with commas between them; None has none. MethodError names the option `what`."""
+    """Parse numbers with commas between them; None is no number. MethodError names the option `what`."""
     try:
         return [] if text is None else [kind(number) for number in text.split(",")]
     except ValueError:

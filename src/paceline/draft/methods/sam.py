@@ -1,12 +1,12 @@
-"""sam: copy what followed the longest suffix of the text that occurred before, here or in a corpus.
+"""sam: copy the tokens after an earlier occurrence of the text's longest suffix, in the text or in a corpus.
 
 Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). A suffix
 automaton gives the longest match in O(1) a token. The length of the match sets the length of the draft: a short match
 proposes little or nothing, and in `sam+b` drafter b is asked then.
 
     dynamic   over prompt and answer (`automaton.py`), always
-    static    over a corpus: drafted from when longer than the dynamic match
-    past      over requests that this engine has finished: copied when longer than the row's own match
+    static    over a corpus: copied if longer than the dynamic match
+    past      over requests that this engine has finished: copied if longer than the dynamic match
 
 The static match is looked up in a suffix array, which finds it in O(log n), with counts, in a ninth of the memory.
 Where we differ from the published method and why: docs/methods/sam.md."""
@@ -28,7 +28,8 @@ from paceline.draft.text.store import open_for
 if TYPE_CHECKING:
     from paceline.draft.text.suffix_array import SuffixArray
 
-TAIL = 64  # last tokens of a row that are looked up in another text: longer matches count as this long
+TAIL = 64
+"""How many last tokens of a row are looked up in other texts. Longer matches count as this long."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Sam(Drafter):
         self._corpus: SuffixArray | None = None
 
     def bind(self, target: Facts) -> None:
-        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        """Open the corpus, and compile. Raises StoreError if the corpus is not for this model."""
         super().bind(target)
         warm_up()
         if self.config.corpus is not None:
@@ -65,7 +66,7 @@ class Sam(Drafter):
             self._corpus.warm_up()
 
     def start(self, row: Request) -> None:
-        # Room for an answer as long as the prompt before the arrays double.
+        # This leaves room for an answer as long as the prompt.
         self._automata[row.id] = SuffixAutomaton(2 * len(row))
 
     def drop(self, row: Request) -> None:
@@ -73,13 +74,13 @@ class Sam(Drafter):
             self._past.of(row.params.cache_salt).learn(row, *self.eos_token_ids[:1])
 
     def draft(self, row: Request, most: int) -> DraftTree:
-        """Copy after the longest match; of equal matches the row's own is first, then the corpus's, then the newest
+        """Copy after the longest match. Of equal matches the row's own is best, then the corpus's, then the newest
         request's."""
         longest, ends, automaton = min(self.config.draft, most), row.ends, self._automata[row.id]
         automaton.extend(row.tokens[len(automaton) :])
         length, start = automaton.match()
         copied, found = continuation(row.tokens, start, longest), None
-        if self._corpus is not None and row.last_token != self._corpus.end_token:  # after which nothing follows
+        if self._corpus is not None and row.last_token != self._corpus.end_token:  # Nothing follows an end token.
             skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
             if skip > length:
                 length, found = skip, (lo, hi, skip)
@@ -98,8 +99,8 @@ class Sam(Drafter):
 
 
 class _Texts:
-    """Finished requests of at most `capacity` tokens. They are matched anew in each round, because appending a text may
-    split the state of an earlier match."""
+    """Finished requests, together at most `capacity` tokens. Each round matches them anew, because a new text may split
+    the state of an earlier match."""
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
@@ -116,5 +117,5 @@ class _Texts:
 
     @property
     def text(self) -> NDArray[np.int32]:
-        """The requests, one after another."""
+        """The requests' tokens, one request after another."""
         return self._room[: len(self.automaton)]

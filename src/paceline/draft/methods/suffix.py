@@ -1,15 +1,15 @@
 """suffix: the most frequent continuation of a suffix of the text.
 
 Oliaro et al. 2025, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (NeurIPS 2025, arXiv
-2411.04975), by the rule of Arctic Inference, which vLLM's `method: suffix` runs too. Suffix trees count every run of up
-to `depth` tokens: one tree for each request, two for finished ones (`past`). Each suffix of the text that occurs in a
-tree, m tokens long, gives a draft: its most frequent continuation, up to `factor` * m + `offset` tokens.
+2411.04975), by the rule of Arctic Inference, which vLLM's `method: suffix` runs, too. Suffix trees count each run of up
+to `depth` tokens: a tree for each request, two for finished requests (`past`). Each suffix of the text that occurs in a
+tree gives a draft, its most frequent continuation. After a suffix of m tokens it has up to `factor` * m + `offset`.
 
-    prob    probability of a node: the product of count(child) / count(node) on its path; below `min_prob` it is left
-            out
+    prob    probability of a node: the product of count(child) / count(node) on its path. Below `min_prob` the node is
+            left out
     score   score of a draft: the sum of its nodes' probs, an estimate of the tokens that will be accepted
 
-The draft with the highest score over all trees is proposed; among equals, that of the longer match.
+The draft with the highest score over all trees is proposed; of equal scores, the draft of the longer match.
 
 Where we differ from the published method and why: docs/methods/suffix.md."""
 
@@ -62,7 +62,7 @@ class Suffix(Drafter):
         self._corpus: list[Speculator] = []
 
     def bind(self, target: Facts) -> None:
-        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        """Open the corpus, and compile. Raises StoreError if the corpus is not for this model."""
         super().bind(target)
         warm_up()
         if self.config.corpus is not None:

@@ -3,8 +3,8 @@
 Appending a token costs O(1), amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
 text").
 
-A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
-leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor."""
+A state stands for all substrings that end at the same positions. The suffix link of the whole sequence's state leads to
+the longest suffix that also ends elsewhere, so that link gives the match."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,21 +16,22 @@ from numpy.typing import NDArray
 from paceline.core.tree import IntArray
 
 STAMP_HOPS = 64
-"""Most links followed to update `recent`. Ordinary text needs 1 or 2; "aaaa" would need one for every token."""
+"""Largest number of links followed to update `recent`. Usual text needs 1 or 2; "aaaa" would need one for each
+token."""
 
 
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
-    length  number of its tokens; 0 when the last token is new.
-    recent  number of tokens up to the last place where it ends; text[recent] follows it."""
+    length  number of its tokens; 0 if the last token is new.
+    recent  offset of the last earlier place where it ends: text[recent] follows it."""
 
     length: int
     recent: int
 
 
-# Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
-# by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
+# Columns of a state. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of
+# `edges`. A hash table of (state, token) finds them, and chains link those of a state, so that a split can copy them.
 LENGTH, LINK, RECENT, TOKEN, TARGET, MORE = range(6)
 FROM, SYMBOL, TO, NEXT = range(4)
 _STATES, _EDGES, LAST, _FOUND = range(4)
@@ -40,7 +41,7 @@ _HERE, _NOWHERE = -1, -2
 class SuffixAutomaton:
     """A compiled automaton on int32 arrays. It holds no text; the caller copies from its own text after a match.
 
-    capacity  number of tokens to make room for, at most 128 bytes each. The arrays double when there are more.
+    capacity  number of tokens to make room for, at most 128 bytes each. The arrays double as needed.
 
     The arrays have room for the largest automaton of n tokens: 2n - 1 states and 3n - 4 edges."""
 
@@ -59,18 +60,18 @@ class SuffixAutomaton:
         """Append `tokens`, each 0 or more."""
         if len(self) + len(tokens) > self._capacity:
             self._grow(max(2 * self._capacity, len(self) + len(tokens)))
-        # Always a fresh int32 array, so that one version is compiled.
+        # A fresh int32 array always has the same type, so that only one version is compiled.
         _extend(self._states, self._edges, self._table, self._counts, np.array(tokens, np.int32))
 
     def match(self) -> Match:
-        """The longest suffix that also ends earlier. Beyond STAMP_HOPS links, `recent` may be an older end."""
+        """The longest suffix that also ends earlier. After more than STAMP_HOPS links, `recent` may be an older end."""
         last = self._states[self._counts[LAST]]
         if last[LENGTH] == 0:
             return Match(0, 0)
         return Match(int(self._states[last[LINK], LENGTH]), int(self._counts[_FOUND]))
 
     def after(self, tokens: Sequence[int] | IntArray) -> Match:
-        """The longest suffix of another text that occurs here. Changes nothing here. `recent` is as in `match`."""
+        """The longest suffix of `tokens`, another text, that occurs here. `recent` is as in `match`."""
         state, length = _walk(self._states, self._edges, self._table, np.array(tokens, np.int32))
         return Match(int(length), int(self._states[state, RECENT]))
 
@@ -84,14 +85,14 @@ class SuffixAutomaton:
 
 
 def warm_up() -> None:
-    """Compile the automaton, or load it from the cache of earlier runs, so that no later call has to."""
+    """Compile the automaton now, or load it from the cache of earlier runs."""
     automaton = SuffixAutomaton(1)
     automaton.extend([0, 0, 1])
     automaton.after([0])
 
 
 def enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    """`array` with room for `rows` rows; the new memory is not touched."""
+    """Return `array` with room for `rows` rows; the new rows are not initialised."""
     larger = np.empty((rows, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
@@ -128,7 +129,7 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _walk(states, edges, table, tokens):  # type: ignore[no-untyped-def]
-    """The state of the longest suffix of `tokens` that occurs, and its length."""
+    """State and length of the longest suffix of `tokens` that occurs."""
     state, length = np.int64(0), np.int64(0)
     for token in tokens:
         place = _locate(states, edges, table, state, token)
@@ -145,7 +146,7 @@ def _walk(states, edges, table, tokens):  # type: ignore[no-untyped-def]
 
 @njit
 def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untyped-def]
-    """Separate the shorter strings of q, which now end in one more place, from the longer ones; their new state."""
+    """Move the shorter strings of state q, which now end at one more position, to a new state. Returns that state."""
     copy = _state(states, counts, states[p, LENGTH] + 1, states[q, RECENT])
     if states[q, TOKEN] >= 0:
         _add(states, edges, table, counts, copy, states[q, TOKEN], states[q, TARGET])
@@ -180,7 +181,7 @@ def _state(states, counts, length, recent):  # type: ignore[no-untyped-def]
 
 @njit
 def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
-    """Row of `edges` with the edge, _HERE if the state itself holds it, or _NOWHERE."""
+    """Find the edge of a state by its token. Returns its row of `edges`, _HERE if the state holds it, or _NOWHERE."""
     if states[state, TOKEN] == token:
         return _HERE
     if states[state, MORE] < 0:
@@ -196,7 +197,7 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
 
 @njit
 def _target(states, edges, state, place):  # type: ignore[no-untyped-def]
-    """The state to which the edge at `place` leads, as `_locate` returns it."""
+    """The state to which an edge leads. place: result of `_locate`."""
     return np.int64(states[state, TARGET] if place == _HERE else edges[place, TO])
 
 
@@ -232,6 +233,6 @@ def _hash_all(edges, table, num_edges):  # type: ignore[no-untyped-def]
 
 @njit
 def hashed(table, state, token):  # type: ignore[no-untyped-def]
-    """First place of a table to look up (state, token): a multiplicative hash, high bits folded in."""
+    """The first slot at which to look up (state, token): a multiplicative hash with the high bits folded in."""
     mixed = np.int64(state) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
     return (mixed ^ (mixed >> 29)) & (len(table) - 1)

@@ -1,6 +1,6 @@
-"""A corpus: text that drafters copy from, tokenised once, in a store of kind "corpus".
+"""A corpus: tokenised text from which drafters copy, in a store of kind "corpus".
 
-Each *part* adds the arrays that one data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
+Each *part* adds the arrays that a data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
 returns them by name. `workbench.corpus.build` reads files.
 
     text  int32 [n], or uint16 where that is enough: the documents one after another, each ending with the end token
@@ -26,7 +26,8 @@ from paceline.formats.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """The function that builds a part, and about how many bytes a token takes on disk, and in memory while building."""
+    """The function that builds a part, and the approximate bytes a token takes on disk, and in memory while
+    building."""
 
     build: Callable[..., dict[str, NDArray[Any]]]
     disk: int
@@ -39,9 +40,10 @@ PARTS = {
 }
 
 Report = Callable[[str, float], None]
-"""Called with the current step ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
+"""report(step, done): called with the step ("reading", then the parts' names), and its share that is done, 0 to 1."""
 Documents = Generator[NDArray[np.int32]]  # tokens of documents, each ending with the end token
-Read = Callable[[int, Progress], Documents]  # of the end token; yields all documents
+Read = Callable[[int, Progress], Documents]
+"""read(end token, progress) yields all documents."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Plan:
     """How to build a corpus.
 
     parts       names in PARTS.
-    max_tokens  number of tokens after which reading stops, within a document; None: everything is read.
+    max_tokens  number of tokens after which reading stops, even within a document; None: everything is read.
     eos         the token between documents, as text or number; None: the tokenizer's own.
-    estimated   function that is called between reading and building, with the numbers of tokens, documents, bytes on
-                disk and bytes of memory."""
+    estimated   function called between reading and building, with the numbers of tokens, documents, bytes on disk and
+                bytes of memory."""
 
     parts: Sequence[str] = tuple(PARTS)
     max_tokens: int | None = None
@@ -68,7 +70,7 @@ class Plan:
 
 
 def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: Plan, notify: Report) -> Store:
-    """Build a store of the documents at `out`; it appears there whole or not at all.
+    """Build a store of the documents. It appears at `out` whole or not at all.
 
     source  name of the documents' source, for messages.
 
@@ -86,7 +88,7 @@ def build(out: str | Path, read: Read, source: str, tokenizer: Tokenizer, plan: 
             text = text.astype(np.uint16)
         if plan.estimated is not None:
             disk = text.itemsize + sum(PARTS[name].disk for name in plan.parts)
-            # Parts are built one after another.
+            # Parts are built one after another, so the largest counts.
             memory = text.itemsize + max((PARTS[name].memory for name in plan.parts), default=0)
             plan.estimated(len(text), len(ends), disk * len(text), memory * len(text))
         store.add("text", text)
@@ -123,7 +125,7 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
 
 
 def _joined(documents: Documents, eos: int, max_tokens: int | None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(text, ends) of the documents; the last one is cut at `max_tokens`."""
+    """Join documents to (text, ends). The last document is cut at `max_tokens`."""
     pieces: list[NDArray[np.int32]] = []
     left = max_tokens if max_tokens is not None else sys.maxsize
     for ids in documents:

@@ -1,7 +1,7 @@
 """n-gram stores: the tokens that followed a token in this request, in the model's answers, in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
-(Fu et al. 2024, arXiv 2402.02057). The key of all stores is one token; `after(token)` gives what follows, best first.
+(Fu et al. 2024, arXiv 2402.02057). The key of all stores is a token; `after(token)` gives what follows, best first.
 """
 
 from collections import Counter
@@ -18,8 +18,10 @@ from paceline.draft.text.store import Progress, Store, silent
 
 Gram = tuple[int, ...]
 
-N = 5  # tokens of an n-gram in a store on disk; the published setting
-MOST = 100_000  # n-grams a store on disk keeps; the published setting
+N = 5
+"""Number of tokens of an n-gram in a store on disk; the published setting."""
+MOST = 100_000
+"""Number of n-grams in a store on disk; the published setting."""
 
 
 def grams(text: IntArray, n: int) -> Iterator[Gram]:
@@ -30,11 +32,11 @@ def grams(text: IntArray, n: int) -> Iterator[Gram]:
 class RecentNgrams:
     """D_c: the tokens that followed each token, newest first.
 
-    n     number of tokens of an n-gram, the key included.
-    ways  number of n-grams of a key that are told: the different ones that were seen last.
-    read  number of tokens of the text given to `update` that are left out, from its beginning.
+    n     number of tokens of an n-gram, with the key.
+    ways  number of different n-grams that `after` returns, newest first.
+    read  number of first tokens that `update` leaves out.
 
-    All n-grams are kept, in the order in which they came, each with the one before it that has the same key."""
+    All n-grams are kept in order of arrival, each with the number of the n-gram before it with the same key."""
 
     def __init__(self, n: int, ways: int, read: int = 0):
         self.n, self.ways = n, ways
@@ -43,13 +45,13 @@ class RecentNgrams:
         self._table = np.empty(0, np.int32)
 
     def __len__(self) -> int:
-        """Number of tokens of the texts that were learnt."""
+        """Number of tokens of all texts that were learnt."""
         return self._tokens
 
     def update(self, text: IntArray) -> None:
-        """Add the n-grams that end in the new tokens of `text` int64 [m], the whole text so far."""
+        """Add the n-grams that end in new tokens. text: the whole text so far, int64 [m]."""
         self.learn(text[self._read :])
-        self._read = max(self._read, len(text) - self.n + 1)  # the last n - 1 tokens begin none that is complete
+        self._read = max(self._read, len(text) - self.n + 1)  # The last n - 1 begin no whole n-gram.
 
     def learn(self, text: IntArray) -> None:
         self._tokens += len(text)
@@ -58,7 +60,7 @@ class RecentNgrams:
             self._grams, self._before = enlarged(self._grams, capacity), enlarged(self._before, capacity)
             self._table = np.full(1 << (2 * capacity - 1).bit_length(), -1, np.int32)
             _index(self._grams, self._before, self._table, 0, self._count)
-        # Always a fresh int32 array, so that one version is compiled.
+        # A fresh int32 array always has the same type, so that only one version is compiled.
         self._count = _learn(self._grams, self._before, self._table, self._count, np.array(text, np.int32))
 
     def add(self, gram: Gram) -> None:
@@ -72,7 +74,7 @@ class RecentNgrams:
 
 @njit(cache=True)
 def _slot(grams, table, token):  # type: ignore[no-untyped-def]
-    """The place of `table` that has the newest n-gram after `token`, or -1 where there is none."""
+    """The slot of `table` that holds the newest n-gram of `token`, or -1 if there is none."""
     slot = hashed(table, 0, token)
     while table[slot] >= 0 and grams[table[slot], 0] != token:
         slot = (slot + 1) & (len(table) - 1)
@@ -101,7 +103,7 @@ def _learn(grams, before, table, count, text):  # type: ignore[no-untyped-def]
     for at in range(len(text) - n + 1):
         newest = table[_slot(grams, table, text[at])]
         if newest >= 0 and _alike(grams[newest], text[at : at + n]):
-            continue  # a run of one token would make a long list otherwise
+            continue  # Repetition of a token would fill the store.
         grams[count] = text[at : at + n]
         _index(grams, before, table, count, count + 1)
         count += 1
@@ -123,14 +125,14 @@ def _after(grams, before, table, token, ways):  # type: ignore[no-untyped-def]
 
 
 def warm_up() -> None:
-    """Compile the store, or load it from the cache of earlier runs, so that no later call has to."""
+    """Compile the store now, or load it from the cache of earlier runs."""
     store = RecentNgrams(2, 1)
     store.add((0, 0))
     store.after(0)
 
 
 class FrequentNgrams:
-    """D_m: the n-grams that stand in most documents of a corpus, most frequent first; read only.
+    """D_m: the most frequent n-grams of a corpus, counted by documents; read only.
 
     starts  int64 [V + 1]. N-grams that begin with token t are rows starts[t] to starts[t + 1] of `values`.
     values  the tokens after the first, int32 [m, n - 1]."""
@@ -140,7 +142,7 @@ class FrequentNgrams:
 
     @classmethod
     def of(cls, store: Store) -> Self:
-        """The n-grams of a store; StoreError if it was built without them."""
+        """Open the n-grams of a store. StoreError if it was built without them."""
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 
     def after(self, token: int) -> Iterator[Gram]:
@@ -150,7 +152,7 @@ class FrequentNgrams:
 
 
 class PastNgrams:
-    """A growing D_m, at most `ways` n-grams of a key. Those in most texts come first, the latest first among equals."""
+    """A growing D_m with up to `ways` n-grams of a key: those of the most texts, of equals the latest first."""
 
     def __init__(self, n: int, ways: int):
         self.n, self.ways = n, ways
@@ -178,11 +180,12 @@ class PastNgrams:
 def build_part(
     text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Progress = silent, *, n: int = N, most: int = MOST
 ) -> dict[str, NDArray[Any]]:
-    """The `most` n-grams that stand in most documents, for `FrequentNgrams`; the earlier first among equals.
+    """Find the `most` n-grams that occur in the most documents, of equals the earlier, for `FrequentNgrams`.
 
     text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
 
-    Returns ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [m, n - 1]. They are told apart by a hash."""
+    Returns ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [m, n - 1]. N-grams with equal hashes count as
+    equal."""
     text = np.asarray(text)
     document = np.repeat(np.arange(len(ends), dtype=np.int32), np.diff(ends, prepend=0))
     count = max(len(text) - n + 1, 0)
@@ -192,7 +195,7 @@ def build_part(
         key = key * np.uint64(0x9E3779B97F4A7C15) + text[i : i + count].astype(np.uint64)
     progress(0.3)
     key = key[place]
-    place = place[np.argsort(key, kind="stable")]  # equal n-grams side by side, in the order of the text
+    place = place[np.argsort(key, kind="stable")]  # Equal n-grams are now neighbours, in text order.
     key, document = np.sort(key), document[place]
     progress(0.9)
     is_first = np.append(True, key[1:] != key[:-1])[: len(key)]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 HEADER = "store.json"
 VERSION = 1
 
-Progress = Callable[[float], None]  # called with the share done, 0 to 1
+Progress = Callable[[float], None]
+"""Called with the share that is done, 0 to 1."""
 
 
 def silent(done: float) -> None:
@@ -49,9 +50,9 @@ class StoreWriter:
 
 @contextmanager
 def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iterator[StoreWriter]:
-    """Write a store to `out`; it appears there whole when the block ends, or not at all.
+    """Write a store. When the block ends, it appears at `out` whole or not at all.
 
-    tokenizer  `Tokenizer.fingerprint` of the tokenizer of the token ids."""
+    tokenizer  `Tokenizer.fingerprint` of the token ids' tokenizer."""
     out = Path(out)
     held = [out] if out.is_file() else [*out.iterdir()] if out.exists() else []
     if held and not ((out / HEADER).exists() and all(f.name == HEADER or f.suffix == ".npy" for f in held)):
@@ -66,7 +67,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
         (part / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
         shutil.rmtree(out, ignore_errors=True)
         part.rename(out)
-    except OSError as error:  # NumPy's own errors have a text and no errno
+    except OSError as error:  # NumPy's errors have a text, but no errno.
         raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -80,7 +81,7 @@ class Store:
     header: dict[str, Any]
 
     def array(self, name: str) -> NDArray[Any]:
-        """One array, mapped read-only."""
+        """Map an array, read-only."""
         if name not in self.header["arrays"]:
             has = ", ".join(self.header["arrays"]) or "nothing"
             raise StoreError(f"the store {self.folder} has no {name} (it has {has}); build it again with that part")
@@ -92,12 +93,12 @@ class Store:
 
 
 def open_for(target: Facts, folder: str | Path) -> Store:
-    """The corpus in `folder`. StoreError unless it is of the target's tokenizer, if the target has one."""
+    """Open the corpus in `folder`. StoreError if the target has another tokenizer."""
     return open_store(folder, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
-    """The store in `folder`; StoreError if it is missing, truncated, of another kind or of another tokenizer.
+    """Open the store in `folder`. StoreError if it is missing, truncated, of another kind or of another tokenizer.
 
     tokenizer  fingerprint of the tokenizer that the store must have; None: any."""
     folder = Path(folder)

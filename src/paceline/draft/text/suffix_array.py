@@ -1,8 +1,8 @@
 """Suffix array of a corpus: all places of a run of tokens are one range of a sorted array.
 
-It is built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"). Suffixes sorted by their first n
-tokens are sorted by their first 2n with the ranks of the suffixes n tokens later. Suffixes that already differ from
-all others stay where they are."""
+It is built by prefix doubling (Larsson and Sadakane 1999, "Faster Suffix Sorting"). When suffixes are sorted by their
+first n tokens, the ranks of the suffixes n tokens later sort them by their first 2n. Suffixes that already differ from
+all others keep their place."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -20,14 +20,15 @@ Positions = NDArray[np.int32]
 
 
 def sorted_positions(text: NDArray[Any], ends: IntArray, report: Progress) -> Positions:
-    """The start of each suffix of `text` int [n], int32 [n], in sorted order. A suffix ends with its document.
+    """Sort the suffixes of `text` int [n]. Returns the start of each, int32 [n]. A suffix ends with its document.
 
     ends  the offset after each document, int64 [d]."""
-    # A symbol of its own after each document, below all tokens: two suffixes differ before or at it.
+    # Each document is followed by its own symbol, below all tokens, so that two suffixes differ there at the latest.
     string = np.insert(text.astype(np.int32) + np.int32(len(ends)), ends, np.arange(len(ends), dtype=np.int32))
     order = np.argsort(string, kind="stable").astype(np.int32)
-    rank = np.empty(len(string), np.int32)  # of every suffix: the place of the first one that begins alike
-    open_ = np.arange(len(string), dtype=np.int32)  # places of suffixes that are not told apart yet
+    # rank[s]: index in `order` of the first suffix with the same first `length` tokens as suffix s.
+    rank = np.empty(len(string), np.int32)
+    open_ = np.arange(len(string), dtype=np.int32)  # indices in `order` of suffixes that still equal others
     key: NDArray[Any] = string[order]
     length = 1
     while len(open_):
@@ -40,12 +41,13 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Progress) -> Po
         order[open_], key = suffix[sorting], key[sorting]
         length *= 2
         report(1 - len(open_) / len(string))
-    place = np.cumsum(string >= len(ends), dtype=np.int32) - np.int32(1)  # in the text, without the symbols
+    place = np.cumsum(string >= len(ends), dtype=np.int32) - np.int32(1)  # place in the text, without the symbols
     return place[order[len(ends) :]]
 
 
 MOST_TOKENS = 2**31 - 1
-HITS = 1000  # most places that are read of a key, if nothing else is said
+HITS = 1000
+"""Default largest number of a key's places that are read."""
 
 
 def build_part(
@@ -64,52 +66,53 @@ def build_part(
 
 
 class SuffixArray(Speculator):
-    """Finds runs of tokens in a corpus.
+    """Finds and continues runs of tokens in a corpus.
 
-    text       int [n]; every document ends with the same token, the last one of the text.
+    text       int [n]; every document ends with the same token, the last token of the text.
     ends       int64 [d], the offset after each document.
     positions  int32 [n], as `build_part` makes it.
-    end_token  the token every document ends with; -1 in an empty corpus."""
+    end_token  the token with which every document ends; -1 in an empty corpus."""
 
     def __init__(self, text: NDArray[Any], ends: IntArray, positions: Positions):
-        # Plain arrays: for mapped ones, a class of their own, everything would be compiled again.
+        # Mapped arrays have another type, for which everything would be compiled again.
         self.text, self.ends, self.positions = np.asarray(text), np.asarray(ends), np.asarray(positions)
         self.end_token = int(self.text[-1]) if len(self.text) else -1
 
     @classmethod
     def of(cls, store: Store) -> Self:
-        """The array of a corpus store; StoreError if the store was built without."""
+        """Open the suffix array of a corpus store. StoreError if the store was built without one."""
         return cls(store.array("text"), store.array("ends"), store.array("suffix_positions"))
 
     def warm_up(self) -> None:
-        """Compile what `longest` and `heaviest` need, or load it from the cache of earlier runs."""
+        """Compile `longest` and `heaviest` now, or load them from the cache of earlier runs."""
         self.longest([0, 0])
         self.heaviest(0, 0, 0, 1, 1, frozenset())
 
     def find(self, key: Sequence[int] | IntArray) -> tuple[int, int]:
-        """The range (lo, hi) of the `positions` at which `key` stands; it stands there hi - lo times."""
+        """The range (lo, hi) of the `positions` at which `key` occurs, hi - lo times."""
         lo, hi = _find(self.text, self.ends, self.positions, np.asarray(key, np.int64))
         return int(lo), int(hi)
 
     def longest(self, context: Sequence[int] | IntArray, most: int = 16, least: int = 2) -> tuple[int, int, int]:
-        """The longest suffix of `context` that occurs, of `least` to `most` tokens, as (length, lo, hi); else (0, 0,
-        0)."""
+        """The longest suffix of `context`, `least` to `most` tokens, that occurs: (length, lo, hi), or (0, 0, 0)."""
         key = np.asarray(context[-most:], np.int64)
         length, lo, hi = _longest(self.text, self.ends, self.positions, key, least)
         return int(length), int(lo), int(hi)
 
     def places(self, lo: int, hi: int, most: int) -> Positions:
-        """The places lo..hi, or `most` of them in even steps if there are more."""
+        """The places lo to hi - 1; if there are more than `most`, that many in even steps."""
         count = min(most, hi - lo)
         return self.positions[lo + np.arange(count) * (hi - lo) // max(count, 1)]
 
     def heaviest(
         self, lo: int, hi: int, skip: int, size: int, depth: int, ends: frozenset[int], most: int = HITS
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """A tree of the tokens that most often follow the places lo..hi, which begin with a key of `skip` tokens.
+        """A tree of the tokens that most often follow a key.
 
-        Returns tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first. There
-        are at most `size` nodes, at most `depth` deep, and none after a token of `ends` or the end of a document.
+        lo, hi  range of the key's places, as of `find`. skip: number of the key's tokens.
+
+        Returns tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, heaviest first: at most
+        `size` nodes, at most `depth` deep, none after a token of `ends` or the end of a document.
 
         most  number of places to read."""
         stop = np.array([self.end_token, *ends], np.int64)
@@ -117,10 +120,10 @@ class SuffixArray(Speculator):
         return nodes[:, TOKEN], nodes[:, PARENT], nodes[:, HI] - nodes[:, LO]
 
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
-        """The tokens after the places lo..hi, int32 [m, length], with -1 after the end of a document.
+        """The tokens after a key's places lo to hi - 1, int32 [m, length], with -1 after the end of a document.
 
         most  number of places to read.
-        skip  number of tokens of the key, with which the places begin."""
+        skip  number of the key's tokens."""
         places = self.places(lo, hi, most)
         ends = self.ends[np.searchsorted(self.ends, places, side="right")]
         read = places[:, None] + skip + np.arange(length)
@@ -128,16 +131,16 @@ class SuffixArray(Speculator):
         return np.where(inside, self.text[np.where(inside, read, 0)].astype(np.int32), -1)
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
-        """Draft as a suffix tree of the corpus would; the sizes of ranges are its counts.
+        """Draft as a suffix tree of the corpus would: sizes of ranges are its counts.
 
-        Nothing follows the end of a document. All of `context` is looked up, so the caller cuts it to the tree's depth.
-        Of equally frequent continuations the smaller token comes first."""
+        Nothing follows the end of a document. The caller cuts `context` to the tree's depth. Of equally frequent
+        continuations the smaller token comes first."""
         return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
 
 
 @njit(cache=True)
 def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
-    """SuffixArray.longest, by bisection: a suffix of n tokens occurs only if that of n - 1 tokens does."""
+    """SuffixArray.longest, by bisection: a suffix of n tokens occurs only if the suffix of n - 1 tokens does."""
     matched, place, below, above = 0, 0, least - 1, len(key)
     while below < above:
         length = (below + above + 1) // 2
@@ -159,7 +162,7 @@ def _find(text, ends, positions, key):  # type: ignore[no-untyped-def]
 
 @njit
 def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
-    """The end of the range that begins at `lo`. Most ranges are short, so the search doubles its steps from there."""
+    """The end of the key's range, which begins at `lo`. Most ranges are short, so steps double from there."""
     step = 1
     while lo + step < len(positions) and _compare(text, ends, positions[lo + step], key) < 1:
         step *= 2
@@ -168,7 +171,7 @@ def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
 
 @njit
 def _first(text, ends, positions, key, lo, hi, least):  # type: ignore[no-untyped-def]
-    """First index from `lo` on whose suffix compares as `least` or more; `hi` if there is none before it."""
+    """The first index from `lo` on whose suffix compares as `least` or more; `hi` if there is none below `hi`."""
     while lo < hi:
         middle = (lo + hi) // 2
         if _compare(text, ends, positions[middle], key) < least:
@@ -180,7 +183,7 @@ def _first(text, ends, positions, key, lo, hi, least):  # type: ignore[no-untype
 
 @njit
 def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1 if the suffix is before the key, begins with it, or is after it. A document's end comes first."""
+    """Compare a suffix with a key: -1 is before, 0 begins with it, 1 is after. A document's end comes before tokens."""
     end_token = text[len(text) - 1]
     for i in range(len(key)):
         token = np.int64(text[begin + i])
@@ -205,7 +208,7 @@ def _speculate(text, ends, positions, context, most, factor, offset, min_prob, b
             break
         size = min(most, int(factor * length + offset))
         if size > 0:
-            stop, depth = text[len(text) - 1 :].astype(np.int64), size  # nothing follows an end token
+            stop, depth = text[len(text) - 1 :].astype(np.int64), size  # Nothing follows an end token.
             nodes, probs = likeliest(text, positions[lo:hi], length, size, depth, stop, min_prob, branch)
             score = probs.sum()
             if len(nodes) and score >= best_score:
@@ -213,19 +216,21 @@ def _speculate(text, ends, positions, context, most, factor, offset, min_prob, b
     return best[0], best[1], best[2], match
 
 
-TOKEN, PARENT, _DEPTH, LO, HI = range(5)  # of a node: PARENT is 0 for the root, 1 for the first node
+TOKEN, PARENT, _DEPTH, LO, HI = range(5)
+"""Columns of a node. PARENT is 0 for the root, 1 for the first node. LO to HI - 1 are its places."""
 
 
 @njit(cache=True)
 def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # type: ignore[no-untyped-def]
-    """(nodes int64 [n, 5], their probabilities): at most `size` tokens that follow places whose key has `skip` tokens.
+    """Find up to `size` tokens that follow the places of a key of `skip` tokens. Returns nodes int64 [n, 5] and their
+    probabilities.
 
-    The most frequent path, or with `branch` the likeliest nodes of all, with a probability of at least `min_prob`, at
-    most `deepest` deep, and none below a token of `stop`. LO to HI of a node are its places.
+    The nodes are the most frequent path, or with `branch` the likeliest nodes of all. Their probability is at least
+    `min_prob`; they are at most `deepest` deep, and none is below a token of `stop`.
 
-    One list in order of probability is read from the front, and the children of the node read are inserted. Places are
+    A list in order of probability is read from the front, and the children of each node read are inserted. Places are
     sorted by what follows, so those of a token are a run. A run that is likely enough has at least `stride` places, so
-    reading one place in every `stride` after the last run finds all such runs."""
+    reading every `stride`th place after the last run finds all such runs."""
     nodes, probs = np.empty((size, 5), np.int64), np.empty(size, np.float64)
     num, read, prob, depth, lo, hi = 0, 0, 1.0, 0, 0, len(positions)
     while lo < hi:
@@ -233,7 +238,7 @@ def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # 
         begin, heaviest = lo, (0, 0, 0)
         while begin + stride <= hi:
             token, first, begin = _run(text, positions, begin, begin + stride - 1, hi, skip + depth)
-            share = prob * ((begin - first) / (hi - lo))  # by a ratio: never above `prob`, however it is rounded
+            share = prob * ((begin - first) / (hi - lo))  # A ratio cannot round above `prob`.
             if share >= min_prob and branch:
                 num = insert(nodes, probs, num, (token, read, depth + 1, first, begin), share)
             elif begin - first > heaviest[2] - heaviest[1]:
@@ -252,7 +257,7 @@ def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # 
 
 @njit
 def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
-    """The token at `offset` from place `at`, and the range of the places in lo..hi that have it there."""
+    """The token at `offset` from place `at`, and the range of the places within lo to hi - 1 that have it there."""
     token = text[positions[at] + offset]
     first, last = lo, at
     while first < last:

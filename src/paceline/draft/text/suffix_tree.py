@@ -1,8 +1,8 @@
-"""A suffix tree of bounded depth counts every run of tokens and the tokens that followed it.
+"""A suffix tree of bounded depth: it counts each run of tokens and the tokens that followed it.
 
-Every place of a sequence is the start of a path of up to `depth` tokens; the paths of the last `depth` places grow with
-each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
-holds for every point on the edge above it, and there are at most 2 nodes a token."""
+A path of up to `depth` tokens starts at every place of a sequence; the paths of the last `depth` places grow with each
+token. An edge is a run of tokens: a place and a length in the text. Every path ends at a node, so a node's count holds
+on the whole edge above it, and there are at most 2 nodes for each token."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from paceline.core.tree import IntArray
 from paceline.draft.text.automaton import enlarged, hashed
 
-# Columns of a node. BEST is the child with the highest count, the latest among equals; CHAIN is the next node in a
-# bucket of the hash table of (parent, first token of the edge).
+# Columns of a node. BEST is the child with the highest count, of equals the latest. CHAIN is the next node in a bucket
+# of the hash table of (parent, first token of the edge).
 PARENT, COUNT, START, LENGTH, BEST, FIRST, NEXT, BACK, CHAIN = range(9)
 NODES, FREE, TEXT = range(3)
 ROOT, NONE, GONE = 0, -1, -2
@@ -26,7 +26,7 @@ ROOT, NONE, GONE = 0, -1, -2
 
 @njit(cache=True)
 def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyped-def]
-    """Extend every growing path, the longest first, by each token."""
+    """Extend all growing paths, longest first, by each of `tokens`."""
     for token in tokens:
         at = counts[TEXT]
         text[at] = token
@@ -34,7 +34,7 @@ def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyp
         nodes[ROOT, COUNT] += 1
         for k in range(len(active) - 2, -1, -1):
             node = active[k]
-            if node > ROOT and nodes[node, FIRST] < 0 and nodes[node, COUNT] == 1:  # of this path alone, as most are
+            if node > ROOT and nodes[node, FIRST] < 0 and nodes[node, COUNT] == 1:  # It serves this path alone.
                 nodes[node, LENGTH] += 1
                 active[k + 1] = node
             elif node >= 0:
@@ -57,10 +57,11 @@ def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
 
 @njit
 def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """Do the work of _grow where the edge to `child` begins with text[at]."""
-    alone = node != ROOT and nodes[node, COUNT] == nodes[child, COUNT] + 1  # only this path ended at `node`
+    """Do the work of _grow if the edge to `child` begins with text[at]."""
+    # alone: only this path ended at `node`.
+    alone = node != ROOT and nodes[node, COUNT] == nodes[child, COUNT] + 1
     if nodes[child, LENGTH] > 1:
-        if alone:  # slide the node down the edge
+        if alone:  # The node slides down the edge.
             _detach(nodes, heads, text, child)
             nodes[node, LENGTH] += 1
             nodes[node, START] = at + 1 - nodes[node, LENGTH]
@@ -79,7 +80,7 @@ def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unt
 
 @njit
 def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """A new node after the first token of the edge to `child`, where a path ends now."""
+    """Add a node after the first token of the edge to `child`, where a path ends now. Returns the node."""
     middle = _new(nodes, counts)
     nodes[middle, COUNT] = nodes[child, COUNT] + 1
     nodes[middle, START] = at
@@ -94,7 +95,7 @@ def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unty
 
 @njit
 def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped-def]
-    """Make `node`, at which no path ends and nothing branches, part of the edge to `child`."""
+    """Remove `node`, at which no path ends and nothing branches: the edge to `child` takes its tokens."""
     parent = nodes[node, PARENT]
     best = nodes[parent, BEST]
     _detach(nodes, heads, text, child)
@@ -140,7 +141,7 @@ def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
 
 @njit
 def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
-    """Undo _attach, except for the best child of the parent."""
+    """Undo _attach, but leave the parent's BEST as it is."""
     parent, before, after = nodes[child, PARENT], nodes[child, BACK], nodes[child, NEXT]
     if before >= 0:
         nodes[before, NEXT] = after
@@ -177,7 +178,7 @@ def _child(nodes, heads, text, parent, token):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
-    """Fill an empty table."""
+    """Add all nodes to an empty hash table."""
     for node in range(ROOT + 1, num_nodes):
         if nodes[node, PARENT] > GONE:
             bucket = hashed(heads, nodes[node, PARENT], text[nodes[node, START]])
@@ -187,7 +188,8 @@ def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
-    """The node at whose edge `tokens` end and the tokens used of that edge; NONE and 0 if they do not occur."""
+    """Walk down `tokens` from the root. Returns the node below the edge on which they end, and how many tokens of that
+    edge were used; NONE and 0 if the tokens do not occur."""
     node, used = ROOT, 0
     for token in tokens:
         if used < nodes[node, LENGTH]:
@@ -223,12 +225,12 @@ def speculate(nodes, heads, text, active, context, most, factor, offset, min_pro
 
 @njit
 def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """Tokens, parents and probabilities of the continuations after `used` tokens of the edge to `node`.
+    """The continuations after `used` tokens of the edge to `node`. Returns tokens, parents and probabilities.
 
-    prob  probability of that place, by which all shares are multiplied.
+    prob  probability at the start, by which all shares are multiplied.
 
-    One list in order of probability is read from the front, and the continuations of each entry are inserted. An entry
-    is a drafted token: its node, the tokens used of that node's edge, and its parent."""
+    A list in order of probability is read from the front, and the continuations of each entry are inserted. An entry is
+    a drafted token: its node, the tokens used of that node's edge, and its parent."""
     entries, probs = np.empty((size, 3), np.int64), np.empty(size, np.float64)
     num, read = 0, 0
     while True:
@@ -237,7 +239,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
         else:
             child = nodes[node, FIRST if branch else BEST]
             while child >= 0:
-                share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # a ratio: never above `prob`
+                share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # A ratio cannot round above `prob`.
                 if share >= min_prob:
                     num = insert(entries, probs, num, (np.int64(child), np.int64(1), np.int64(read)), share)
                 child = nodes[child, NEXT] if branch else NONE
@@ -253,8 +255,8 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
-    """Insert an entry, int64 [columns], after those at least as likely; a full list loses its last. Returns the new
-    `num`."""
+    """Insert an entry, int64 [columns], after all that are at least as likely. A full list loses its last entry.
+    Returns the new `num`."""
     if num == len(entries) and probs[num - 1] >= prob:
         return num
     i = min(num, len(entries) - 1)
@@ -268,7 +270,8 @@ def insert(entries, probs, num, entry, prob):  # type: ignore[no-untyped-def]
     return num + 1 if num < len(entries) else num
 
 
-Run = Sequence[int] | IntArray  # of tokens
+Run = Sequence[int] | IntArray
+"""A run of tokens."""
 
 
 class Speculation(NamedTuple):
@@ -293,24 +296,25 @@ class Speculator:
     def speculate(
         self, context: Run, most: int, factor: float = 1, offset: float = 0, min_prob: float = 0.1, branch: bool = False
     ) -> Speculation:
-        """The continuation with the highest score, over all suffixes of `context`; among equals, of the longest one.
+        """The continuation with the highest score over all suffixes of `context`; of equals, that of the longest
+        suffix.
 
         After m matched tokens it has up to min(most, floor(factor * m + offset)) tokens, each with a probability of at
-        least `min_prob`. They are the most frequent path, or with `branch` the likeliest nodes of all."""
+        least `min_prob`: the most frequent path, or with `branch` the likeliest nodes of all."""
         sizes = most, float(factor), float(offset), float(min_prob), branch
         tokens, parent, probs, match = self._speculate(context, *sizes)
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
 
     def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
-        """Tokens, parents, probabilities and the length of the match."""
+        """Like `speculate`. Returns tokens, parents, probabilities and the length of the match."""
         raise NotImplementedError
 
 
 class SuffixTree(Speculator):
-    """Counts of all runs of up to `depth` tokens in its sequences.
+    """Counts all runs of up to `depth` tokens in its sequences.
 
-    depth     number of tokens of the longest run that is counted, context and draft together.
-    capacity  number of tokens to make room for, at most 92 bytes each. The arrays double when there are more."""
+    depth     length of the longest run that is counted, context and draft together.
+    capacity  number of tokens to make room for, at most 92 bytes each. The arrays double as needed."""
 
     def __init__(self, depth: int, capacity: int = 64):
         self.depth = depth
@@ -319,7 +323,7 @@ class SuffixTree(Speculator):
         self._nodes[ROOT, COUNT] = self._nodes[ROOT, LENGTH] = 0
         self._heads = np.empty(0, np.int32)
         self._counts = np.array([1, NONE, 0], np.int64)
-        # Entry k: the node of the last k tokens of the open sequence.
+        # Entry k is the node of the last k tokens of the open sequence.
         self._active = np.full(depth + 1, NONE, np.int32)
         self._active[0] = ROOT
         self._make_room(max(capacity, 1))
@@ -331,12 +335,12 @@ class SuffixTree(Speculator):
         """Append `tokens`, each 0 or more, to the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
-        # Always a fresh int32 array, so that one version is compiled.
+        # A fresh int32 array always has the same type, so that only one version is compiled.
         new = np.array(tokens, np.int32)
         append(self._nodes, self._heads, self._text, self._counts, self._active, new)
 
     def close(self) -> None:
-        """End the open sequence; the next tokens begin another."""
+        """End the open sequence. The next tokens begin another."""
         self._active[1:] = NONE
 
     def learn(self, tokens: IntArray) -> None:
@@ -345,7 +349,7 @@ class SuffixTree(Speculator):
         self.close()
 
     def _speculate(self, context: Run, *sizes: float) -> tuple[Any, ...]:
-        """The end of the open sequence itself is not counted as a match, because nothing has followed it yet."""
+        """Like `speculate`. The end of the open sequence does not match itself, because nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
 
@@ -358,7 +362,7 @@ class SuffixTree(Speculator):
 
 
 def warm_up() -> None:
-    """Compile the tree, or load it from the cache of earlier runs, so that no later call has to."""
+    """Compile the tree now, or load it from the cache of earlier runs."""
     tree = SuffixTree(4, 1)
     tree.append([0, 1, 0, 1, 2])
     tree.speculate([0, 1], 2)
