@@ -488,8 +488,8 @@ def test_forwards_are_padded_where_there_is_room() -> None:
     if decoder.same_on_any_threads:
         pytest.skip("without AMX all products are ours, which need no padding")
     slot = decoder.add_row(1)
-    assert decoder._plan([chain(slot, [4] * 5)]).padding == (0 if decoder._few else 1)
-    decoder._few = 0  # as where a weight is too large to be kept twice
+    assert decoder._plan([chain(slot, [4] * 5)]).padding == (0 if decoder._own_nodes else 1)
+    decoder._own_nodes = 0  # as where a weight is too large to be kept twice
     assert decoder._plan([chain(slot, [4] * 5)]).padding == 1
     assert decoder._plan([chain(slot, [4])]).padding == 0
     other = decoder.add_row(1)

@@ -14,7 +14,8 @@ from paceline import kernels, processor
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.kernels.linear import Linear
+from paceline.kernels.linear import Linear, TorchProduct
+from paceline.kernels.products import Panels
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 
@@ -145,7 +146,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(
         linear.make_exact()
     except ModelError as error:
         pytest.skip(str(error))
-    assert (linear.panels is not None) == (ours and kernels.supported(dtype))
+    assert isinstance(linear.product, Panels) == (ours and kernels.supported(dtype))
     whole = linear(x)
     assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.01, atol=1e-2)
     for rows in [*range(1, 18), 31, 64, 69, 129]:
@@ -159,8 +160,8 @@ def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: py
     monkeypatch.setattr(kernels, "supported", lambda dtype: False)
     monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
     noise = torch.linspace(0, 1, 16)[:, None]
-    usual = Linear._by_library
-    monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)
+    usual = TorchProduct.__call__
+    monkeypatch.setattr(TorchProduct, "__call__", lambda self, x: usual(self, x) + noise)
     with pytest.raises(ModelError, match="adds in an order that depends on the row"):
         Linear(torch.ones(8, 8)).make_exact()
 

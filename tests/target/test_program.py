@@ -19,6 +19,7 @@ from paceline.core.segment import Segment
 from paceline.formats.facts import BEFORE_NORM
 from paceline.kernels import amx, program
 from paceline.kernels.linear import MAX_ROWS_OWN, SMALL, Linear
+from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.products import Panels
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
@@ -181,10 +182,10 @@ def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
 
 def test_which_weights_are_kept_for_few_rows() -> None:
     small, large = (Linear(torch.ones(count, 64, dtype=torch.bfloat16)) for count in (96, SMALL // 128 + 32))
-    assert (small.few is not None) == amx.supported()
-    assert large.few is None
+    assert (small.product.own_rows == MAX_ROWS_OWN) == amx.supported()
+    assert large.product.own_rows in (0, ALL_ROWS)
     if amx.supported():
         x = torch.randn(MAX_ROWS_OWN + 1, 64).bfloat16()
         assert torch.equal(small(x[:MAX_ROWS_OWN]), Panels(small.dense())(x[:MAX_ROWS_OWN]))
-        small.few = None
+        small.product.few = None
         assert torch.equal(small(x), Linear(small.dense())(x))

@@ -145,7 +145,7 @@ def test_an_embedding_that_is_the_head_too_has_its_blocks(family: str) -> None:
     own, blocks, dense = decoders(family, "int8")
     assert own.shape.tied == (family == "smollm")
     assert isinstance(blocks.head, BlockLinear)
-    assert (blocks.head._parts[0] is blocks._table) == own.shape.tied
+    assert (blocks.head.product.blocks[0] is blocks._table) == own.shape.tied
     tokens = torch.arange(own.vocab_size).flip(0)
     blocks.trim_head(torch.tensor([3, 300, 7]))  # which takes nothing from the embedding
     assert torch.equal(blocks.embedded(tokens), dense.embedded(tokens))

@@ -101,7 +101,7 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     from paceline.formats.precision import usual
 
     weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
-    products = Counter(product.kernel for product in target.products)
+    products = Counter(product.product.kernel for product in target.products)
     by = ", ".join(f"{count} by {kernel}" for kernel, count in products.most_common()) or "transformers' own"
     if target.exact:
         why = "as asked" if asked else "which costs no time here"

@@ -32,6 +32,7 @@ from paceline import processor
 from paceline.kernels import amx
 from paceline.kernels import vectors as v
 from paceline.kernels.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
+from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.tiles import Tiles, tile
 from paceline.kernels.vectors import Value
 
@@ -222,11 +223,16 @@ class IntegerPanels:
 
     exact        always multiply as integers: a row's result is the same among any other rows.
     activations  bits of an input, as in `Blocks`.
-    wide         results are in float32, whatever the dtype of x; such products are always multiplied as integers."""
+    wide         results are in float32, whatever the dtype of x; such products are always multiplied as integers.
+    keep         also keep the parts, in `blocks`."""
+
+    own_rows = ALL_ROWS
 
     def __init__(
-        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, wide: bool = False
-    ):
+        self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, wide: bool = False,
+        keep: bool = False,
+    ):  # fmt: skip
+        self.blocks = tuple(parts) if keep else ()
         self.width, self.exact, self.activations = parts[0].shape[1], exact, parts[0].activations
         self._wide = wide
         self._parts: list[_PanelGroup] = []
@@ -250,6 +256,10 @@ class IntegerPanels:
             else:
                 part.multiply(x, out[:, part.first :])
         return out[:rows]
+
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, width], of the `blocks`."""
+        return torch.cat([part.dense() for part in self.blocks])
 
 
 def _runs(parts: Sequence[Blocks]) -> list[Blocks]:

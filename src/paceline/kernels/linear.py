@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from paceline import kernels, processor
 from paceline.errors import ModelError
 from paceline.kernels.blocks import Blocks, WeightsByName
+from paceline.kernels.ops import ALL_ROWS
 
 if TYPE_CHECKING:
     from paceline.kernels.integer import IntegerPanels
@@ -24,19 +25,122 @@ BLOCK = 16
 """Rows of a library call whose sums must have a fixed order: for the same number of rows it uses the same kernel."""
 
 
+class Product(Protocol):
+    """x [rows, inputs] @ weight.T + bias, [rows, outputs], by a kernel.
+
+    kernel    its description.
+    own_rows  the largest number of rows for which it is our kernel, whose sums have a fixed order."""
+
+    kernel: str
+    own_rows: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, inputs]."""
+
+
+class TorchProduct:
+    """A product by torch on any device. wide: results have at least 32 bits."""
+
+    kernel, own_rows = "torch", 0
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool):
+        self.weight, self.bias, self.wide = aligned(weight), bias, wide
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.wide and x.is_cuda and x.dtype != torch.float32:
+            sums = torch.mm(x, self.weight.T, out_dtype=torch.float32)
+            return sums if self.bias is None else sums + self.bias
+        out = F.linear(x, self.weight, self.bias)
+        return out.float() if self.wide and out.dtype != torch.float64 else out
+
+    def dense(self) -> torch.Tensor:
+        return self.weight
+
+
+class OneDnnProduct:
+    """A product by oneDNN, with the weight in its order.
+
+    few  the same product by our kernel, for up to MAX_ROWS_OWN rows, with a second copy of the weight; or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: Panels | None):
+        self.weight, self.bias, self.few = torch.ops.mkldnn._reorder_linear_weight(weight, None), bias, few
+        self.kernel = f"oneDNN, up to {MAX_ROWS_OWN} rows {few.kernel}" if few else "oneDNN"
+        self.own_rows = MAX_ROWS_OWN if few else 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.few is not None and len(x) <= MAX_ROWS_OWN:
+            return self.few(x)
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+    def dense(self) -> torch.Tensor:
+        return self.weight.to_dense()
+
+
+class FixedProduct:
+    """A product by a library, with the same order of sums for a row among any other rows: it is called with BLOCK rows
+    at a time, the last padded with zeros. ModelError if the order depends on a row's place in a call."""
+
+    own_rows = 0
+
+    def __init__(self, library: TorchProduct | OneDnnProduct):
+        self.library, self.kernel = library, library.kernel
+        weight, random = library.dense(), torch.Generator().manual_seed(0)
+        x = torch.randn(1, weight.shape[1], generator=random).to(weight.dtype).expand(BLOCK, -1).contiguous()
+        out = library(x)
+        if not torch.equal(out, out[:1].expand_as(out)):
+            raise ModelError(
+                "exact: this processor's library of matrix products adds in an order that depends on the row, and our "
+                "own products need AVX-512 BF16 (bfloat16) or AVX2 (float32)"
+            )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
+        return torch.cat([self.library(block) for block in blocks])[: len(x)]
+
+    def dense(self) -> torch.Tensor:
+        return self.library.dense()
+
+
+def _product(weight: torch.Tensor, bias: torch.Tensor | None, exact: bool, wide: bool) -> Product:
+    """Choose the kernel that multiplies by a weight: ours where it is `preferred`, or must be because of `exact` or
+    `wide`; oneDNN on other CPUs with units for bfloat16; torch elsewhere."""
+    ours = exact or (wide and weight.dtype == torch.bfloat16)
+    if kernels.supported(weight.dtype) if ours else kernels.preferred(weight.dtype):
+        from paceline.kernels.products import Panels, fits
+
+        if fits(weight):
+            return Panels(weight, bias, torch.float32 if wide else weight.dtype)
+    if not _has_units(weight):
+        library: TorchProduct | OneDnnProduct = TorchProduct(weight, bias, wide)
+    else:
+        library = OneDnnProduct(weight, bias, None if exact else _for_few(weight, bias))
+    return FixedProduct(library) if exact else library
+
+
+def _for_few(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
+    """Our kernel for up to MAX_ROWS_OWN rows, where it is faster than oneDNN."""
+    if weight.nbytes > SMALL or not kernels.supported(weight.dtype):
+        return None
+    from paceline.kernels import amx
+    from paceline.kernels.products import Panels, fits
+
+    return Panels(weight, bias) if fits(weight) and amx.supported() else None
+
+
 class Linear:
-    """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
-    CPUs with bfloat16 units, and unchanged elsewhere.
+    """x @ weight.T + bias, divided by `divisor`.
 
-    few     a second copy in `panels`, for up to MAX_ROWS_OWN rows.
-    exact   a row's result is the same, bit for bit, among any other rows: our kernel computes it where it runs,
-            elsewhere the library in calls of BLOCK rows.
-    nbytes  bytes of the weight. divisor: results are divided by it.
-    wide    results are in float32, whatever the dtype of x, as for logits, whose sums are not rounded. On a CPU where
-            our kernel does not run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
+    product   the kernel that computes it, with the weight in the order that it reads fastest.
+    is_exact  a row's result is the same, bit for bit, among any other rows.
+    in_units  the weight has the 16 bits or fewer for which this CPU has units, so that compiled steps fit beside it.
+    nbytes    bytes of the weight.
+    wide      results are in float32, whatever the dtype of x, as for logits, whose sums are not rounded. On a CPU where
+              our kernel does not run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
 
-    few: Panels | None = None
-    _takes: torch.dtype | None = None  # the dtype to which a wide product converts x
+    product: Product
+    _takes: torch.dtype | None = None  # the dtype to which x is converted
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
@@ -46,81 +150,20 @@ class Linear:
             weight, bias = weight.float(), None if bias is None else bias.float()
         self.bias, self.divisor, self.nbytes = bias, divisor, weight.nbytes
         self.wide, self._takes = wide, weight.dtype if wide else None
-        self._store(weight, exact)
-
-    def _store(self, weight: torch.Tensor, exact: bool) -> None:
-        """Store the weight in the order in which it will be read, and in no other."""
-        vars(self).pop("weight", None)
-        self.is_exact, self.few = exact, None
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
-        self.panels: Panels | IntegerPanels | None = None
-        ours = self.wide and weight.dtype == torch.bfloat16
-        if kernels.supported(weight.dtype) if exact or ours else kernels.preferred(weight.dtype):
-            from paceline.kernels.products import Panels, fits
-
-            out = torch.float32 if self.wide else weight.dtype
-            self.panels = Panels(weight, self.bias, out) if fits(weight) else None
-        elif self.nbytes <= SMALL:
-            self.keep_for_few(weight)
-        if self.panels is None:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else aligned(weight)
-
-    @property
-    def kernel(self) -> str:
-        """Description of the kernel that multiplies by this weight."""
-        library = "oneDNN" if self.packed else "torch"
-        if self.panels is not None:
-            return self.panels.kernel
-        return f"{library}, up to {MAX_ROWS_OWN} rows {self.few.kernel}" if self.few is not None else library
+        self.is_exact, self.in_units = exact, _has_units(weight)
+        self.product = _product(weight, bias, exact, wide)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        product = self.panels if self.panels is not None else self._in_blocks if self.is_exact else self._by_library
-        x = x if self._takes is None else x.to(self._takes)
-        return product(x) if self.divisor == 1.0 else product(x) / self.divisor
-
-    def keep_for_few(self, weight: torch.Tensor) -> None:
-        """Also keep the product's `weight` in our kernel's order if that is faster for up to MAX_ROWS_OWN rows. Their
-        sums then have a fixed order."""
-        if self.packed and not self.is_exact and kernels.supported(weight.dtype):
-            from paceline.kernels import amx
-            from paceline.kernels.products import Panels, fits
-
-            self.few = Panels(weight, self.bias) if fits(weight) and amx.supported() else None
-
-    def _by_library(self, x: torch.Tensor) -> torch.Tensor:
-        if self.few is not None and len(x) <= MAX_ROWS_OWN:
-            return self.few(x)
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        if self.wide and x.is_cuda and x.dtype != torch.float32:
-            sums = torch.mm(x, self.weight.T, out_dtype=torch.float32)
-            return sums if self.bias is None else sums + self.bias
-        out = F.linear(x, self.weight, self.bias)
-        return out.float() if self.wide and out.dtype != torch.float64 else out
-
-    def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """Call `_by_library` with BLOCK rows at a time, the last padded with zeros."""
-        blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
-        return torch.cat([self._by_library(block) for block in blocks])[: len(x)]
+        out = self.product(x if self._takes is None else x.to(self._takes))
+        return out if self.divisor == 1.0 else out / self.divisor
 
     def make_exact(self) -> None:
         """Fix the order of sums. ModelError if the library's order depends on a row's place in the call."""
-        if not self.is_exact and self.panels is None:
-            self._store(self.dense(), exact=True)
-            if self.panels is None:
-                self._check_places()
-
-    def _check_places(self) -> None:
-        """Raise ModelError if a row's result depends on its place in a call."""
-        weight = self.dense()
-        random = torch.Generator().manual_seed(0)
-        x = torch.randn(1, weight.shape[1], generator=random).to(weight.dtype).expand(BLOCK, -1).contiguous()
-        out = self._by_library(x)
-        if not torch.equal(out, out[:1].expand_as(out)):
-            raise ModelError(
-                "exact: this processor's library of matrix products adds in an order that depends on the row, and our "
-                "own products need AVX-512 BF16 (bfloat16) or AVX2 (float32)"
-            )
+        if not self.is_exact and self.product.own_rows < ALL_ROWS:
+            weight = self.dense()
+            del self.product  # its memory is free before the new one is made
+            self.product = _product(weight, self.bias, exact=True, wide=self.wide)
+        self.is_exact = True
 
     def rows(self, ids: torch.Tensor) -> Linear:
         """The product with the outputs `ids` alone, from a copy of their weights."""
@@ -129,9 +172,7 @@ class Linear:
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
-        if self.panels is not None:
-            return self.panels.dense()  # type: ignore[union-attr]  # BlockLinear has its own
-        return self.weight.to_dense() if self.packed else self.weight
+        return self.product.dense()
 
 
 class BlockLinear(Linear):
@@ -142,7 +183,7 @@ class BlockLinear(Linear):
     keep  also keep the blocks, for `rows` and `dense`. The blocks of a GGUF file stay mapped from disk, but blocks that
           were made in memory then take their memory twice."""
 
-    panels: IntegerPanels
+    product: IntegerPanels
 
     def __init__(
         self, parts: Sequence[Blocks], bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
@@ -150,21 +191,17 @@ class BlockLinear(Linear):
     ):  # fmt: skip
         from paceline.kernels.integer import IntegerPanels
 
-        self.bias, self.divisor, self.is_exact, self.packed = bias, divisor, exact, True
+        self.bias, self.divisor, self.is_exact, self.in_units = bias, divisor, exact, True
         self.nbytes, self.wide = sum(part.nbytes for part in parts), wide
-        self.panels = IntegerPanels(parts, bias, exact=exact, wide=wide)
-        self._parts = parts if keep else ()
+        self.product = IntegerPanels(parts, bias, exact=exact, wide=wide, keep=keep)
 
     def make_exact(self) -> None:
-        self.is_exact = self.panels.exact = True
+        self.is_exact = self.product.exact = True
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:
-        (blocks,) = self._parts
+        (blocks,) = self.product.blocks
         bias = None if self.bias is None else self.bias[ids]
         return BlockLinear([blocks.rows(ids)], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
-
-    def dense(self) -> torch.Tensor:
-        return torch.cat([part.dense() for part in self._parts])
 
 
 def linear(
@@ -203,6 +240,10 @@ def _multiplied_by_us(weight: torch.Tensor) -> bool:
     from paceline.kernels.products import fits
 
     return kernels.supported(weight.dtype) and fits(weight)
+
+
+def _has_units(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:

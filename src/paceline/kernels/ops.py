@@ -12,6 +12,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """Two tensors of a forward, such as the summands of a layer's output."""
 
 
+ALL_ROWS = 1 << 62
+"""`Product.own_rows` of our kernels."""
+
+
 class Places(Protocol):
     """Where the keys and values of a forward's packed nodes lie. header: a `Forward`, for compiled code."""
 

@@ -10,6 +10,7 @@ import torch
 from paceline import processor
 from paceline.kernels import amx
 from paceline.kernels import vectors as v
+from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.tiles import Tiles, tile
 from paceline.kernels.vectors import Value
 
@@ -30,6 +31,8 @@ class Panels:
     """A weight [outputs, width] that `fits`, and a bias [outputs] or None, in the order in which the kernel reads them.
 
     out  dtype of results, by default the weight's; or float32."""
+
+    own_rows = ALL_ROWS
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, out: torch.dtype | None = None):
         self._out = out or weight.dtype

@@ -27,8 +27,8 @@ from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
 from paceline.formats.shape import Shape, rotary_tables, row_order, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
-from paceline.kernels.linear import MAX_ROWS_OWN, Linear, linear
-from paceline.kernels.ops import Pair, TorchOps
+from paceline.kernels.linear import Linear, linear
+from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps
 from paceline.target.attention import Layer
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
@@ -106,14 +106,11 @@ class Decoder(CachedTarget):
             self._ops[rope] = TorchOps(cos, sin, s.eps)
         self.ops = self._ops[""]
         self._programs: Programs | None = None
-        if self.head.packed:
+        if self.head.in_units:
             self._compile()
         own = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
         self.layers = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(own, s.layers, strict=True)]
-        self.same_on_any_threads = self._has_own_products()
-        # The largest number of nodes of a forward in which the library multiplies nothing.
-        products = [product for layer in self.layers for product in layer.products]
-        self._few = 0 if any(product.few is None for product in products) else MAX_ROWS_OWN
+        self._count_own_nodes()
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]
         self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}
@@ -194,10 +191,11 @@ class Decoder(CachedTarget):
         self._ops = {rope: FusedOps(ops.cos, ops.sin, ops.eps) for rope, ops in self._ops.items()}
         self.ops, self._programs = self._ops[""], Programs()
 
-    def _has_own_products(self) -> bool:
-        """Whether all products are ours. The order of sums in oneDNN and MKL depends on the number of threads; in our
-        products and attention it does not."""
-        return all(product.panels is not None for product in self.products)
+    def _count_own_nodes(self) -> None:
+        """Find the largest number of nodes of a forward whose products are all ours. The order of sums in oneDNN and
+        MKL depends on the number of threads; in our products and attention it does not."""
+        self._own_nodes = min(linear.product.own_rows for linear in self.products)
+        self.same_on_any_threads = self._own_nodes == ALL_ROWS
 
     @property
     def products(self) -> list[Linear]:
@@ -210,7 +208,7 @@ class Decoder(CachedTarget):
         for blocks in float32."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
         alone = self.quantised is not None and self.dtype == torch.float32
-        return fits and (alone or kernels.preferred(self.dtype)) and self._has_own_products()
+        return fits and (alone or kernels.preferred(self.dtype)) and self._own_nodes == ALL_ROWS
 
     def make_exact(self) -> None:
         """As `Target.make_exact`: attention follows paths, and all else is computed row by row."""
@@ -227,7 +225,8 @@ class Decoder(CachedTarget):
         for layer, kind in zip(self.layers, self.shape.layers, strict=True):
             layer.make_exact(self._ops[kind.rope])
         self.head.make_exact()
-        self.exact, self.same_on_any_threads = True, self._has_own_products()
+        self.exact = True
+        self._count_own_nodes()
         self.same_on_any_processor = self.same_on_any_threads and self.dtype == torch.float32
         if not self.same_on_any_threads:
             self.threads.fix(torch.get_num_threads())
@@ -364,7 +363,7 @@ class Decoder(CachedTarget):
         for each number of queries and keys in attention (docs/log.md). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
-        by_library = self.head.packed and not self.exact and not self.same_on_any_threads and nodes > self._few
+        by_library = self.head.in_units and not self.exact and nodes > self._own_nodes
         if not by_library or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
