@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from paceline.kernels.products import Panels
 
 MAX_ROWS_OWN, SMALL = 64, 8 << 20
-"""On AMX, where oneDNN multiplies, our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes.
-Such a product takes microseconds, a run of layers with only our own steps is a single call (`kernels/program.py`), and
-sums have a fixed order, as those of attention have for up to 64 tokens of a row."""
+"""With AMX, oneDNN multiplies, but our kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes. Such
+products take microseconds, layers with only our steps run in a single call (`kernels/program.py`), and sums have a
+fixed order, as in attention for up to 64 tokens of a row."""
 BLOCK = 16
-"""Rows of a library call whose sums must have a fixed order: for the same number of rows it uses the same kernel."""
+"""Rows of a library call if sums must have a fixed order: for the same number of rows, it uses the same kernel."""
 
 
 class Linear:
-    """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
-    CPUs with bfloat16 units, and unchanged elsewhere.
+    """x @ weight.T + bias. Weights are stored in `panels` if our kernel is `preferred`, in oneDNN's order on other CPUs
+    with bfloat16 units, and unchanged elsewhere.
 
-    few     a second copy in `panels`, for up to MAX_ROWS_OWN rows.
-    exact   a row's result is the same, bit for bit, among any other rows: our kernel computes it where it runs,
-            elsewhere the library in calls of BLOCK rows.
+    few     a second copy in the order of our kernel, for up to MAX_ROWS_OWN rows.
+    exact   a row's result is the same, bit for bit, among any other rows. Our kernel computes it, or, where it does not
+            run, the library in calls of BLOCK rows.
     nbytes  bytes of the weight. divisor: results are divided by it.
-    wide    results are in float32, whatever the dtype of x, as for logits, whose sums are not rounded. On a CPU where
-            our kernel does not run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
+    wide    return float32, whatever the dtype of x, so that logits are not rounded. On a CPU where our kernel does not
+            run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
 
     few: Panels | None = None
-    _takes: torch.dtype | None = None  # the dtype to which a wide product converts x
+    _takes: torch.dtype | None = None  # dtype to which a wide product converts x
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False, divisor: float = 1.0,
@@ -49,7 +49,7 @@ class Linear:
         self._store(weight, exact)
 
     def _store(self, weight: torch.Tensor, exact: bool) -> None:
-        """Store the weight in the order in which it will be read, and in no other."""
+        """Store the weight only in the order in which it will be read."""
         vars(self).pop("weight", None)
         self.is_exact, self.few = exact, None
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_units(torch.bfloat16)
@@ -67,7 +67,7 @@ class Linear:
 
     @property
     def kernel(self) -> str:
-        """Description of the kernel that multiplies by this weight."""
+        """Describe the kernel that multiplies by this weight."""
         library = "oneDNN" if self.packed else "torch"
         if self.panels is not None:
             return self.panels.kernel
@@ -79,7 +79,7 @@ class Linear:
         return product(x) if self.divisor == 1.0 else product(x) / self.divisor
 
     def keep_for_few(self, weight: torch.Tensor) -> None:
-        """Also keep the product's `weight` in our kernel's order if that is faster for up to MAX_ROWS_OWN rows. Their
+        """Also keep the product's `weight` in our kernel's order, if that is faster for up to MAX_ROWS_OWN rows, whose
         sums then have a fixed order."""
         if self.packed and not self.is_exact and kernels.supported(weight.dtype):
             from paceline.kernels import amx
@@ -123,7 +123,7 @@ class Linear:
             )
 
     def rows(self, ids: torch.Tensor) -> Linear:
-        """The product with the outputs `ids` alone, from a copy of their weights."""
+        """Make the product with only the outputs `ids`, from a copy of their weights."""
         bias = None if self.bias is None else self.bias[ids]
         return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
 
@@ -135,12 +135,12 @@ class Linear:
 
 
 class BlockLinear(Linear):
-    """A product with stacked blocks of four to eight bits, in the dtype of x. Rows of x are first rounded to the bits
-    in `Blocks.activations`, and sums have a fixed order. Unless the product is exact, many rows may be multiplied
-    otherwise (`kernels/integer.py`).
+    """A product with stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to
+    `Blocks.activations` bits, and sums have a fixed order. Unless the product is exact, many rows may be multiplied in
+    another way (`kernels/integer.py`).
 
-    keep  also keep the blocks, for `rows` and `dense`. The blocks of a GGUF file stay mapped from disk, but blocks that
-          were made in memory then take their memory twice."""
+    keep  also keep the blocks, for `rows` and `dense`. A GGUF file's blocks stay mapped from disk, but blocks that were
+          made in memory then take twice their memory."""
 
     panels: IntegerPanels
 
@@ -171,14 +171,16 @@ def linear(
     parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,
     wide: bool = False, keep: bool = True,
 ) -> Linear:  # fmt: skip
-    """Make the product with the stacked `parts`, for x of `dtype`; wide: results in float32. Blocks are expanded unless
-    all parts are in blocks and this CPU can multiply them. keep: as in `BlockLinear`."""
+    """Make the product with the stacked `parts`, for x of `dtype`. Blocks are expanded unless all parts are in blocks
+    and this CPU can multiply them.
+
+    wide  return float32. keep: as in `BlockLinear`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
         from paceline.kernels import amx, integer
 
         if dtype in integer.DTYPES and integer.supported():
-            for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
+            for kind in {part.kind for part in blocks}:  # Compile now, not in the middle of an answer.
                 out = torch.float32 if wide else dtype
                 integer.tiles_of(kind, dtype, out, integer.instruction_set(), blocks[0].activations // 8)
                 if dtype == torch.bfloat16 and amx.supported() and not wide:
@@ -189,7 +191,7 @@ def linear(
 
 
 def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """Make a single product of those matrices in `names` that `weights` has, stacked, with their biases."""
+    """Make a single product of the matrices in `names` that `weights` has, stacked, with their biases."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     parts, bias = [weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None
@@ -197,7 +199,7 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
 
 
 def _multiplied_by_us(weight: torch.Tensor) -> bool:
-    """Whether our kernel can multiply a weight, or it has at least the 32 bits that need no kernel of ours."""
+    """Whether our kernel can multiply a weight, or needs not, because the weight has 32 bits or more."""
     if weight.dtype in (torch.float32, torch.float64):
         return True
     from paceline.kernels.products import fits
@@ -206,7 +208,7 @@ def _multiplied_by_us(weight: torch.Tensor) -> bool:
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
-    """The weight at an address that is a multiple of 64, as torch allocates it; a copy if a file maps it elsewhere. MKL
+    """The weight at a multiple of 64 bytes, where torch allocates; a copy if it is mapped elsewhere from a file. MKL
     adds a single row's products in an order that depends on the weight's address."""
     return weight if weight.device.type != "cpu" or weight.data_ptr() % 64 == 0 else weight.clone()
 
