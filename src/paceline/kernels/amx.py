@@ -24,7 +24,7 @@ REGISTER = 1024
 PAIR = 32
 """Number of rows and of outputs that are multiplied together: two registers of each, and four of sums."""
 GROUP = 4
-"""Number of pairs of panels in a tile, for all of which rows are read once."""
+"""Number of pairs of panels in a tile. Rows are read once for all of them."""
 CHUNK = 8
 """Number of blocks of 32 inputs in a chunk, which has 16 kB for a pair."""
 MOST = 16

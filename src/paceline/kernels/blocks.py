@@ -111,7 +111,7 @@ def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
 
     number = GGMLQuantizationType(kind.number)
     data = torch.empty(weight.shape[0], weight.shape[1] // kind.inputs * kind.nbytes, dtype=torch.uint8)
-    with np.errstate(all="ignore"):  # as in `dense`
+    with np.errstate(all="ignore"):  # NaN stays NaN, as in `dense`.
         for some in _chunks(weight.shape):
             part = weight.rows(some).dense() if isinstance(weight, Blocks) else weight[some].float()
             data[some] = torch.from_numpy(quants.quantize(part.numpy(), number))

@@ -17,7 +17,7 @@ from paceline.compiled import address, bits_of, exponential, float_of, halves, l
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
-BEST_BLOCK = 512  # the same in the search for the best token
+BEST_BLOCK = 512  # numbers in a block of the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 
 # float32 as bits that order as the numbers.

@@ -4,7 +4,7 @@
         v.store(y, v.load(x, v.F32) * 2.0)
 
     address = v.compiled("doubling", lambda module: module.add("double", double))
-    address("double")                               # of a function that doubles the 16 numbers at x
+    address("double")                               # address of a function that doubles 16 numbers
 
 A function such as `double` runs once, to write the code: its arguments are `Value`s, and each operation adds an
 instruction. Python's loops are unrolled; `loop` makes a compiled loop. Arguments of compiled functions are integers of
@@ -239,7 +239,7 @@ def step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
     def decorate(body: Callable[..., Value | None]) -> Any:
         """Make an intrinsic of a function that writes instructions."""
         def typed(_: Any, *kinds: Any) -> Any:
-            """Returns the signature for arguments of these kinds, and the writer of the body."""
+            """Return the signature for arguments of these kinds, and the writer of the body."""
             dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
 
             def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:

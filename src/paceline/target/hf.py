@@ -51,7 +51,7 @@ def load(
                 output_loading_info=True,
             )
         model, report = loaded
-    except Exception as error:  # the model's own code may raise anything
+    except Exception as error:  # The model's own code may raise anything.
         why = f"transformers cannot load it as a causal language model: {one_line(error)}"
         raise ModelError(f"{name}: {why}") from None
     # transformers does not report unexpected weights if the model's own code allows them.
@@ -386,7 +386,7 @@ class Example:
         cache: Any = DynamicCache(config=self.model.config)
         try:
             self.logits = self._plain(self.text, cache)
-        except Exception as error:  # the model's own code may raise anything
+        except Exception as error:  # The model's own code may raise anything.
             raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from None
         if self.logits.isnan().any():
             raise self._refused("its logits are NaN: its weights or dtype are broken")
@@ -414,7 +414,7 @@ class Example:
                 error, noise = self._errors(target, slots)
             except ModelError:
                 raise
-            except Exception as failure:  # the model's own code may raise anything
+            except Exception as failure:  # The model's own code may raise anything.
                 why = "its code does not run on a cache, positions and a mask from outside"
                 raise self._refused(why) from failure
             finally:
