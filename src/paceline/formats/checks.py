@@ -115,7 +115,7 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
             inverse, scale = shape.frequencies(config, 2, nested)
             fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
             why = "" if fits else "the shape.frequencies that it gives are no numbers above 0"
-        except Exception as error:  # transformers may raise anything
+        except Exception as error:  # transformers may raise anything.
             why = printable(error)
         if why:
             yield f"rope_parameters, {short(shape.ropes_of(config))}, cannot be used: {why}"

@@ -53,7 +53,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
             own = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
             return AutoConfig.for_model(ALIASES[model_type], **own, name_or_path=str(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # third-party parsers of many formats may raise anything
+    except Exception as error:  # Third-party parsers of many formats may raise anything.
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             hint = "it needs code from its own folder; pass trust_remote_code=True if you trust it"
         elif model_type not in transformers.CONFIG_MAPPING:
