@@ -5,7 +5,7 @@ model to change, and adapter_model.safetensors has two thin matrices A and B for
 weight is W + alpha / r B A, so the model takes no more time than its base. "Lossless" refers to the merged weights.
 
     adapter = Adapter.of("build/noisy")     # None: no adapter, but a whole model
-    weights = adapter.merged(weights)       # weights: those of the model adapter.base"""
+    weights = adapter.merged(weights)       # the argument: weights of the model adapter.base"""
 
 from __future__ import annotations
 

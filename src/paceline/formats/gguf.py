@@ -286,7 +286,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
 
     def number(key: str, default: Any = None) -> Any:
-        """Read a number, which may stand once or for each layer alike. ModelError for other values, or if the key is
+        """Read a number, or a list with the same number for each layer. ModelError for other values, or if the key is
         missing and has no default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:

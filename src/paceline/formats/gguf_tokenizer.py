@@ -39,7 +39,7 @@ RULES: dict[str, Any] = {
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
-"""Rules that never split a word that is a token. Texts begin with BOS."""
+"""By these rules a word that is a token is never split, and texts begin with BOS."""
 _NORMAL_FORM = ("qwen2",)  # rules that first compose characters (NFC)
 _SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of rules
 

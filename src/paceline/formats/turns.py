@@ -1,4 +1,4 @@
-"""Other forms of a conversation, for templates that refuse it as it is."""
+"""Makes other forms of a conversation, for templates that refuse it as it is."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
 
 
 def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: int, nbytes: int) -> Tiles:
-    """Make tiles for pairs of registers of rows, from `packed`, and groups of panels of 16 outputs.
+    """Make tiles that multiply rows, reordered by `packed`, by groups of panels of 16 outputs.
 
     expand          expand(panel, i, to) writes blocks 2 i and 2 i + 1 of a panel in bfloat16 to `to`, the second block
                     2 * REGISTER bytes after the first. A block is two inputs of each of 16 outputs, the next two, ...

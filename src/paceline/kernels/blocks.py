@@ -92,7 +92,7 @@ class Blocks:
         from gguf import GGMLQuantizationType, quants  # imported here, because most models have no blocks
 
         kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
-        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows..
+        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows.
             for some in _chunks(self.shape):
                 out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
         return out

@@ -78,7 +78,7 @@ WORTH_SHARING = 8192  # A step over fewer numbers runs on a single thread.
 
 
 class Norm(NamedTuple):
-    """Task of `add_norm`. next: the next row. eps, factor: bits of float32."""
+    """The task of `add_norm`. next: number of the next row. eps, factor: bits of float32."""
 
     next: int
     rows: int
@@ -93,7 +93,7 @@ class Norm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Task of `rotate`. next: the next node. forward: address of a `Forward`. eps: bits of float32."""
+    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32."""
 
     next: int
     nodes: int
@@ -112,7 +112,7 @@ class Rotation(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """Task of `gate`. next: the next row. linear, cubic: bits of float32."""
+    """The task of `gate`. next: number of the next row. linear, cubic: bits of float32."""
 
     next: int
     rows: int

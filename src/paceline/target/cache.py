@@ -102,7 +102,7 @@ class RaggedCache:
         """Bytes of a cache with `slots` slots of `capacity` tokens."""
         return slots * (self.token_bytes * in_granules(capacity) + self._slot_bytes)
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    @torch.inference_mode()  # A cache that has grown in a forward is an inference tensor.
     def add_row(self, expected_length: int) -> int:
         """Take the lowest free slot for an empty row, with memory for `expected_length` tokens."""
         if not self._free:
@@ -266,7 +266,7 @@ class RaggedCache:
         if self.recurrent is not None:
             self.recurrent.arrange(slot, nodes)
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    @torch.inference_mode()  # A cache that has grown in a forward is an inference tensor.
     def _gather(self, slot: int, nodes: Sequence[int]) -> None:
         self._check(slot)
         length, row = self._lengths[slot], self.kv[:, :, slot]

@@ -207,8 +207,8 @@ class Decoder(CachedTarget):
 
     @property
     def exact_is_free(self) -> bool:
-        """Whether `make_exact` costs no time: all products are ours, or would be in any case, as for blocks in float32.
-        """
+        """Whether `make_exact` costs no time: all products are ours, and for lack of others (blocks in float32) or
+        because they are faster here."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
         alone = self.quantised is not None and self.dtype == torch.float32
         return fits and (alone or kernels.preferred(self.dtype)) and self._has_own_products()

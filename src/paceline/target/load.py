@@ -155,8 +155,7 @@ def _load_folder(
 def _check_native(
     name: str, native: bool | None, reason: str | None, precision: Precision, adapter: Adapter | None
 ) -> None:
-    """Raise ModelError if the native decoder is asked for, or needed, but cannot run the model. reason: why it cannot.
-    """
+    """Raise ModelError if the native decoder must run the model but cannot. reason: why it cannot; None: it can."""
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if native is not False and not reason:

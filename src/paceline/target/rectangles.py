@@ -151,8 +151,7 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
 
 def rectangular(target: Target) -> RectangularTarget:
     """Make a target with a rectangular cache and the weights of `target`. ModelError for other than transformers
-    targets.
-    """
+    targets."""
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):

@@ -40,7 +40,7 @@ EAGLE = Layout(
 
 
 def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a head's tensors. names: its tensors, because some are optional."""
+    """Names and shapes of a head's tensors. names: tensors of its file, which tell which optional ones it has."""
     h = shape.hidden_size
     optional = {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
     return {"fc.weight": (h, 2 * h)} | optional | head_shapes(shape, norms=())

@@ -213,7 +213,7 @@ def layer_config(
         check_config(made, where)
     except ModelError as error:
         raise MethodError(str(error)) from None
-    except Exception as error:  # transformers may raise anything..
+    except Exception as error:  # transformers may raise anything.
         raise MethodError(f"{where}: its layers cannot be described: {printable(error)}") from None
     made.layer_types, made.sliding_window = _windows(where, config, given["num_hidden_layers"])
     if reason := unsupported(made):
