@@ -1,4 +1,3 @@
-
 """x @ weight.T with the same order of sums for any number of rows, in float32, or in bfloat16 with AVX-512 BF16.
 
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
