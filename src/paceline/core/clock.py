@@ -21,8 +21,7 @@ class Clock:
     """Splits running time into named parts, which add up to the whole.
 
     exact  laps wait for the accelerator, which takes time. False: its time is booked on the part that waits for a
-           result.
-    """
+           result."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact

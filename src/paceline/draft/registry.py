@@ -107,7 +107,7 @@ def added() -> tuple[EntryPoint, ...]:
 
 
 def _table() -> dict[str, str]:
-    """"module:Class" of each method by name; for ours only the module."""
+    """By name of each method: "module:Class", or for ours only the module."""
     table = {name: f"paceline.draft.methods.{name.replace('-', '_')}" for name in _BUILT_IN}
     for entry in added():
         if entry.name in table:

@@ -1,1 +1,1 @@
-"""Models and heads as files hold them: folders, GGUF, adapters, tokenizers. What is read is a Checkpoint or a Head."""
+"""Files of models and heads: folders, GGUF, adapters, tokenizers. Readers return a Checkpoint, or a head's tensors."""

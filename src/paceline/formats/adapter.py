@@ -1,11 +1,11 @@
 """LoRA adapters: folders with changes to a model's matrices, which are merged into the model when it is loaded.
 
-Hu et al. 2021 (arXiv 2106.09685), in the layout of the package peft: adapter_config.json names the model that is
-changed, its base, and adapter_model.safetensors has two thin matrices for each changed one. The merged weight is
-W + alpha / r B A, so the model costs no more time than its base, and lossless means lossless for the merged weights.
+Hu et al. 2021 (arXiv 2106.09685), in the layout of the package peft: adapter_config.json names the base, which is the
+model to change, and adapter_model.safetensors has two thin matrices A and B for each changed matrix W. The merged
+weight is W + alpha / r B A, so the model takes no more time than its base. "Lossless" refers to the merged weights.
 
     adapter = Adapter.of("build/noisy")     # None: no adapter, but a whole model
-    weights = adapter.merged(weights)       # of the model adapter.base"""
+    weights = adapter.merged(weights)       # the argument: weights of the model adapter.base"""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NOT_READ = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters",
     "trainable_token_indices", "alora_invocation_tokens", "kasa_config", "arrow_config", "monteclora_config",
 )  # fmt: skip
-"""Entries that change what an adapter computes. It is refused unless they are absent, null, false or empty."""
+"""Entries that change what an adapter computes. Adapters are refused unless these are absent, null, false or empty."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of `init_lora_weights` with which peft also changes the base model's own weights."""
+"""What `init_lora_weights` begins with if peft also changes the base model's own weights."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PART = re.compile(r"(.+)\.(?:lora_[AB]|base_layer)\.weight")
 
@@ -43,7 +43,7 @@ _PART = re.compile(r"(.+)\.(?:lora_[AB]|base_layer)\.weight")
 class Adapter:
     """The adapter in a folder.
 
-    base    the model that it changes: a folder, a GGUF file, or a name as `load` takes them.
+    base    the model that it changes, as `load` takes it: a folder, a GGUF file, or a name.
     config  its adapter_config.json.
 
     Beside an adapter of a model's first layers is a config.json of these layers: the sorted drafts of `train s2d`."""
@@ -54,7 +54,7 @@ class Adapter:
 
     @classmethod
     def of(cls, model: str | Path) -> Adapter | None:
-        """The adapter that `model` names, a folder or a name on the hub; None if that is a whole model.
+        """Read the adapter that `model` names, a folder or a name on the hub; None if it is a whole model.
 
         ModelError if there is no such model, or for an adapter that cannot be merged."""
         folder = find(model, [*SMALL_FILES, "*.safetensors"])
@@ -81,7 +81,7 @@ class Adapter:
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the adapter, by the base's names of their modules."""
+        """The adapter's tensors, by the base's names of their modules."""
         if not (self.folder / WEIGHTS).exists():
             raise ModelError(f"{self.folder} has no {WEIGHTS}, and only that is read: save it with a newer peft")
         opened = open_file(self.folder / WEIGHTS)
@@ -89,16 +89,18 @@ class Adapter:
 
     @property
     def remark(self) -> str:
-        """A sentence for those who load it."""
+        """A sentence for users who load the adapter."""
         return f"{len(self.changed)} weights of {self.base} have the changes of the adapter {self.name}"
 
     @property
     def changed(self) -> list[str]:
-        """Names of the weights that it changes."""
+        """Names of the weights that the adapter changes."""
         return sorted({f"{part[1]}.weight" if (part := _PART.fullmatch(key)) else key for key in self.tensors})
 
     def applied(self, config: PretrainedConfig, weights: WeightsByName) -> tuple[PretrainedConfig, Weights]:
-        """Configuration and weights of the model that the adapter makes of its base's."""
+        """Merge the adapter. Returns the configuration and weights of the merged model.
+
+        config, weights  the base's."""
         if (file := self.folder / "config.json").exists():
             whole = read_config(self.folder)
             check_config(whole, file)
@@ -113,15 +115,15 @@ class Adapter:
         return untied(config, made), made
 
     def merged(self, weights: WeightsByName) -> Weights:
-        """The base's weights with the changes. A changed matrix in blocks is then one in Q8_0, since blocks of fewer
-        bits could not hold the change.
+        """Merge the changes into the base's weights. A changed matrix in blocks gets blocks of Q8_0, because blocks of
+        fewer bits could lose the change.
 
         ModelError for changes of tensors that the base lacks, or that have another shape."""
         made = {**weights}
         if not self.tensors:
             raise ModelError(f"{self.folder / WEIGHTS} is empty: it has no changes")
         if EMBEDDING in self.changed and HEAD not in weights and not self.config.get("ensure_weight_tying"):
-            made[HEAD] = weights[EMBEDDING]  # peft trains a copy of the embedding, and the head stays what it was
+            made[HEAD] = weights[EMBEDDING]  # peft trains a copy of the embedding, and leaves the head alone.
         for name in self.changed:
             base = weights.get(name, weights.get(EMBEDDING) if name == HEAD else None)
             if base is None:
@@ -138,7 +140,7 @@ class Adapter:
         return made
 
     def _changed(self, name: str, base: torch.Tensor) -> torch.Tensor:
-        """A weight with its change, float32; a module that was trained whole replaces the base's."""
+        """Return a weight with its change, float32. A module that was trained whole replaces the base's."""
         if name in self.tensors:
             return self.tensors[name].float()
         module = name.removesuffix(".weight")
@@ -146,13 +148,13 @@ class Adapter:
             down, up = (self.tensors[f"{module}.lora_{part}.weight"].float() for part in "AB")  # [r, in], [out, r]
             if len(down) == 0:
                 raise KeyError(module)
-            own = self.tensors.get(f"{module}.base_layer.weight", base)  # peft writes an output head that it changes
+            own = self.tensors.get(f"{module}.base_layer.weight", base)  # peft writes a changed head.
             return own.float() + self._scale(module, len(down)) * (up @ down)
         except (KeyError, RuntimeError):
             raise ModelError(f"{self.folder}: the change of {name} is incomplete or of another shape") from None
 
     def _scale(self, module: str, rank: int) -> float:
-        """alpha / r, or alpha / sqrt(r) with rsLoRA. A pattern of alphas names modules by the ends of their names."""
+        """alpha / r, or alpha / sqrt(r) with rsLoRA. Patterns of alphas match the ends of modules' names."""
         try:
             patterns = self.config.get("alpha_pattern") or {}
             own = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))

@@ -1,4 +1,4 @@
-"""Checkpoint: a model as its files hold it."""
+"""Checkpoint: a model as its files have it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.kernels.blocks import Weights
 class Checkpoint:
     """A model of a family that the native decoder runs.
 
-    weights              by the checkpoint's names, `weight_shapes` of the configuration, as they are stored.
+    weights              as they are stored, by the checkpoint's names (`weight_shapes`).
     ends                 tokens that end an answer.
     made_from            fingerprint of the weights before they were quantised.
-    dtype                its own dtype; None: that of its weights.
-    inverse_frequencies  [head_dim / 2] of the rotation, instead of the configuration's.
-    sampling             how it says that tokens are to be drawn.
-    remarks              what a user should read of it."""
+    dtype                its own dtype; None: its weights'.
+    inverse_frequencies  [head_dim / 2] of the rotation; None: the configuration's.
+    sampling             values of SamplingParams that it recommends.
+    remarks              lines that a user should read."""
 
     name: str
     config: PretrainedConfig
@@ -36,7 +36,7 @@ class Checkpoint:
     remarks: Sequence[str] = ()
 
     def merged(self, adapter: Adapter | None) -> Checkpoint:
-        """The checkpoint with the changes of an adapter, if there is one."""
+        """Merge an adapter into the checkpoint, if there is one."""
         if adapter is None:
             return self
         config, weights = adapter.applied(self.config, self.weights)

@@ -1,6 +1,7 @@
-"""Judge a model's configuration and weights: can anything run them, and can the native decoder?
+"""Check a model's configuration and weights: can anything run them, and can the native decoder?
 
-`folder.py` reads a model, this module judges it, `shape.py` describes it. Every fault is a ModelError of one line."""
+`folder.py` reads a model, this module checks it, and `shape.py` describes it. Every fault is a ModelError of one
+line."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ LIMITS: dict[str, tuple[float, bool, bool]] = {
     for most, is_whole, is_native, names in (
         (1 << 31, WHOLE, ALL, "vocab_size"),
         (1 << 26, WHOLE, ALL, "intermediate_size"),
-        (1 << 24, WHOLE, ALL, "hidden_size max_position_embeddings"),  # published models have up to 10 M positions
+        (1 << 24, WHOLE, ALL, "hidden_size max_position_embeddings"),  # Published models have up to 10 M positions.
         (1 << 16, WHOLE, ALL, "num_hidden_layers num_attention_heads num_key_value_heads head_dim"),
         (1e30, REAL, ALL, "rope_theta"),
         (1 << 31, WHOLE, NATIVE, "sliding_window"),
@@ -38,8 +39,9 @@ LIMITS: dict[str, tuple[float, bool, bool]] = {
     )
     for name in names.split()
 }
-"""Limits of entries of a configuration and of its rotary parameters, which may be absent or null: the largest value,
-WHOLE numbers from 1 or REAL numbers above 0, and whether the limit holds for ALL or only for NATIVE families."""
+"""Limits of entries of a configuration and of its rotary parameters: the largest value, whether they are WHOLE numbers
+from 1 or REAL numbers above 0, and whether the limit holds for ALL or only for NATIVE families. Entries may be absent
+or null."""
 SHARED_HEADS = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
 """Numbers of heads that are multiples of other numbers of heads."""
 NOT_RUN = {
@@ -48,21 +50,21 @@ NOT_RUN = {
     "final_logit_softcapping": "it caps logits",
     "use_bidirectional_attention": "tokens see those after them",
 }
-"""Entries that the native decoder refuses unless they are absent, null or false, and their effects."""
+"""Entries that the native decoder refuses unless they are absent, null or false, and what they do."""
 
 
 def is_number(value: Any, is_whole: bool = True) -> bool:
-    """Whether a value from JSON is a number, or a whole one; a boolean is none."""
+    """Whether a JSON value is a number, not a boolean. is_whole: it must be a whole number."""
     return isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
 
 
 def short(value: Any) -> str:
-    """A value for a message."""
+    """Shorten a value for a message."""
     return shortened(repr(value))
 
 
 def check_limits(value_of: Callable[[str, None], Any], file: Path | str, is_native: bool) -> None:
-    """ModelError if an entry is outside its limit. is_native: also check the limits of native families."""
+    """Raise ModelError if an entry is outside its limit. is_native: also check the limits of native families."""
     for key, (most, is_whole, for_native) in LIMITS.items():
         value = value_of(key, None) if is_native or not for_native else None
         if value is None or (is_number(value, is_whole) and 0 < value <= most):
@@ -72,7 +74,7 @@ def check_limits(value_of: Callable[[str, None], Any], file: Path | str, is_nati
 
 
 def check_config(config: PretrainedConfig, file: Path | str) -> None:
-    """ModelError if an entry is outside its limit, or if entries contradict each other."""
+    """Raise ModelError if an entry is outside its limit, or if entries contradict each other."""
     inner = config.get_text_config()
     if isinstance(inner, Mapping):
         raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
@@ -95,7 +97,7 @@ def check_config(config: PretrainedConfig, file: Path | str) -> None:
 
 
 def _contradictions(config: PretrainedConfig) -> Iterator[str]:
-    """Reasons why no decoder can follow a configuration whose entries are within their limits."""
+    """Why no decoder can follow a configuration, although its entries are within their limits."""
     for heads, fewer in SHARED_HEADS.items():
         count, shared = getattr(config, heads, None), getattr(config, fewer, None)
         if count and shared and count % shared:
@@ -113,14 +115,14 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
             inverse, scale = shape.frequencies(config, 2, nested)
             fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
             why = "" if fits else "the shape.frequencies that it gives are no numbers above 0"
-        except Exception as error:  # transformers may raise anything
+        except Exception as error:  # transformers may raise anything.
             why = printable(error)
         if why:
             yield f"rope_parameters, {short(shape.ropes_of(config))}, cannot be used: {why}"
 
 
 def unsupported(config: PretrainedConfig) -> str | None:
-    """The reason why the native decoder cannot run this configuration, in a few words; None if it can."""
+    """Why the native decoder cannot run this configuration, in a few words; None if it can."""
     return next(_unsupported(config), None)
 
 
@@ -145,7 +147,7 @@ def _unsupported(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _unknown_ropes(config: PretrainedConfig) -> Iterator[str]:
-    """Kinds of rotary parameters that the native decoder does not know, in a few words each."""
+    """The kinds of rotary parameters that the native decoder does not know, in a few words each."""
     known, kinds = shape.STATIC_ROPE, map(shape.kind_of_rope, shape.ropes_of(config))
     return (f"rope type {kind!r} is not one of {', '.join(known)}" for kind in kinds if kind not in known)
 
@@ -153,19 +155,19 @@ def _unknown_ropes(config: PretrainedConfig) -> Iterator[str]:
 # The weights ---------------------------------------------------------------------------------------------------------
 
 _FLOATS = ("F16", "BF16", "F32", "F64")  # number formats of safetensors that need no scale
-_MASKS = ("BOOL", "U8", "I64")  # formats of masks and positions, which old checkpoints hold beside their weights
+_MASKS = ("BOOL", "U8", "I64")  # formats of masks and positions, which old checkpoints have
 _SCALE = re.compile(r"(?<!input)(?<!activation)(?<!\.[kqv])_scale(_inv|_\d)?$|\.(scales|SCB)$")
-"""Names of scales of weights; those of activations, and of keys and values in a cache, change no weight."""
+"""Matches the names of weights' scales. Scales of activations, and of cached keys and values, change no weight."""
 
 
 def check_formats(folder: Path, config: PretrainedConfig, ours: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """ModelError for weights that are no floats, unless `config` names a method by which we or transformers read them:
-    transformers would read others without their scales.
+    """Raise ModelError for weights that are no floats, unless `config` names a method by which we or transformers read
+    them. Transformers would read others without their scales.
 
     ours  `folder.quantisation`. tensors: open safetensors files by tensor."""
     method = getattr(config, "quantization_config", None)
     if method is not None and not ours:
-        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN  # imports for a second
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN  # The import takes a second.
 
         given = method if isinstance(method, Mapping) else {}
         if str(given.get("quant_method")) in KNOWN or given.get("load_in_8bit") or given.get("load_in_4bit"):
@@ -191,8 +193,8 @@ Shapes = Mapping[str, Sequence[int]]
 def check_shapes(
     folder: Path, wanted: Shapes, found: Shapes, num_layers: int, config: str = "config.json"
 ) -> None:  # fmt: skip
-    """ModelError unless a folder or file has the wanted tensors, in their shapes, and no others that change the model:
-    weights of layers after `num_layers`, or scales of weights. config: where the wanted shapes are from."""
+    """Raise ModelError unless a folder or file has the wanted tensors, in their shapes, and no others that change the
+    model, such as weights of layers after `num_layers`, or scales of weights. config: source of the wanted shapes."""
     layers = [match for key in found if (match := re.match(r"(?:model\.)?layers\.(\d+)\.(\w+)", key))]
     heads = {match[1] for match in layers if match[2] == "eh_proj"}  # heads of multi-token prediction
     numbers = [int(match[1]) for match in layers if match[1] not in heads]

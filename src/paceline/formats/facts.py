@@ -1,4 +1,4 @@
-"""Facts: what heads and drafters know of the model that they draft for."""
+"""Facts: what heads and drafters know of the model for which they draft."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from paceline.formats.shape import Shape
 from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.linear import Linear
 
-BEFORE_NORM = -1  # in `Needs.hidden_layers`: the states before the final norm
+BEFORE_NORM = -1
+"""Stands in `Needs.hidden_layers` for the states before the final norm."""
 
 
 class Facts(Protocol):
     """The properties of a model that drafters know. The model may run in another engine.
 
-    quantised, activations, exact, folder, threads  as in `Target`; None, too, where it runs elsewhere.
-    ends    input embedding [V, H] and output head; None: they are not to be had.
-    inside  the model's layers; None: they are not to be had."""
+    quantised, activations, exact, folder, threads  as in `Target`; also None if the model runs elsewhere.
+    ends    input embedding [V, H] and output head; None: there is no access to them.
+    inside  the model's layers; None: there is no access to them."""
 
     name: str
     vocab_size: int
@@ -47,10 +48,10 @@ class Facts(Protocol):
 
 
 class Inside(Facts, Protocol):
-    """What heads may know of a model that they run parts of.
+    """What heads know of a model if they run parts of it.
 
     norm    weight of the final norm [H]. ops: its elementwise steps. cache: the rows' keys and values.
-    layers  each with its bytes of weights, `nbytes`.
+    layers  its layers; `nbytes` of each is the bytes of its weights.
     new_cache, run_layers, logits: as in `paceline.target.decoder.Decoder`."""
 
     shape: Shape

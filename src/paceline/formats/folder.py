@@ -22,9 +22,9 @@ from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import Blocks, WeightsByName
 
 INDEX = "model.safetensors.index.json"
-METHOD = "paceline"  # quant_method in the config.json of models that `paceline quantize` makes
-TUNED_FILE = "noise.json"  # `paceline train jacobi` writes this into the folder of the weights
-ALIASES = {"mimo": "qwen2"}  # model types that transformers does not know, and their equivalents
+METHOD = "paceline"  # quant_method in the config.json of `paceline quantize`
+TUNED_FILE = "noise.json"  # `paceline train jacobi` writes it beside the weights.
+ALIASES = {"mimo": "qwen2"}  # model types that transformers lacks, and their equivalents
 
 
 # Its configuration ---------------------------------------------------------------------------------------------------
@@ -46,14 +46,14 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
     if model_type is None:
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
     for part in (given, given.get("text_config")):
-        if isinstance(part, Mapping):  # transformers makes a list of all layers, however many
+        if isinstance(part, Mapping):  # transformers lists all layers, however many there are.
             check_limits(part.get, file, is_native=False)
     try:
         if model_type in ALIASES:
             own = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
             return AutoConfig.for_model(ALIASES[model_type], **own, name_or_path=str(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # third-party parsers of many formats may raise anything
+    except Exception as error:  # Third-party parsers of many formats may raise anything.
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             hint = "it needs code from its own folder; pass trust_remote_code=True if you trust it"
         elif model_type not in transformers.CONFIG_MAPPING:
@@ -64,7 +64,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a file with a JSON object. ModelError if it is none."""
+    """Read a JSON object from a file. ModelError for anything else."""
     try:
         value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -75,7 +75,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """Tokens that end an answer, from config.json and generation_config.json. Each file may name an id or a list."""
+    """Read the tokens that end an answer from config.json and generation_config.json, which have an id or a list."""
     files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -90,8 +90,8 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def sampling(facts: Mapping[str, Any], where: Path) -> dict[str, float]:
-    """How a checkpoint says that tokens are to be drawn. ModelError, which names the file, for a value that cannot
-    be."""
+    """The values of SamplingParams that a checkpoint recommends. ModelError, which names the file `where`, for an
+    impossible value."""
     made = {name: value for name in SAMPLING if (value := facts.get(name)) is not None}
     if made.get("top_k") == -1:
         made["top_k"] = 0
@@ -104,16 +104,16 @@ def sampling(facts: Mapping[str, Any], where: Path) -> dict[str, float]:
 
 
 def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
-    """quantization_config of a folder that `load.quantise_folder` made; empty for other folders."""
+    """The quantization_config of a folder of `load.quantise_folder`; empty for other folders."""
     method = getattr(config, "quantization_config", None)
     return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 
 
 def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedConfig:
-    """Clear `tie_word_embeddings` in a copy of `config` if the weights hold a head that differs from the embedding.
-    That head is then used, as in transformers and llama.cpp's converter.
+    """Clear `tie_word_embeddings` in a copy of `config` if the weights have a head that differs from the embedding. The
+    head is then used, as in transformers and llama.cpp's converter.
 
-    tensors  weights, tensors or in blocks, or their open files, by name."""
+    tensors  weights, or their open files, by name."""
     names = "lm_head.weight", "model.embed_tokens.weight"
     if not config.tie_word_embeddings or not tensors.keys() >= {*names}:
         return config
@@ -134,7 +134,7 @@ def _equal(one: torch.Tensor | Blocks, other: torch.Tensor | Blocks) -> bool:
 
 
 def tuned_note(folder: str) -> str | None:
-    """A sentence for reports on a model that `paceline train jacobi` made; None for other models."""
+    """A sentence for reports if `paceline train jacobi` made the model; else None."""
     try:
         start = loads((Path(folder).expanduser() / TUNED_FILE).read_bytes())["tuned_from"]["name"]
     except (OSError, NotJSON, KeyError, TypeError):
@@ -147,12 +147,13 @@ def tuned_note(folder: str) -> str | None:
 
 # Its weights ---------------------------------------------------------------------------------------------------------
 
-_SAMPLE = 64  # numbers of a tensor in a fingerprint. Fine-tuning in bfloat16 leaves many numbers unchanged, but not all
+_SAMPLE = 64
+"""How many numbers of a tensor a fingerprint reads. Fine-tuning in bfloat16 leaves many numbers, but not all."""
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
-    """Open the safetensors files in `folder`, by tensor; only headers are read. ModelError if the folder also holds an
-    adapter, without which the model is not complete."""
+    """Open the safetensors files in `folder`. Returns the file of each tensor; only headers are read. ModelError if the
+    folder also has an adapter, because the model is then not complete."""
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder} holds an adapter (adapter_config.json) beside the model's weights, and it is not clear whether "
@@ -167,7 +168,7 @@ def open_weights(folder: Path) -> dict[str, Any]:
 
 
 def open_file(file: Path) -> Any:
-    """Open a safetensors file; only its header is read. ModelError if it cannot be read."""
+    """Open a safetensors file, reading only its header. ModelError if that fails."""
     try:
         return safe_open(file, framework="pt")
     except OSError as error:
@@ -184,7 +185,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def refuse_pointer(file: Path) -> None:
-    """ModelError if a file is a Git LFS pointer instead of weights."""
+    """Raise ModelError if a file is a Git LFS pointer instead of weights."""
     with file.open("rb") as opened:
         if opened.read(30).startswith(b"version https://git-lfs"):
             raise ModelError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull`")
@@ -220,8 +221,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def fingerprint(weights: WeightsByName) -> str:
     """16 hexadecimal digits that identify a model's weights, because a drafter is trained for one model.
 
-    They hash each tensor's name, shape and a sample of its numbers, rounded to bfloat16, or of the bytes of its blocks.
-    So they do not depend on dtype or device."""
+    They hash the name and shape of each tensor, and a sample of its numbers, rounded to bfloat16, or of its blocks'
+    bytes. So they do not depend on dtype or device."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         flat = weight.data.reshape(-1) if isinstance(weight, Blocks) else weight.detach().reshape(-1)

@@ -1,7 +1,7 @@
-"""GGUF files: metadata by key, tensors by name, and models of the families of the native decoder.
+"""GGUF files: metadata by key, tensors by name, and models of the native decoder's families.
 
-Tensors are mapped from disk. Matrices stay in the file's blocks or are expanded to 16 or 32 bits. The name of the first
-file opens a model in several files. Every fault is a ModelError of one line."""
+Tensors are mapped from disk. Matrices stay in the file's blocks, or are expanded to 16 or 32 bits. The first file's
+name opens a model in several files. Every fault is a ModelError of one line."""
 
 import re
 import struct
@@ -37,7 +37,7 @@ DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_DEEPEST = 4  # maximum depth of arrays in arrays
+_DEEPEST = 4  # largest depth of arrays in arrays
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Place:
     begin: int
 
 
-# The package gguf has a reader too, but it makes several arrays for each token: it reads a vocabulary of 150,000 tokens
-# in 13 s, and this class in 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
+# The package gguf has a reader, too, but it makes several arrays for each token: it takes 13 s for a vocabulary of
+# 150,000 tokens, this class 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
 class GGUF:
     """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
 
     metadata  the first file's metadata by key.
     places    places of all tensors, by name.
-    family    the architecture: a text, unless the file is damaged."""
+    family    the architecture; only in a damaged file it is no text."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -82,7 +82,7 @@ class GGUF:
             yield other
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """A mapped tensor, or a matrix in blocks; matrices of experts are stacked. ModelError for an unknown type."""
+        """Map a tensor, or a matrix in blocks. Matrices of experts are stacked. ModelError for an unknown type."""
         place = self.places[name]
         dtype, kind = DENSE.get(place.type), None
         if dtype is not None:
@@ -117,26 +117,27 @@ class _Cursor:
         self.data, self.at = data, 0
 
     def number(self, code: str) -> Any:
-        """Read a number; code: its format in struct's notation."""
+        """Read a number. code: its format in struct's notation."""
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
         self.at += struct.calcsize("<" + code)
         return value
 
     def count(self, least: int = 1) -> int:
-        """Read a number of items of at least `least` bytes each. struct.error if the file is too short for them."""
+        """Read how many items follow, each of at least `least` bytes. struct.error if the file is too short for
+        them."""
         count = int(self.number("Q"))
         if count * least > len(self.data) - self.at:
             raise struct.error("longer than the file")
         return count
 
     def text(self) -> str:
-        """Read a length, then a text of that number of bytes."""
+        """Read a length in bytes, then a text of this length."""
         size = self.count()
         self.at += size
         return bytes(self.data[self.at - size : self.at]).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """Read a value; kind: the number of its type."""
+        """Read a value. kind: the number of its type."""
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
@@ -182,7 +183,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
-    """Read name, type, shape and offset of a tensor."""
+    """Read a tensor's name, type, shape and offset."""
     name, dims = cursor.text(), cursor.number("I")
     if not 1 <= dims <= 4:
         raise ValueError(f"{shortened(name)} has {dims} dimensions")
@@ -199,7 +200,7 @@ FAMILIES = {
     "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig",
 }  # fmt: skip
-"""transformers' configuration by general.architecture; Mistral is llama too."""
+"""transformers' configurations by general.architecture. Mistral is "llama", too."""
 _PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose files store the dimensions that rotate together side by side."""
 _EXPERTS: dict[str, Any] = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
@@ -213,7 +214,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
     "olmoe": _EXPERTS,
 }
-"""Entries of a configuration by architecture: the file's key, and the default; None: the key must be there."""
+"""Entries of a configuration by architecture: the file's key, and its default. None: the file must have the key."""
 FREQUENCIES = "rope_freqs.weight"
 _FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 _SCALING = {
@@ -222,12 +223,12 @@ _SCALING = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
-"""Keys of rope.scaling, and transformers' names."""
+"""Keys of rope.scaling, and transformers' names for them."""
 _NOT_RUN = {
     "attention.causal": True, "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0,
     "attn_logit_softcapping": 0.0,
 }  # fmt: skip
-"""Metadata that the decoder cannot follow, with the values that have no effect."""
+"""Metadata that the decoder cannot follow, with the values that have no effect; other values are refused."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 """Keys of rope.scaling with the values that have no effect; other values are refused."""
 CONTROL = 3  # type of tokens without text
@@ -239,7 +240,7 @@ _ENDS = frozenset({
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """The model in a GGUF file, without its tokenizer. ModelError, one line, if it cannot be read or used."""
+    """Read the model in a GGUF file, without its tokenizer. ModelError if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
     weights = weights_of(file, config)
@@ -250,7 +251,7 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 def sampling_of(file: GGUF) -> dict[str, float]:
-    """How the file says that tokens are to be drawn."""
+    """The values of SamplingParams that the file recommends."""
     facts = within(file.metadata, "general.sampling.")
     named = facts | {"temperature": facts.get("temp"), "repetition_penalty": facts.get("penalty_repeat")}
     plain = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in named.items()}
@@ -270,7 +271,7 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
 
 
 def config_of(file: GGUF) -> PretrainedConfig:
-    """The model's transformers configuration. ModelError for a model that the native decoder does not run."""
+    """Make the model's transformers configuration. ModelError for a model that the native decoder does not run."""
     family = file.family
     if family not in FAMILIES:
         raise ModelError(
@@ -285,7 +286,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
 
     def number(key: str, default: Any = None) -> Any:
-        """A number by key, or the same number for all layers. ModelError for other values, or if it has no default."""
+        """Read a number, or a list with the same number for each layer. ModelError for other values, or if the key is
+        missing and has no default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
@@ -310,7 +312,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         "vocab_size": file.places["token_embd.weight"].shape[0],
         "hidden_size": size,
         "intermediate_size": number("feed_forward_length", facts.get("expert_feed_forward_length")),
-        "num_hidden_layers": number("block_count") - number("nextn_predict_layers", 0),  # a head's come last
+        "num_hidden_layers": number("block_count") - number("nextn_predict_layers", 0),  # The head's layers come last.
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -356,9 +358,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
 
 
 def rope_of(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
-    """Make transformers' rope_parameters for unscaled, linear and yarn positions. Llama 3's factors are a tensor."""
+    """Make transformers' rope_parameters for unscaled, linear and yarn positions. (Llama 3's factors are a tensor.)"""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if scale != 1.0:  # the key of older files
+    if scale != 1.0:  # Older files have this key.
         return rope | {"rope_type": "linear", "factor": scale}
     scaling = within(facts, "rope.scaling.")
     kind = scaling.pop("type", "none")
@@ -400,7 +402,7 @@ def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
 
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
-    """Llama 3's inverse frequencies: the usual frequencies divided by factors; None if the file has no factors."""
+    """Llama 3's inverse frequencies, which are the usual ones divided by the file's factors; None without factors."""
     if FREQUENCIES not in file.places:
         return None
     factors, size = file.tensor(FREQUENCIES), config.head_dim
@@ -420,7 +422,7 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     weights, used = tensors_in(file, s, weight_shapes(config))
     known = {*used, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = int(file.metadata.get(f"{file.family}.nextn_predict_layers") or 0)
-    starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # of multi-token prediction
+    starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # heads of multi-token prediction
     if others := sorted(name for name in file.places.keys() - known if not name.startswith(starts)):
         raise ModelError(
             f"{file.path} has {shortened(others[0])}, and {len(others) - 1} more that a {file.family} of "
@@ -430,8 +432,8 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
 
 
 def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Weights, set[str]]:
-    """Map the tensors of a model of shape `s` with these names and shapes in a checkpoint. Returns them and their names
-    in the file. ModelError if one is not there, or has another shape."""
+    """Map the tensors with these names and shapes in a checkpoint of shape `s`. Returns them, and their names in the
+    file. ModelError if a tensor is missing or has another shape."""
     weights = Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
     stacked = (s.experts.count,) if s.experts is not None else ()
@@ -449,13 +451,13 @@ def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> t
         if part in heads:
             tensor = unpermuted(tensor, heads[part])
         if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
-            tensor = tensor - s.norm_offset  # files store the sum
+            tensor = tensor - s.norm_offset  # Files store the sum.
         weights[name] = tensor
     return weights, {*wanted}
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
-    """GGUF's name of a checkpoint's tensor; None if the architecture has none. Experts' matrices share a tensor."""
+    """GGUF's name for a checkpoint's tensor; None if the architecture lacks it. Experts' matrices share a tensor."""
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
@@ -466,16 +468,17 @@ def tensor_name(architecture: str, name: str) -> str | None:
 
 @cache
 def _names(architecture: str) -> Any:
-    """GGUF's names of tensors in layer 0 and outside layers."""
-    import gguf  # imported here: most models are no GGUF files
+    """GGUF's names for tensors in layer 0 and outside of layers."""
+    import gguf  # imported here, because most models are no GGUF files
 
     (known,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     return gguf.get_tensor_name_map(known, 1)
 
 
 def unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
-    """Restore the checkpoint's order of rows: the first dimensions of all pairs that rotate together, then the second.
-    Files of the Llama family store such pairs side by side. Whole rows move, so this is exact."""
+    """Restore the checkpoint's order of rows. Of dimensions that rotate in pairs, files of the Llama family store the
+    two side by side; checkpoints store first those that come first, then the others. Whole rows move, so this is
+    exact."""
     rows = tensor.data if isinstance(tensor, Blocks) else tensor
     moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved

@@ -1,8 +1,9 @@
 """Rebuild the tokenizer in a GGUF file.
 
 The file has tokens, and merges or scores, but only the name of the rule that splits text into words. RULES are the
-rules of the original tokenizers; rebuilt tokenizers agree with these token for token on a corpus of difficult texts
-(tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule the model would silently get worse."""
+rules of the original tokenizers. Rebuilt tokenizers agree with the originals token for token on a corpus of difficult
+texts (tests/target/test_gguf_tokenizer.py). Other names are refused: with another rule, the model would silently get
+worse."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from paceline.formats.place import one_line
 from paceline.formats.tokenizer import Tokenizer, vocabulary
 from paceline.kernels.blocks import within
 
-USER_DEFINED, UNUSED = 4, 5  # types of tokens: words that are matched before text is split; padding
+USER_DEFINED, UNUSED = 4, 5
+"""Types of tokens: words that are matched before text is split, and padding."""
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,9 +39,9 @@ RULES: dict[str, Any] = {
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
-"""Rules by which a word that is a token is never split, and texts begin with BOS."""
-_NORMAL_FORM = ("qwen2",)  # rules that compose characters (NFC) first
-_SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of a rule
+"""By these rules a word that is a token is never split, and texts begin with BOS."""
+_NORMAL_FORM = ("qwen2",)  # rules that first compose characters (NFC)
+_SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of rules
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
@@ -59,13 +61,13 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
     try:
         backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
         inner = _complete(backend, facts)
-    except Exception as error:  # the library raises many errors
+    except Exception as error:  # The library raises many kinds of errors.
         raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from None
     return as_in(file, Tokenizer(inner, name))
 
 
 def as_in(file: GGUF, tokenizer: Tokenizer) -> Tokenizer:
-    """Let `tokenizer` begin conversations as `file` says; returns it."""
+    """Let `tokenizer` begin conversations as `file` says. Returns `tokenizer`."""
     tokenizer.begins = _adds_bos(_facts(file)) and bool(getattr(tokenizer.inner, "bos_token", None))
     return tokenizer
 
@@ -82,15 +84,15 @@ def _facts(file: GGUF) -> dict[str, Any]:
 
 
 def _adds_bos(facts: Mapping[str, Any]) -> bool:
-    """Whether texts begin with BOS; by default as in llama.cpp."""
+    """Whether texts begin with BOS. If the file does not say it, llama.cpp's default holds."""
     return bool(facts.get("add_bos_token", facts.get("model") == "llama" or facts.get("pre") in _WHOLE_FIRST))
 
 
 def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
-    """Whether another tokenizer has only tokens of this file, with the same ids. For a file without tokens, only their
-    number can be compared.
+    """Whether all tokens of `tokenizer` are in the file, with the same ids. If the file has no tokens, only their
+    number is compared.
 
-    all_of_them  the tokenizer must have all of the file's tokens."""
+    all_of_them  whether the tokenizer must also have all of the file's tokens."""
     facts = _facts(file)
     tokens: Sequence[str] = facts.get("tokens") or []
     known = vocabulary(tokenizer.inner)
@@ -115,7 +117,7 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
 
 
 def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
-    """Make SentencePiece's BPE, which merges the neighbours whose joined piece has the best score. Unknown characters
+    """Make SentencePiece's BPE, which always merges the neighbours whose joined piece scores best. Unknown characters
     become bytes."""
     ids, scores = _ids(facts), facts["scores"]
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
@@ -136,7 +138,7 @@ def _ids(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that join to a token, in the order of that token's score, best first."""
+    """All pairs of tokens that join to a token, ordered by the joined token's score, best first."""
     pairs = []
     for token, i in ids.items():
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]

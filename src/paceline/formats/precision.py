@@ -1,4 +1,4 @@
-"""Precision: the numbers in which a model is computed, and the weights of a checkpoint in them."""
+"""Precision: the numbers in which a model is computed, and the conversion of a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from paceline.kernels.blocks import ACTIVATIONS, KINDS, Q4_0, Q8_0, Blocks, Kind
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in rules.DTYPES}
 SMALL = 256 << 20
-"""Bytes of a model in blocks up to which inputs have 16 bits by default on all processors (docs/quantised.md)."""
+"""Models with at most so many bytes of blocks have inputs of 16 bits by default on all processors (docs/quantised.md).
+"""
 PRECISIONS: dict[str, tuple[Kind, Kind]] = dict(zip(rules.PRECISIONS, ((Q8_0, Q8_0), (Q4_0, Q8_0)), strict=True))
-"""Kinds of the layers' matrices, and of the embedding and the output head, which lose the most with few bits."""
+"""By precision: kind of the layers' matrices, and kind of embedding and output head, which lose most with few bits."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def exact_dtype(dtype: str | torch.dtype, kinds: str | None) -> str:
-    """The dtype that keeps a model's blocks and has all else in float32; kinds: `Target.quantised` with `dtype`."""
+    """The dtype that keeps a model's blocks, with all else in float32. kinds: `Target.quantised` with `dtype`."""
     precision, _ = rules.split_dtype(dtype)
     return f"{precision}-float32" if precision and kinds else "float32"
 
@@ -45,8 +46,8 @@ def quantised(weights: WeightsByName, word: str) -> Weights:
 
 
 def multipliable(weights: Weights) -> tuple[Weights, str | None]:
-    """Convert matrices whose formats are not in KINDS to Q8_0. Returns the weights and a line about the conversion, or
-    None if there was none. An embedding that is not also the output head is not multiplied, and stays."""
+    """Convert matrices whose formats are not in KINDS to Q8_0. Returns the weights, and a line about the conversion or
+    None. An embedding that is not the output head stays, because nothing multiplies it."""
     looked_up = _OUTER[0] if _OUTER[1] in weights else None
     others = {
         name: w
@@ -63,11 +64,11 @@ def multipliable(weights: Weights) -> tuple[Weights, str | None]:
 
 
 def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> tuple[Weights, str | None]:
-    """Quantise a model's weights to precision `word`, "int8" or "int4"; other words change nothing. Returns them
-    and a description of the blocks that were quantised again; None: there were none.
+    """Quantise a model's weights to precision `word`, "int8" or "int4"; other words change nothing. Returns the
+    weights, and a description of blocks that were quantised again; None: there were none.
 
-    ModelError for blocks, unless `word` is int8 and some have fewer than eight bits: Q8_0 rounds a weight by at most
-    1/254 of the largest in its block, which is little beside the loss of fewer bits."""
+    ModelError for weights in blocks, unless `word` is int8 and some blocks have fewer than eight bits: Q8_0 changes a
+    weight by at most 1/254 of the largest in its block, which is little beside the loss of fewer bits."""
     in_blocks = [weight for weight in weights.values() if isinstance(weight, Blocks)]
     if word not in PRECISIONS:
         return {**weights}, None
@@ -83,7 +84,7 @@ def in_precision(name: str | Path, weights: WeightsByName, word: str | None) -> 
 def round_inputs(
     name: str | Path, weights: WeightsByName, activations: int | None, dtype: torch.dtype | None
 ) -> int | None:
-    """Set and return the number of bits to which products with blocks round inputs; None: there are no blocks.
+    """Set the number of bits to which products with blocks round their inputs. Returns it; None without blocks.
 
     activations  8, 16, or None for the `usual` number.
     dtype        dtype of all else; None: not decided yet.
@@ -104,8 +105,8 @@ def round_inputs(
 
 
 def usual(nbytes: int, dtype: torch.dtype | None) -> tuple[int, str]:
-    """The default number of bits to which products with `nbytes` bytes of blocks round inputs, and the reason: 16 where
-    that takes little time.
+    """The default number of bits to which products with `nbytes` bytes of blocks round inputs, and the reason. It is 16
+    if that takes little time.
 
     dtype  dtype of all else; None: not decided yet."""
     if dtype not in (None, torch.float32):
@@ -118,7 +119,7 @@ def usual(nbytes: int, dtype: torch.dtype | None) -> tuple[int, str]:
 
 
 def describe(weights: WeightsByName) -> str | None:
-    """Describe formats, most frequent first, and bits: "F16 and Q8_0, 13.4 bits a weight". None: no blocks."""
+    """Describe formats, most frequent first, and bits: "F16 and Q8_0, 13.4 bits a weight". None without blocks."""
     matrices = [w for w in weights.values() if len(w.shape) == 2]
     if not any(isinstance(w, Blocks) for w in matrices):
         return None
@@ -137,7 +138,7 @@ class Precision:
 
     weights      "auto" keeps blocks, "int8" and "int4" make them, None expands them.
     rest         dtype of all that is not in blocks; None: the checkpoint's own.
-    activations  bits to which products with blocks round their inputs; None: the `usual` ones."""
+    activations  bits to which products with blocks round their inputs; None: the `usual` number."""
 
     weights: str | None = None
     rest: torch.dtype | None = None
@@ -145,7 +146,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str | torch.dtype, activations: int | None = None) -> Precision:
-        """Read the `dtype` of `paceline.target.load.load`. ModelError for one that does not exist."""
+        """Read the `dtype` of `paceline.target.load.load`. ModelError if it does not exist."""
         weights, rest = rules.split_dtype(dtype)
         return cls(weights, _dtype(rest), activations)
 
@@ -155,7 +156,7 @@ class Precision:
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
-    """Parse the name of a dtype; "auto" is None."""
+    """Parse the name of a dtype. "auto" is None."""
     if word == "auto":
         return None
     if word in DTYPES.values():

@@ -1,4 +1,4 @@
-"""Shape: a model for the native decoder. Sizes, the kind of each layer, names of tensors, and rotary tables."""
+"""Shape: describes a model for the native decoder, by sizes, kinds of layers, names of tensors, and rotary tables."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from paceline.compiled import cosines_and_sines
 from paceline.kernels.records import Sizes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
-"""Kinds of rotary tables that do not depend on the length of the text. Longrope's do not up to the length of the first
-training, where its short factors hold (`Shape.max_context`)."""
+"""Kinds of rotary tables that do not depend on the text's length. With longrope this holds up to the length of the
+first training, the range of its short factors (`Shape.max_context`)."""
 ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer_types`
 DELTA = "linear_attention"  # kind of a layer with the gated delta rule, in `layer_types`
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types` in which all layers have the sliding window."""
-ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # activations by name, and their `Shape.gelu`
-ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts, in its layer
+ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # `Shape.gelu` by name of the activation
+ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts
 UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
 """Matrices of a layer that stay in 16 or 32 bits, because they are small and sensitive."""
 
 Norms = tuple[str | None, str | None, str | None, str | None]
-"""Names of a layer's norms: before attention, of its output, before the MLP, of its output."""
+"""Names of a layer's norms: before attention, of attention's output, before the MLP, of the MLP's output."""
 PRE: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
 POST: Norms = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 BOTH: Norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -35,12 +35,12 @@ BOTH: Norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_l
 
 @dataclass(frozen=True)
 class LayerKind:
-    """The properties in which layers of a model differ.
+    """The properties in which a model's layers differ.
 
-    window     largest number of tokens that a node sees, itself included; None: all before it.
-    rope       key of the layer's rotary parameters in the configuration; "": the usual ones; None: no positions.
-    experts    the MLP is a mixture of experts.
-    recurrent  the layer has the gated delta rule (`Delta`) instead of attention."""
+    window     largest number of tokens that a node sees, with itself; None: all before it.
+    rope       key of the layer's rotary parameters in the configuration; "": the usual parameters; None: no positions.
+    experts    whether the MLP is a mixture of experts.
+    recurrent  whether the layer has the gated delta rule (`Delta`) instead of attention."""
 
     window: int | None = None
     rope: str | None = ""
@@ -50,9 +50,9 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `count` MLPs of inner size `size`, of which a token uses `chosen`.
+    """A mixture of experts: `count` MLPs of inner size `size`. A token uses `chosen` of them.
 
-    normalised  the weights of the chosen experts are divided by their sum.
+    normalised  whether the weights of the chosen experts are divided by their sum.
     shared      inner size of a further MLP that all tokens use, weighted by a gate; 0: there is none."""
 
     count: int
@@ -67,8 +67,8 @@ class Delta:
     """The gated delta rule (Yang et al. 2024, arXiv 2412.06464): `value_heads` heads, each with a state [key_dim,
     value_dim] of the text so far. Neighbouring value heads share the queries and keys of a key head.
 
-    kernel  width in tokens of the convolution over queries, keys and values; the last token is the node's own.
-    joined  the checkpoint groups rows by key head, in in_proj_qkvz and in_proj_ba.
+    kernel  width in tokens, with the node's own, of the convolution over queries, keys and values.
+    joined  whether the checkpoint groups rows by key head, in in_proj_qkvz and in_proj_ba.
 
     keys, values, channels  size of all keys, of all values, and of queries, keys and values together."""
 
@@ -103,11 +103,11 @@ class Shape:
 
     layers           kind of each layer.
     norms            names of a layer's norms. norm_offset: number to add to the checkpoint's weights of norms.
-    qk_norm          queries and keys have an RMS norm, of each head, or of all heads together if `qk_norm_whole`.
-    gated            the output of attention is multiplied by the sigmoid of a gate, which q_proj computes, too.
-    gelu             the MLP's gate is GELU (tanh) instead of SiLU.
-    fused            the checkpoint has the joined matrices qkv_proj and gate_up_proj.
-    rotary_dim       number of leading dimensions of a head that are rotated; 0: all.
+    qk_norm          whether queries and keys have an RMS norm: of each head, or of all together if `qk_norm_whole`.
+    gated            whether attention's output is multiplied by the sigmoid of a gate, which q_proj also computes.
+    gelu             whether the MLP's gate is GELU (tanh) instead of SiLU.
+    fused            whether the checkpoint has the joined matrices qkv_proj and gate_up_proj.
+    rotary_dim       number of a head's first dimensions that are rotated; 0: all.
     attention_scale  factor of the products of queries and keys; None: 1 / sqrt(head_dim).
     embedding_scale  factor of the embedding. residual_scale: factor of the outputs of attention and MLP.
     logit_divisor    divisor of the logits."""
@@ -166,13 +166,13 @@ class Shape:
 
     @property
     def window(self) -> int | None:
-        """The shortest window of its layers; None if no layer has one."""
+        """The shortest window of the layers; None if no layer has a window."""
         return min((kind.window for kind in self.layers if kind.window is not None), default=None)
 
 
 def _max_context(config: PretrainedConfig) -> int:
-    """Length of the longest text. With longrope, a text beyond the range of the short factors would rotate all its
-    tokens by other angles, those before included, so the context ends there."""
+    """Length of the longest text. With longrope it is the range of the short factors, because a longer text would
+    rotate all its tokens, also earlier ones, by other angles."""
     ropes = [rope for rope in ropes_of(config) if kind_of_rope(rope) == "longrope"]
     ends = (rope.get("original_max_position_embeddings") for rope in ropes)
     return int(min([config.max_position_embeddings, *(end for end in ends if end is not None)]))
@@ -295,7 +295,7 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind()) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a layer's tensors, without the norm before its attention.
 
-    width  size of the attention's input, if not the hidden size."""
+    width  size of the attention's input; None: the hidden size."""
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (s.hidden_size,) for name in s.norms[1:] if name}
     h, d = s.hidden_size, s.delta
     if kind.recurrent and d is not None:
@@ -346,7 +346,7 @@ def _mlp(start: str, h: int, m: int, s: Shape) -> list[tuple[str, int, int, bool
 
 
 def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename a transformers model's state_dict as in its checkpoint, which stores each expert's matrices separately."""
+    """Turn a transformers model's state_dict into its checkpoint's tensors, where each expert has its own matrices."""
     made: dict[str, torch.Tensor] = {}
     for name, weight in state.items():
         start, joined, which = name.rpartition(".experts.")
@@ -366,12 +366,12 @@ def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def rotary_tables(
     config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None, rope: str | None = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of all positions, float32 [max_context + 1, head_dim]; the first half of sin is negated.
+    """cos and sin of all positions, float32 [max_context + 1, head_dim]. The first half of sin is negated.
 
-    Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: both
-    queries and keys are multiplied by a square root.
+    Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: they
+    multiply both queries and keys by its square root.
 
-    inverse  frequencies [head_dim / 2] instead of the configuration's.
+    inverse  frequencies [head_dim / 2]; None: the configuration's.
     rope     as in `LayerKind`."""
     count, scale = shape.max_context + 1, 1.0
     if rope is None:
@@ -390,7 +390,7 @@ def rotary_tables(
 
 
 def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind`."""
+    """Inverse frequencies, float32 [size / 2], and a factor of cos and sin. rope: as in `LayerKind`."""
     parameters, nested = dict(getattr(config, "rope_parameters", None) or {}), rope or ATTENTION[0]
     of_layers = {"layer_type": nested} if nested in parameters else {}
     parameters = dict(parameters.get(nested, parameters))
@@ -402,7 +402,7 @@ def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.T
 
 @cache
 def row_order(shape: Shape, name: str) -> torch.Tensor | None:
-    """The order of a checkpoint's rows in which the decoder computes; None: unchanged.
+    """The order in which the decoder stores a checkpoint's rows; None: unchanged.
 
     If only `rotary_dim` dimensions of a head rotate, each half of a head gets its rotating dimensions first, then the
     others, as in `rotary_tables`. Gates follow all queries. Rows that are grouped by key head are sorted by role.

@@ -1,4 +1,4 @@
-"""Tokenizers, and detokenizers, which turn an answer into text one token at a time."""
+"""Tokenizers, and detokenizers, which turn an answer into text token by token."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from paceline.formats.marks import Marks, marks_of
 from paceline.formats.turns import forms
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Roles that any chat template may get; the template has to name any other role of a message."""
-QUICK = 16  # a prompt with fewer characters per token of the context is encoded to see whether it fits
+"""Roles that every chat template may get. Other roles are refused unless the template names them."""
+QUICK = 16
+"""A prompt is only checked by `refuse_long` if it has more characters for each token of the context."""
 
 
 class Tokenizer:
     """The tokenizer of a model. inner: a transformers tokenizer, or a `SentencePiece`; name: for error messages.
 
-    begins       conversations begin with BOS, whether their template writes it or not, as in llama.cpp.
-    reads_marks  marks in messages, such as <|im_end|>, become the tokens that they spell, as in other engines."""
+    begins       whether conversations begin with BOS even if their template does not write it, as in llama.cpp.
+    reads_marks  whether marks in messages, such as <|im_end|>, become tokens, as in other engines."""
 
     begins = False
     reads_marks = False
@@ -42,12 +43,13 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, including added ones; the model's vocabulary may be larger."""
+        """Number of tokens, with added tokens. The model's vocabulary may be larger."""
         return len(self.inner)
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that are equal for two tokenizers if, in practice only if, their ids mean the same."""
+        """16 hexadecimal digits, which are equal for two tokenizers if (in practice: only if) their ids mean the
+        same."""
         return fingerprint(self.inner.get_vocab())
 
     @property
@@ -62,12 +64,12 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The text of the chat template, or of all if there are several; "" if there is none."""
+        """The text of the chat template, or of all templates if there are several; "" if there is none."""
         template = self.inner.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
     def show(self, texts: Iterable[str]) -> None:
-        """Show the special tokens with these texts in answers: marks of tool calls are parsed from the text."""
+        """Show the special tokens with these texts in answers, because tool calls are parsed from the text."""
         texts = set(texts)
         self._shown += "\n".join(sorted(texts))
         vars(self).pop("_marks", None)
@@ -77,7 +79,7 @@ class Tokenizer:
             vars(self).pop("_pieces", None)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a plain prompt, with the beginning token if the tokenizer adds one, but without an end token."""
+        """Encode a plain prompt, with a beginning token if the tokenizer adds it, and without an end token."""
         check_text(text)
         ids = [int(i) for i in self.inner.encode(text)]
         end = self.inner.eos_token_id
@@ -85,22 +87,22 @@ class Tokenizer:
             ids.pop()
         begin = getattr(self.inner, "bos_token_id", None)
         if begin is not None and ids[:2] == [begin, begin] and text.startswith(self.inner.bos_token):
-            del ids[0]  # the text has one already
+            del ids[0]  # The text has a beginning token already.
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a piece of text, without beginning or end token."""
+        """Encode a piece of text, without beginning or end token."""
         check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
     def encode_words(self, text: str) -> list[int]:
-        """As `encode_text`, for people's text, whose marks are text as in messages."""
+        """As `encode_text`, for people's text. Its marks are text, as in messages."""
         check_text(text)
         marks = None if self.reads_marks else self._marks
         return self.encode_text(text) if marks is None else marks.plain(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to the beginning of the assistant's turn.
+        """Encode a conversation, `[{"role": "user", "content": "Hi"}]`, up to the beginning of the assistant's turn.
 
         options  other inputs of the chat template, such as tools.
 
@@ -115,23 +117,24 @@ class Tokenizer:
     def hidden(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-        """Messages and other inputs of a chat template whose marks `encode_hidden` takes for text; the same ones where
-        they have none."""
+        """Hide the marks in messages and a chat template's other inputs, so that `encode_hidden` takes them for text.
+        Without marks, the arguments are returned."""
         marks = None if self.reads_marks else self._marks
         return (marks.hide(messages, options) if marks is not None else None) or (messages, options)
 
     def encode_hidden(self, text: str) -> list[int]:
-        """Tokens of what a template has made of `hidden` messages."""
+        """Encode the text that a template has made of `hidden` messages."""
         marks = self._marks
         return marks.encode(text) if marks is not None and marks.in_text(text) else self.encode_text(text)
 
     def get_ready(self) -> None:
-        """Make now what the first conversation with marks would wait for: seconds, for a large vocabulary."""
+        """Prepare for marks, which takes seconds for a large vocabulary, so that the first conversation need not
+        wait."""
         if self._marks is not None and not self.reads_marks:
             self._marks.encode("")
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The text that `encode_chat` encodes; it does not say which of its marks are tokens."""
+        """The text that `encode_chat` encodes. It does not say which of its marks are tokens."""
         return str(self._templated(messages, tokenize=False, **options))
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
@@ -146,38 +149,38 @@ class Tokenizer:
         return made if made[: len(start)] == start else start + made
 
     def _accepted(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Any:
-        """What the template makes of the first form of the messages that it takes."""
+        """Apply the template to the first form of the messages that it accepts."""
         what = ""
         for form in forms(messages):
             try:
                 return self.inner.apply_chat_template(form, **options, return_dict=False)
-            except Exception as error:  # a template is a program and may raise anything
+            except Exception as error:  # A template is a program, and may raise anything.
                 known = isinstance(error, jinja2.TemplateError)
                 what = what or (str(error) if known else f"{type(error).__name__}: {error}")
         what = shortened(" ".join(what.split()), 400)
         raise PromptError(f"the chat template of {self.name} refuses these messages: {what}")
 
     def _role(self, number: int, role: Any) -> str:
-        """The role of a message as the chat template knows it; PromptError for a role that it does not name."""
+        """A message's role as the chat template knows it. PromptError for a role that it does not name."""
         if isinstance(role, str) and (role in ROLES or any(f"{q}{role}{q}" in self.chat_template for q in "'\"")):
             return role
-        if role == "developer":  # OpenAI's newer name
+        if role == "developer":  # This is OpenAI's newer name for "system".
             return "system"
         known = f"{', '.join(ROLES)}, or one that the model's chat template names"
         raise PromptError(f"messages.{number}: role is {shortened(repr(role))}; it can be {known}.")
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
-        """PromptError if the beginning of a long prompt already fills the context, because encoding megabytes takes a
-        minute. A prompt that passes may still be too long."""
+        """Raise PromptError if the beginning of a long prompt already fills the context, because encoding megabytes
+        takes a minute. A prompt that passes may still be too long."""
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(message)) for message in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
-            return  # `encode_chat` raises the error
+            return  # `encode_chat` raises the error.
         if size < QUICK * max_context:
             return
         text = prompt if isinstance(prompt, str) else self.render_chat(prompt)
         seen = QUICK * max_context
-        while True:  # a token may be dozens of blanks
-            tokens = len(self.encode_text(text[:seen])) - QUICK  # the last word may be cut into several
+        while True:  # `seen` doubles until the text is long enough: a token can be dozens of blanks.
+            tokens = len(self.encode_text(text[:seen])) - QUICK  # A cut last word may have more tokens.
             if tokens >= max_context:
                 why = f"it has at least {tokens} tokens, and this model's context holds {max_context} with the answer"
                 raise TooLong(f"The prompt is too long: {why}; shorten it.")
@@ -191,13 +194,14 @@ class Tokenizer:
         return str(self.inner.decode(ids, skip_special_tokens=not self._shows, clean_up_tokenization_spaces=False))
 
     def spelling(self, token: int) -> bytes | str:
-        """The bytes or the text of a token; b"" for special and unknown tokens."""
+        """A token's bytes or text; b"" for special and unknown tokens."""
         return self._pieces[token]
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for an answer: `push` each token, then `flush`; the joined texts are `decode` of all tokens.
+        """Make a detokenizer for an answer: `push` each token, then `flush`. The joined texts are `decode` of all
+        tokens.
 
-        With `prompt`, they are the text after the prompt, including a space that begins the first word."""
+        With `prompt`, they are the text after the prompt, with the space before the first word."""
         continues = any(i not in self._special for i in prompt)
         if self._scheme == "bytes":
             return ByteLevelDetokenizer(self._pieces)
@@ -212,7 +216,8 @@ class Tokenizer:
 
     @cached_property
     def _marks(self) -> Marks | None:
-        """The marks that are text in messages; None for a tokenizer without a backend, which cannot be renamed."""
+        """The marks that are text in messages; None for a tokenizer without a backend, whose tokens cannot be
+        renamed."""
         if self._backend is None:
             return None
         added = self.inner.added_tokens_decoder
@@ -231,8 +236,8 @@ class Tokenizer:
 class SentencePiece:
     """A SentencePiece model with the interface that `Tokenizer` needs: `Tokenizer(SentencePiece(processor))`.
 
-    processor  a sentencepiece.SentencePieceProcessor. Control and unknown tokens have no text; there is no chat
-               template. A prompt begins with the beginning token if the file has one."""
+    processor  a sentencepiece.SentencePieceProcessor. Control and unknown tokens have no text, and there is no chat
+               template. A prompt begins with the beginning token if the file has it."""
 
     chat_template = None
 
@@ -252,11 +257,11 @@ class SentencePiece:
         return self._vocab
 
     def id_to_token(self, token: int) -> str | None:
-        """The spelling of a token; None for a number that is no token."""
+        """The spelling of a token; None if `token` is none."""
         return str(self._processor.id_to_piece(token)) if token < len(self) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of `text`, after the beginning token if `add_special_tokens`."""
+        """Encode `text`, after the beginning token if `add_special_tokens`."""
         begin = self._processor.bos_id()
         return [begin] * (add_special_tokens and begin >= 0) + list(self._processor.encode(text))
 
@@ -266,20 +271,20 @@ class SentencePiece:
 
 
 def vocabulary(inner: Any) -> dict[str, int]:
-    """Token -> id of a tokenizer, without default tokens of its class: that of Qwen 2 appends its own if the folder's
-    files do not name it."""
+    """Token -> id of a tokenizer, without default tokens of its class. (Qwen 2's class appends an end token if the
+    folder's files do not name it.)"""
     own = {word.default for word in signature(type(inner)).parameters.values() if isinstance(word.default, str)}
     return {token: i for token, i in inner.get_vocab().items() if token not in own}
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Hash token -> id; the same for a SentencePiece file and its Hugging Face conversion."""
+    """Hash token -> id. A SentencePiece file and its Hugging Face conversion have the same hash."""
     pairs = sorted((id, token) for token, id in vocabulary.items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
 
 
 def check_text(text: str) -> None:
-    """PromptError for text with half a surrogate pair, as from JSON or from an argument that is not UTF-8."""
+    """Raise PromptError for text with half a surrogate pair, as from JSON or from an argument that is not UTF-8."""
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
@@ -288,8 +293,7 @@ def check_text(text: str) -> None:
 
 
 def scheme(backend: Backend) -> str:
-    """The way in which tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or
-    "other"."""
+    """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
     decoder = json.loads(backend.to_str())["decoder"] or {"type": ""}
     steps = decoder.get("decoders", [decoder])
     if [s["type"] for s in steps] == ["ByteLevel"]:
@@ -305,7 +309,7 @@ def scheme(backend: Backend) -> str:
 class Pieces(dict[int, "bytes | str"]):
     """Bytes or text of each token, looked up once; b"" for special and unknown tokens.
 
-    byte_level  all tokens are bytes in GPT-2's alphabet; otherwise only tokens like <0x0A> are bytes."""
+    byte_level  whether all tokens are bytes in GPT-2's alphabet; if not, only tokens like <0x0A> are bytes."""
 
     def __init__(self, backend: Backend, special: frozenset[int], byte_level: bool):
         self._backend, self._special, self._byte_level = backend, special, byte_level
@@ -324,8 +328,8 @@ class Pieces(dict[int, "bytes | str"]):
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable Latin-1 characters are their own bytes; the characters from
-    U+0100 on are the other bytes (openai/gpt-2, encoder.py)."""
+    """GPT-2's characters for the 256 bytes: printable Latin-1 characters stand for their own bytes, and characters from
+    U+0100 on for the other bytes (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -335,7 +339,7 @@ _BYTE_OF = _alphabet()
 
 
 def _spelled(text: str) -> bytes:
-    """The bytes of a byte-level token; for an added token with other characters, the bytes of its UTF-8 text."""
+    """The bytes of a byte-level token. An added token with other characters stands for its UTF-8 text."""
     try:
         return bytes(_BYTE_OF[c] for c in text)
     except KeyError:
@@ -343,7 +347,7 @@ def _spelled(text: str) -> bytes:
 
 
 class ByteLevelDetokenizer:
-    """A detokenizer of tokens that are bytes. It holds back a character until it is complete or invalid."""
+    """Detokenizes tokens that are bytes. It holds back a character until it is complete or invalid."""
 
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
@@ -357,10 +361,9 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """A detokenizer of tokens that are text, or single bytes of characters without a token.
+    """Detokenizes tokens that are text, or single bytes of characters without a token.
 
-    It waits for the end of a run of byte tokens, which is UTF-8 text, or else becomes a replacement character for each
-    byte."""
+    It waits for the end of a run of byte tokens. If the run is not UTF-8, each byte becomes a replacement character."""
 
     def __init__(self, pieces: Pieces, strip: bool):
         self._pieces = pieces
@@ -392,15 +395,15 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """A detokenizer for all other tokenizers: it decodes the last few tokens with and without the new tokens, and
+    """Detokenizes tokens of all other tokenizers: it decodes the last few tokens with and without the new tokens, and
     returns the difference. That is right if a token's text depends only on its neighbours (word pieces, Metaspace).
 
     decode   text of token ids.
     special  ids without text.
     prompt   the tokens before the answer."""
 
-    HOLD = 16  # largest number of tokens held back while the text ends in an incomplete character
-    CONTEXT = 4  # tokens of the prompt with which the answer's first token is decoded
+    HOLD = 16  # largest number of tokens held back for an incomplete character
+    CONTEXT = 4  # number of prompt tokens with which the first token is decoded
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Set[int], prompt: Sequence[int]):
         self._decode, self._special = decode, special

@@ -1,4 +1,4 @@
-"""Other forms of a conversation, for templates that refuse it as it is."""
+"""Makes other forms of a conversation, for templates that refuse it as it is."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Messages = list[dict[str, Any]]
 
 
 def forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[Messages]:
-    """The conversation as it is, then in each form that may be taken where the ones before are refused:
+    """Yield the conversation as it is, then other forms, for templates that refuse the forms before:
 
-    1. System and developer messages at the front are one.
-    2. Neighbours of one role, the user's or the assistant's without calls, are one as well.
-    3. Later system messages are the user's, where they stand.
+    1. System and developer messages at the front are joined.
+    2. Also neighbours of the same role are joined, if they are the user's, or the assistant's without calls.
+    3. Later system messages become the user's, at their places.
     4. Both 2 and 3.
     5. The system message stands at the front of the user's first message.
 
-    Texts that become one are parted by an empty line."""
+    An empty line separates joined texts."""
     as_given = [dict(message) for message in messages]
     yield as_given
     front = _front_as_one(as_given)

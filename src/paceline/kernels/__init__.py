@@ -1,4 +1,4 @@
-"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. Here: processors and threads for them."""
+"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. This module has their threads."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 @processor.remembered
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether `products.py` is faster here than torch's libraries for the few rows of decoding. It is on CPUs without
-    AMX tiles, in bfloat16 with AVX-512 BF16 and in float32 with AVX2; on EPYC and Ryzen, MKL takes two to four times as
-    long (docs/exact.md). On Arm nobody has measured it."""
+    """Whether `products.py` is faster here than torch's libraries for the few rows of decoding.
+
+    It is faster on CPUs without AMX tiles: in bfloat16 with AVX-512 BF16, in float32 with AVX2. On EPYC and Ryzen, MKL
+    takes two to four times as long (docs/exact.md). On Arm nobody has measured it."""
     return supported(dtype) and not processor.prefers_library()
 
 
 @cache
 def parallel() -> int | None:
-    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
+    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if it is not GNU's OpenMP."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -55,8 +56,8 @@ _recording = threading.local()
 
 @contextmanager
 def recorded() -> Iterator[list[Any]]:
-    """A context in which this thread's calls of `on_threads` are not run, but listed: the function, its task, and
-    whether a single thread runs it."""
+    """A context in which this thread's calls of `on_threads` are listed instead of run: function, task, and whether a
+    single thread runs it."""
     _recording.calls = []
     try:
         yield _recording.calls
@@ -70,9 +71,10 @@ def is_recording() -> bool:
 
 
 def on_threads(work: Any, task: array[int], threads: int) -> None:
-    """Run `work`, compiled by numba.cfunc, on `threads` threads at once. They are torch's threads if its OpenMP is
-    GNU's, because two pools would compete for the cores; else our own. The argument of `work` is the address of `task`,
-    numbers of 64 bits that all threads share."""
+    """Run `work`, compiled by numba.cfunc, on `threads` threads at once. Its argument is the address of `task`, numbers
+    of 64 bits that all threads share.
+
+    The threads are torch's if its OpenMP is GNU's, because two pools would compete for the cores; else ours."""
     if is_recording():
         _recording.calls.append((work, task, threads == 1))
         return
@@ -86,14 +88,14 @@ def on_threads(work: Any, task: array[int], threads: int) -> None:
 
 
 class _Job:
-    """Work that helpers join as long as it lasts."""
+    """Work that helpers join while it lasts."""
 
     def __init__(self, work: Any, at: int):
         self.work, self.at, self._inside, self._over = work, at, 0, False
         self._lock, self._left = threading.Lock(), threading.Semaphore(0)
 
     def help(self) -> None:
-        """Do a part of the work, unless it is over."""
+        """Do a part of the work, unless it has ended."""
         with self._lock:
             if self._over:
                 return
@@ -102,8 +104,8 @@ class _Job:
         self._left.release()
 
     def end(self) -> None:
-        """Let no more helpers join, and wait for those inside. It does not wait for helpers that have not begun, whose
-        core another process may have."""
+        """Let no more helpers join, and wait for those that have. Helpers that have not begun may lack a core, so
+        nobody waits for them."""
         with self._lock:
             self._over = True
         for _ in range(self._inside):
@@ -139,7 +141,7 @@ _helpers = _Helpers()
 
 
 def _forget_helpers() -> None:
-    """Make new helpers in a forked process, which has no threads of its parent."""
+    """Make new helpers in a forked process, because it lacks its parent's threads."""
     global _helpers
     _helpers = _Helpers()
 

@@ -1,9 +1,9 @@
 """x @ weight.T in bfloat16 by AMX, with the panels of `products.py`, and with weights in blocks, expanded on the way.
 
-Those panels already have the order of the registers, and a tile of `tiles.py` multiplies up to 32 rows by a panel. For
-weights in blocks, a tile multiplies all rows by a group of panels. It expands a chunk of their inputs to bfloat16,
-multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So a weight is expanded once
-for all rows, and all factors come from the caches of the first two levels, however wide the weights are."""
+The panels of `products.py` have the order of the registers, and a tile of `tiles.py` multiplies up to 32 rows by a
+panel. For weights in blocks, a tile multiplies all rows by a group of panels. It expands a chunk of their inputs to
+bfloat16, multiplies all rows by it, and goes on with the next chunk, while the sums are in memory. So each weight is
+expanded once for all rows, and all factors come from the first two levels of caches, however wide the weights are."""
 
 import ctypes
 import sys
@@ -19,12 +19,16 @@ from paceline.kernels import vectors as v
 from paceline.kernels.tiles import Tiles, first_lanes, narrowed
 from paceline.kernels.vectors import Value
 
-REGISTER = 1024  # bytes of a register: 32 inputs of each of 16 rows or 16 outputs; or 256 sums
-PAIR = 32  # rows, and outputs, that are multiplied at once: two registers of each, and four registers of sums
-GROUP = 4  # pairs of panels in a tile: rows are read once for all of them
-CHUNK = 8  # blocks of 32 inputs in a chunk: 16 kB of a pair
+REGISTER = 1024
+"""Bytes of a register, which holds 32 inputs of 16 rows or 16 outputs, or 256 sums."""
+PAIR = 32
+"""Number of rows and of outputs that are multiplied together: two registers of each, and four of sums."""
+GROUP = 4
+"""Number of pairs of panels in a tile. Rows are read once for all of them."""
+CHUNK = 8
+"""Number of blocks of 32 inputs in a chunk, which has 16 kB for a pair."""
 MOST = 16
-"""Largest number of pairs of rows in a tile, whose chunk and sums then take 600 kB of the second level."""
+"""Largest number of pairs of rows in a tile. Its chunk and sums then take 600 kB of the second level."""
 
 
 @processor.remembered
@@ -37,8 +41,9 @@ def supported() -> bool:
 
 @cache
 def dense_tiles(out: torch.dtype) -> Tiles:
-    """Tiles for rows and panels of `products.py` with a multiple of 32 inputs; out: bfloat16 or float32. A row's sums
-    have a fixed order."""
+    """Make tiles for rows and panels of `products.py` with a multiple of 32 inputs. A row's sums have a fixed order.
+
+    out  dtype of the results, bfloat16 or float32."""
 
     def write(module: v.Module) -> None:
         for groups in (1, 2):
@@ -60,7 +65,7 @@ def _dense_tile(
     quarters, number = list(enumerate(product(range(groups), range(2)))), partial(v.literal, v.I8)
     last = (rows - 16 * (groups - 1)).cast("trunc", v.I8)
     _begin(sizes, before, dict.fromkeys([2 * groups - 2, 2 * groups - 1, 5 + groups], last))
-    for k, (_, half) in quarters:  # sums begin with the bias, which all rows read
+    for k, (_, half) in quarters:  # Sums begin with the bias, which all rows read.
         v.intrinsic("llvm.x86.tileloadd64", v.VOID, number(k), v.pointer(bias + 64 * half), v.literal(v.I64, 0))
 
     def add_block(i: Value) -> None:
@@ -93,8 +98,8 @@ def _dense_tile(
 
 
 def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
-    """Give the registers 16 rows of 64 bytes, or the numbers of rows in `rows`. Store their earlier sizes, which are
-    oneDNN's, in `before`."""
+    """Give each register 16 rows of 64 bytes, or its number of rows in `rows`. `before` gets the earlier sizes, which
+    are oneDNN's."""
     v.store(sizes, v.literal(v.I8, 1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8))
     for register, count in rows.items():
         v.store(sizes + (48 + register), count, align=1)
@@ -103,11 +108,11 @@ def _begin(sizes: Value, before: Value, rows: Mapping[int, Value]) -> None:
 
 
 def tiles(name: str, expand: Callable[[Value, Value, Value], None], *, blocks: int, nbytes: int) -> Tiles:
-    """Tiles whose rows are pairs of registers, as `packed` makes them, and whose panels are groups of panels of 16.
+    """Make tiles that multiply rows, reordered by `packed`, by groups of panels of 16 outputs.
 
     expand          expand(panel, i, to) writes blocks 2 i and 2 i + 1 of a panel in bfloat16 to `to`, the second block
-                    2 * REGISTER bytes after the first: two inputs of each of 16 outputs, the next two, ...
-    blocks, nbytes  number of blocks of 32 inputs in a unit of a panel of 16, and bytes of that unit."""
+                    2 * REGISTER bytes after the first. A block is two inputs of each of 16 outputs, the next two, ...
+    blocks, nbytes  number of blocks of 32 inputs in a unit of a panel of 16, and bytes of the unit."""
     body = partial(_tile, expand, blocks, nbytes)
     addresses = v.compiled(name, lambda module: module.add("tile", body))
     return Tiles(
@@ -127,8 +132,8 @@ def _tile(
     expand: Callable[[Value, Value, Value], None], blocks: int, nbytes: int, x: Value, w: Value, ahead: Value,
     bias: Value, y: Value, stride: Value, columns: Value, units: Value, rows: Value,
 ) -> None:  # fmt: skip
-    """Multiply pairs of rows by a group of panels, and add the bias. Registers: sums 0 to 3, weights 4 and 5, rows 6
-    and 7."""
+    """Multiply pairs of rows by a group of panels, and add the bias. Registers 0 to 3 hold sums, 4 and 5 weights, 6 and
+    7 rows."""
     number, line, step, size = partial(v.literal, v.I8), v.literal(v.I64, 64), 2 * REGISTER, 2 * REGISTER * CHUNK
     expanded, sums, before = v.reserve(GROUP * size), v.reserve(4 * REGISTER * GROUP * MOST), v.reserve(64)
     least, quarters = partial(v.intrinsic, "llvm.umin.i64", v.I64), list(enumerate(product(range(2), range(2))))
@@ -147,7 +152,7 @@ def _tile(
 
         def multiply(r: Value, q: Value) -> None:
             """Add the products of pair `r` of rows and pair `q` of panels."""
-            is_first = c < 1  # sums begin with the bias, which all rows read
+            is_first = c < 1  # Sums begin with the bias, which all rows read.
             apart = v.select(is_first, v.literal(v.I64, 0), line)
             for k, (_, half) in quarters:
                 at = v.select(is_first, bias + q * (4 * PAIR) + 64 * half, sums_of(r, q) + REGISTER * k)

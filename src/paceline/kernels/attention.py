@@ -1,14 +1,13 @@
 """Attention along paths: a node attends to its row's tokens and its ancestors, in the order of the text.
 
 A library's attention reads keys in the order of memory, where siblings lie between the nodes of a path, and masks keys
-that a node does not see. Masked keys add nothing, but they shift the others, which changes the order of sums. Here a
-query's keys are numbered by their position in its text and read 64 at a time, from position 0 on. So its result equals
-that of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
+that a node does not see. Masked keys add nothing, but they shift the others, which changes the order of sums. Here the
+keys of a query are numbered by their position in its text and read 64 at a time, from position 0 on. So the result
+equals that of plain decoding, bit for bit, for any tree, any chunks of the prompt and any other rows in the batch.
 
 The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm 1): with the highest score so far, the
 sum of exponentials, and the sum of values; a higher score scales both sums down. Numba compiles the loops. The inner
-steps are written with `vectors.py`, on vectors of 16 whose sums must not be reordered, so that all calls have the same
-order of sums:
+steps are written with `vectors.py`, on vectors of 16, so that no compiler reorders their sums:
 
     transpose16  transposes 16 keys: a register then holds a dimension of 16 keys
     soften       computes scores and their exponentials
@@ -31,12 +30,15 @@ from paceline.kernels.ops import Places
 from paceline.kernels.records import BLOCK, FORWARD, TILE, record
 from paceline.kernels.vectors import LANES, Value
 
-WORTH_SHARING = 8192  # minimum number of scores of a layer for more than one thread
+WORTH_SHARING = 8192
+"""A layer with fewer scores runs on a single thread."""
 
 
 class Task(NamedTuple):
-    """next: number of the next piece of work. number: index of the layer. queries, out: addresses, as `forward`, which
-    is that of a `Forward`. window: as in `attend_paths`."""
+    """The task of `attend_paths`.
+
+    next                   number of the next piece of work. number: index of the layer.
+    queries, out, forward  addresses of the tensors, and of a `Forward`. window: as in `attend_paths`."""
 
     next: int
     kv_heads: int
@@ -73,7 +75,7 @@ def attend_paths(
 # One query against 64 keys -------------------------------------------------------------------------------------------
 
 _VECTORS = BLOCK // LANES
-_LOWEST = -87.0  # e**x is 0 below this: e**-87 is near the smallest normal float32
+_LOWEST = -87.0  # Below this, e**x counts as 0: e**-87 is near the smallest normal float32.
 
 
 def _all(number: float) -> Value:
@@ -81,12 +83,13 @@ def _all(number: float) -> Value:
 
 
 def _larger(a: Value, b: Value) -> Value:
-    """The larger of two numbers; `b` if one is NaN."""
+    """The larger of two numbers; `b` if either is NaN."""
     return v.select(a > b, a, b)
 
 
 def _exponential(x: Value) -> Value:
-    """e**x of 16 numbers up to 0: 2**k times a polynomial, relative error below 1e-6; 0 far below 0, NaN for NaN."""
+    """e**x for 16 numbers x <= 0, as 2**k times a polynomial, with a relative error below 1e-6. Far below 0 it is 0;
+    for NaN it is NaN."""
     near = _larger(x, _all(_LOWEST))
     k = v.intrinsic(f"llvm.floor.v{LANES}f32", v.vector(v.F32), v.fma(near, 1.4426950408889634, 0.5))
     r = v.fma(k, 2.12194440e-4, v.fma(k, -0.693359375, near))
@@ -102,9 +105,9 @@ def _exponential(x: Value) -> Value:
 def transpose16(
     dtype: Any, states: Value, places: Value, first: Value, size: Value, at: Value, turned: Value, column: Value
 ) -> None:
-    """turned[d, column + i] = states[places[first + i], at + d] for 16 i and 16 d.
+    """Set turned[d, column + i] = states[places[first + i], at + d] for i and d from 0 to 15.
 
-    states  bfloat16 bits or float32 [rows * size], turned float32 [size, BLOCK], both flat; places int64."""
+    states  bfloat16 bits or float32 [rows * size], flat. turned: float32 [size, BLOCK], flat. places: int64."""
     width = dtype.bitwidth // 8
     rows = []
     for i in range(LANES):
@@ -115,7 +118,7 @@ def transpose16(
 
 
 def _transposed(rows: list[Value]) -> list[Value]:
-    """Transpose 16 vectors of 16: exchange squares of 8, then of 4, 2 and 1."""
+    """Transpose 16 vectors of 16, by exchanging squares of 8, then of 4, 2 and 1."""
     for width in (8, 4, 2, 1):
         upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
         lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
@@ -128,7 +131,7 @@ def _transposed(rows: list[Value]) -> list[Value]:
 
 @v.step(types.void)
 def widen(dtype: Any, states: Value, begin: Value, wide: Value, at: Value) -> None:
-    """wide[at : at + 16] = states[begin : begin + 16], as float32."""
+    """Set wide[at : at + 16] = states[begin : begin + 16], as float32."""
     v.store(wide + at * 4, v.load_wide(states + begin * (dtype.bitwidth // 8), dtype != types.float32))
 
 
@@ -137,7 +140,7 @@ def soften(
     _: Any, query: Value, at: Value, turned: Value, size: Value, begin: Value, end: Value, state: Value, row: Value,
     weights: Value,
 ) -> Value:  # fmt: skip
-    """weights[i] = e**(score of key i - the highest score so far), 0 outside begin..end - 1.
+    """Set weights[i] = e**(score of key i - the highest score so far), or 0 for keys outside `begin` to `end` - 1.
 
     Updates the highest score, state[2 * row], and the sum of exponentials, state[2 * row + 1]. Returns the factor that
     scales earlier sums.
@@ -167,7 +170,7 @@ def soften(
 
 
 def _between(vector: int, begin: Value, end: Value) -> Value:
-    """A mask of the keys begin..end-1 in the vector of the block with this index."""
+    """The mask of keys `begin` to `end` - 1 in the block's vector of 16 keys with this number."""
     first, last = (v.splat(number.cast("trunc", v.I32)) for number in (begin, end))
     keys = [LANES * vector + lane for lane in range(LANES)]
     return first.below(v.literal(v.I32, *(key + 1 for key in keys))) & v.literal(v.I32, *keys).below(last)
@@ -179,7 +182,7 @@ def _gather(vectors: int) -> Any:
         _: Any, weights: Value, values: Value, size: Value, begin: Value, end: Value, scale: Value, sums: Value,
         at: Value, part: Value,
     ) -> None:  # fmt: skip
-        """See `gather4`."""
+        """Described at `gather4`."""
         to = [sums + (at + part + LANES * k) * 4 for k in range(vectors)]
 
         def add(i: Value, totals: list[Value]) -> list[Value]:
@@ -195,8 +198,8 @@ def _gather(vectors: int) -> Any:
 
 
 gather4, gather1 = _gather(4), _gather(1)
-"""sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys begin
-to end - 1 in order, at least a key, for j below 64 (gather4) or 16 (gather1). values: float32 [BLOCK, size]."""
+"""Set sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys
+`begin` to `end` - 1, one or more, in order, for j below 64 (gather4) or 16 (gather1). values: float32 [BLOCK, size]."""
 
 
 # Tiles of queries ----------------------------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ to end - 1 in order, at least a key, for j below 64 (gather4) or 16 (gather1). v
 
 @njit
 def _aligned(size):  # type: ignore[no-untyped-def]
-    """Allocate float32 [size], aligned to 64 bytes. Numbers that no step sets are masked or not used."""
+    """Allocate float32 [size] at a multiple of 64 bytes. Numbers that no step sets are masked or not used."""
     numbers = np.empty(size + LANES, np.float32)
     shift = (-numbers.ctypes.data % 64) // 4
     return numbers[shift : shift + size]
@@ -212,7 +215,7 @@ def _aligned(size):  # type: ignore[no-untyped-def]
 
 @njit
 def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type: ignore[no-untyped-def]
-    """Read the keys at `count` places, transposed, and their values, as float32; places int64 [BLOCK]."""
+    """Read the keys at `count` places, transposed, and their values, as float32. places: int64 [BLOCK]."""
     for i in range(count, BLOCK):
         places[i] = places[count - 1]
     if dim < LANES:
@@ -222,7 +225,7 @@ def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type
                 wide[i * padded + d] = widened(values[places[i] * dim + d])
         return
     for begin in range(0, dim, LANES):
-        at = min(begin, dim - LANES)  # the last vector overlaps the one before if the size is no multiple of 16
+        at = min(begin, dim - LANES)  # The last vector may overlap the one before.
         for i in range(0, count, LANES):
             transpose16(keys, places, i, dim, at, turned, i)
         for i in range(count):
@@ -231,7 +234,7 @@ def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type
 
 @njit
 def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights, sums):  # type: ignore[no-untyped-def]
-    """Add keys begin..end - 1 of the block to one query's state and sums."""
+    """Add keys `begin` to `end` - 1 of the block to a query's state and sums."""
     if begin >= end:
         return
     scale = soften(query, row * dim, turned, dim, begin, end, state, row, weights)
@@ -246,7 +249,7 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 
 @njit
 def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
-    """Take pieces of work until none is left; a piece is a key head of a tile."""
+    """Take pieces of work until none is left. A piece is a key head of a tile."""
     kv_heads, shared, dim, capacity = task.kv_heads, task.shared, task.dim, header.capacity
     window = task.window
     heads, size = kv_heads * shared, capacity * dim
@@ -307,12 +310,12 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
 def _attention(kind: Any) -> Any:
     """Compile the function for bfloat16 bits (uint16) or float32. Its argument is the address of its task."""
 
-    @cfunc("void(voidptr)", cache=True, error_model="numpy")  # without fastmath: sums must not be reordered
+    @cfunc("void(voidptr)", cache=True, error_model="numpy")  # Fastmath would reorder sums.
     def attend(at):  # type: ignore[no-untyped-def]
         task = carray(at, (1,), TASK)[0]
         header = carray(address(task.forward), (1,), FORWARD)[0]
         keys_at = header.keys + task.number * header.layer
-        size = 1 << 60  # the arrays' true sizes are not known here
+        size = 1 << 60  # The true sizes are not known here.
         _work(
             carray(at, (1,), np.int64),
             task,

@@ -1,8 +1,7 @@
 """Weights of few bits in blocks, byte for byte as in GGUF files.
 
-A block has 32 or 256 neighbouring inputs of one output: small whole numbers and their scales. The package gguf
-quantises and expands them; products with blocks need one of KINDS. A quantised model is another model than its
-checkpoint."""
+A block has 32 or 256 neighbouring inputs of an output: small whole numbers and their scales. The package gguf quantises
+and expands blocks; products with blocks are only for KINDS. A quantised model is another model than its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 
 ACTIVATIONS = 8, 16
-CHUNK = 1 << 22  # number of weights converted at once: the conversion needs several times the memory of the blocks
+CHUNK = 1 << 22
+"""Number of weights converted together. Conversion needs several times the memory of the blocks."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Kind:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight, including scales."""
+        """Mean bits of a weight, with its share of scales."""
         return 8 * self.nbytes / self.inputs
 
     @property
@@ -53,12 +53,12 @@ Q4_K = Kind("Q4_K", 12, 256, 144, 0)
 Q5_K = Kind("Q5_K", 13, 256, 176, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
 KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)}
-"""Formats that `kernels/integer.py` multiplies, by number. All others can only be expanded."""
+"""Formats that `kernels/integer.py` multiplies, by number. Other formats can only be expanded."""
 
 
 @cache
 def kind_of(number: int) -> Kind | None:
-    """Look up ggml's format by number; None if the package gguf cannot expand it."""
+    """Return ggml's format by number; None if the package gguf cannot expand it."""
     if number in KINDS:
         return KINDS[number]
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
@@ -76,7 +76,7 @@ class Blocks:
     """A weight [outputs, width] in blocks.
 
     data         uint8 [outputs, bytes of a row], possibly mapped from a file.
-    activations  bits to which products with it round their inputs: one of ACTIVATIONS.
+    activations  bits to which products with it round their inputs, from ACTIVATIONS.
     nbytes       bytes of all blocks."""
 
     def __init__(self, kind: Kind, data: torch.Tensor, activations: int = 8):
@@ -84,15 +84,15 @@ class Blocks:
         self.shape = torch.Size((len(data), data.shape[1] // kind.nbytes * kind.inputs))
 
     def rows(self, ids: torch.Tensor | slice) -> Blocks:
-        """The blocks of outputs `ids`."""
+        """Return the blocks of outputs `ids`."""
         return Blocks(self.kind, self.data[ids], self.activations)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Expand the weight [outputs, width]."""
-        from gguf import GGMLQuantizationType, quants  # imported here: most models have no blocks
+        from gguf import GGMLQuantizationType, quants  # imported here, because most models have no blocks
 
         kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
-        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows
+        with np.errstate(all="ignore"):  # NaN scales become NaN weights, so that damage shows.
             for some in _chunks(self.shape):
                 out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
         return out
@@ -105,13 +105,13 @@ def joined(parts: Sequence[Blocks]) -> Blocks:
 
 
 def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
-    """Quantise a weight [outputs, width] to blocks of `kind`, Q8_0 or Q4_0, with the bytes of llama.cpp's quantiser.
-    `width` is a multiple of 32."""
+    """Quantise a weight [outputs, width] to blocks of `kind`, Q8_0 or Q4_0, with the same bytes as llama.cpp. The width
+    must be a multiple of 32."""
     from gguf import GGMLQuantizationType, quants
 
     number = GGMLQuantizationType(kind.number)
     data = torch.empty(weight.shape[0], weight.shape[1] // kind.inputs * kind.nbytes, dtype=torch.uint8)
-    with np.errstate(all="ignore"):  # as in `dense`
+    with np.errstate(all="ignore"):  # NaN stays NaN, as in `dense`.
         for some in _chunks(weight.shape):
             part = weight.rows(some).dense() if isinstance(weight, Blocks) else weight[some].float()
             data[some] = torch.from_numpy(quants.quantize(part.numpy(), number))
@@ -136,5 +136,5 @@ def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
 
 
 def within(named: Mapping[str, T], start: str) -> dict[str, T]:
-    """What has a name that begins with `start`, such as weights, by the rest of the name."""
+    """The items whose names begin with `start`, by the rest of the name."""
     return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}

@@ -1,9 +1,9 @@
-"""The gated delta rule, compiled: all nodes of a forward in one call a layer, and the updates of a path in one call.
+"""The gated delta rule, compiled: a call computes all nodes of a forward for a layer, or applies the updates of a path.
 
-A thread takes a value head of a row at a time and goes through its nodes in order, with the state in its own memory.
-A node's state is copied if a child is not the next node. The same loop computes the convolution, the lengths of queries
-and keys, the norm and the gate. All is in float32, and without fastmath: sums have a fixed order, so a node's output is
-the same, bit for bit, in any tree, batch or piece, on any number of threads."""
+A thread takes a value head of a row at a time, and goes through its nodes in order, with the state in its own memory.
+A node's state is saved if any of its children is not the next node. The same loop computes the convolution, the lengths
+of queries and keys, the norm and the gate. All is in float32 without fastmath: sums have a fixed order, so a node's
+output is the same, bit for bit, in any tree, batch or piece, on any number of threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from paceline.compiled import address, exponential, fetch_add, float_of, logarit
 from paceline.kernels import on_threads
 from paceline.kernels.records import IntArray, Sizes, record
 
-WORTH_SHARING = 1 << 16  # minimum amount of numbers that nodes change in states for more than one thread
+WORTH_SHARING = 1 << 16
+"""If nodes change fewer numbers of states, a single thread runs."""
 
 
 class Task(NamedTuple):
-    """next: number of the next piece of work, a head of a job, out of `items`. jobs, qkvz to norm: addresses. eps: bits
-    of float32."""
+    """The task of the compiled rule.
+
+    next                counter, 0 to items - 1: item i is head i % value_heads of job i // value_heads.
+    jobs, qkvz to norm  addresses. eps: bits of float32."""
 
     next: int
     items: int
@@ -49,14 +52,15 @@ class Task(NamedTuple):
 class Job(NamedTuple):
     """A row's nodes in a forward.
 
-    begin                 the first packed node. start: number of nodes before it, which were run earlier.
+    begin                 number of the first packed node. start: number of the row's nodes that were run earlier.
     more                  number to add to `Task.layer`.
-    state, inputs, store  addresses of the row's state, of the inputs before its nodes, and of what its nodes leave, of
-                          all layers; stride: bytes of a layer of the last.
-    rows [nodes]          rows of the store.
-    after [nodes]         index of the saved state that a node follows, or -1 for the state of the node before it.
-    save [nodes]          index, of `saved`, under which a node's state is saved, or -1.
-    taps [nodes, kernel]  the nodes whose inputs a node reads; negative: those before the row's nodes.
+    state, inputs, store  addresses, for all layers: the row's state, the inputs before its nodes, and the nodes'
+                          records.
+    stride                bytes of a layer in the store.
+    rows [nodes]          each node's row in the store.
+    after [nodes]         number of the saved state that a node follows; -1: the state of the node before it.
+    save [nodes]          number under which a node's state is saved; -1: not at all. saved: how many are saved.
+    taps [nodes, kernel]  nodes whose inputs a node reads; negative: inputs before the row's nodes.
     ends [num_ends, 2]    a number of nodes, and the address to which the state after them is written."""
 
     begin: int
@@ -128,7 +132,7 @@ def _rule(kind: Any) -> Any:
         task, taken = carray(at, (1,), TASK)[0], carray(at, (1,), np.int64)
         heads, wide, deep, kernel = task.value_heads, task.key_dim, task.value_dim, task.kernel
         keys, values, share = task.key_heads * wide, heads * deep, heads // task.key_heads
-        channels, many = 2 * keys + values, 1 << 32  # the arrays' true sizes are not known here
+        channels, many = 2 * keys + values, 1 << 32  # The true sizes are not known here.
         jobs = carray(address(task.jobs), (many,), JOB)
         qkvz = carray(address(task.qkvz), (many, channels + values), kind)
         ba = carray(address(task.ba), (many, 2 * heads), kind)
@@ -217,11 +221,11 @@ def job(
     begin: int, start: int, places: IntArray, parent: IntArray, taps: IntArray, ends: Sequence[tuple[int, int]],
     at: Sequence[int],
 ) -> tuple[Job, IntArray]:  # fmt: skip
-    """The job of a row whose nodes have these places in its store, and the array to which the job points.
+    """Make the job of a row whose nodes have these places in its store. Also returns the array to which the job points.
 
     parent  int64 [n], -1 at a root. ends: (number of nodes, address). at: state, inputs, store and its stride."""
     apart = parent != np.arange(-1, len(parent) - 1)
-    branches = np.unique(parent[apart])  # whose states are saved: a child is not the next node
+    branches = np.unique(parent[apart])  # nodes with a child that is not the next node
     save = np.full(len(parent), -1)
     save[branches] = np.arange(len(branches))
     after = np.where(apart, save[parent], -1)
@@ -238,7 +242,7 @@ def run(
     jobs: IntArray, layer: int, sizes: Sizes, qkvz: torch.Tensor, ba: torch.Tensor, vectors: Sequence[torch.Tensor],
     eps: float,
 ) -> torch.Tensor:  # fmt: skip
-    """A layer's output for the packed nodes, normed and gated, [N, values]; 0 for nodes of no job.
+    """Compute a layer's output for the packed nodes, normed and gated, [N, values]. It is 0 for nodes without a job.
 
     jobs  int64 [jobs, fields of Job]. vectors: weights of the convolution, rate, shift and norm."""
     qkvz, ba = qkvz.contiguous(), ba.contiguous()
@@ -249,7 +253,7 @@ def run(
 
 
 def advance(made: Job, layers: int, sizes: Sizes) -> None:
-    """Write, in all layers, the states after the ends of a job whose nodes were all run."""
+    """Write, for all layers, the states at the ends of a job whose nodes were all run."""
     table = np.tile(np.array(made, np.int64), (layers, 1))
     table[:, Job._fields.index("more")] = np.arange(layers)
     _run(table, 0, sizes, torch.float32, ())

@@ -2,16 +2,16 @@
 
     IntegerPanels([Blocks, ...])(x)
 
-Rows of x are rounded to eight or sixteen bits in records: 32 inputs and a scale. The codes of a block and the numbers
-of a record are multiplied and summed as integers; this sum, times both scales, is added in float32. Integer sums are
-exact, and the float32 sums have a fixed order, so a row's result is the same, bit for bit, among any other rows, on any
-number of threads and by any of the instructions of `INSTRUCTION_SETS`.
+Rows of x are rounded to eight or sixteen bits in records of 32 inputs and a scale. The codes of a block and the numbers
+of a record are multiplied and summed as integers; the sum, times both scales, is added in float32. Integer sums are
+exact, and the float32 sums have a fixed order. So a row's result is the same, bit for bit, among any other rows, on any
+number of threads, and with any of the `INSTRUCTION_SETS`.
 
-A number of sixteen bits is two numbers of eight, RADIX * high + low, which are multiplied like two rows, so that
-weights are read once for both.
+A number of sixteen bits is split into two of eight bits, RADIX * high + low, which are multiplied like two rows, so
+that weights are read once for both.
 
-Many rows in bfloat16, a prompt's, are multiplied in bfloat16 where the processor has AMX, unless the product must be
-exact: weights are expanded on the way (`amx.py`), and the rows are not rounded.
+If the processor has AMX, many rows in bfloat16, as of a prompt, are multiplied in bfloat16, unless the product must be
+exact. Weights are then expanded on the way (`amx.py`), and rows are not rounded.
 
 Panels have the blocks of 16 outputs in the order of use (`tiles.py`)."""
 
@@ -36,7 +36,7 @@ from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.tiles import Tiles, tile
 from paceline.kernels.vectors import Value
 
-COLUMNS = 16  # outputs of a panel. With 32, the sums of twelve rows do not fit into the registers
+COLUMNS = 16  # outputs of a panel. With 32, the sums of 12 rows would not fit into the registers.
 PAIR = 2  # blocks in an iteration of the innermost loop: two blocks share bytes
 STEP = 64  # number of panels that are packed at once
 DTYPES = (torch.bfloat16, torch.float32)  # dtypes of x and of the result
@@ -47,8 +47,8 @@ class InstructionSet(NamedTuple):
 
     needs    CPU features that it needs.
     without  prefixes of CPU features that are switched off in its code.
-    rows     largest number of rows of a tile. In AVX-512 a row needs two of 32 registers, for its sum and that of the
-             current block; elsewhere a row needs many instructions, and larger tiles are hardly faster."""
+    rows     largest number of rows of a tile. In AVX-512 a row needs two of 32 registers, for its sum and the current
+             block's sum; elsewhere a row needs many instructions, and larger tiles are hardly faster."""
 
     needs: tuple[str, ...]
     without: tuple[str, ...]
@@ -63,10 +63,11 @@ INSTRUCTION_SETS = {
     "dotprod": InstructionSet(("dotprod",), (), 4),
     "plain": InstructionSet((), (*_AVX_512, "avxvnni"), 4),
 }
-"""The fastest first: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same
-bits."""
-MANY = 32  # number of rows from which a product in bfloat16 is faster: a panel is expanded once for all rows
-RADIX, LARGEST = 255, 127  # not 256: the low part is then never -128, whose products AVX2 could not add in 16 bits
+"""By speed: AVX-512 VNNI, AVX-VNNI, AVX2, Arm's dot products, and ordinary multiplications. All give the same bits."""
+MANY = 32
+"""From so many rows on, a product in bfloat16 is faster, because a panel is expanded once for all rows."""
+RADIX, LARGEST = 255, 127
+"""With a radix of 255 the low part is never -128, whose products AVX2 could not add in 16 bits."""
 
 
 class _Columns(NamedTuple):
@@ -82,7 +83,7 @@ class Format:
     how compiled code reads it. A new kind is a new object of FORMATS.
 
     blocks         number of blocks of 32 inputs.
-    bits           bits of a code.
+    bits           number of bits of a code.
     halves, bytes  number of values of two bytes, and of single bytes.
     runs           number of sums of a block: inputs that share a scale have a common sum.
     high           number of bits of a code that are not in its nibble.
@@ -100,8 +101,8 @@ class Format:
         self.nbytes = self.header + 4 * COLUMNS * self.words
 
     def record(self, parts: int) -> int:
-        """Bytes of a record, the block of a rounded row: 32 numbers of `parts` bytes, their scale, and the initial
-        values of its sums."""
+        """Bytes of a record, which is a block of a rounded row: 32 numbers of `parts` bytes, their scale, and the
+        initial values of its sums."""
         return 32 * parts + 4 + 4 * self.runs
 
     # A file's blocks ------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ FORMATS = {
 
 @processor.remembered
 def instruction_sets() -> list[str]:
-    """Names of the `INSTRUCTION_SETS` that this CPU has, the fastest first."""
+    """Names of the `INSTRUCTION_SETS` that this CPU has, fastest first."""
     return [name for name, path in INSTRUCTION_SETS.items() if processor.has(*path.needs)]
 
 
@@ -213,15 +214,16 @@ def warnings() -> list[str]:
 
 @cache
 def _cached_bytes() -> int:
-    """Bytes of a core's L2 cache: rows of this size stay in it while panels are multiplied by them."""
+    """Bytes of a core's L2 cache. Rows of this size stay in it while panels are multiplied by them."""
     name = "SC_LEVEL2_CACHE_SIZE"
     return (os.sysconf(name) if name in os.sysconf_names else 0) or 1 << 20
 
 
 class IntegerPanels:
-    """A weight [outputs, width] of stacked parts, whose kinds of blocks may differ; and a bias [outputs] or None.
+    """A weight [outputs, width] of stacked parts, which may have different kinds of blocks, and a bias [outputs] or
+    None.
 
-    exact        always multiply as integers: a row's result is the same among any other rows.
+    exact        always multiply as integers, so that a row's result is the same among any other rows.
     activations  bits of an input, as in `Blocks`.
     wide         results are in float32, whatever the dtype of x; such products are always multiplied as integers.
     keep         also keep the parts, in `blocks`."""
@@ -282,7 +284,7 @@ class _PanelGroup:
         self._unit = FORMATS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
-        count += count % 2  # AMX takes pairs
+        count += count % 2  # AMX takes pairs.
         self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
         for begin in range(0, count, STEP):
             some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
@@ -293,7 +295,7 @@ class _PanelGroup:
             self._bias[: self.outputs] = bias
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
         self._blocks_run = self._units * self._unit.blocks
-        # A unit that is not full ends with blocks of padding, whose records must be zeros.
+        # A unit that is not full ends with padding, whose records must be zeros.
         self._records = torch.empty if self._blocks_run * 32 == self.width else torch.zeros
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -309,7 +311,8 @@ class _PanelGroup:
             tiles.multiply(records.data_ptr(), *self._at, to.data_ptr(), **sizes, blocks=self.width // 32)
 
     def multiply_by_amx(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Write x times the panels to the first columns of `out`, in bfloat16. It has a multiple of amx.PAIR rows."""
+        """Write x times the panels, in bfloat16, to the first columns of `out`, which has a multiple of amx.PAIR
+        rows."""
         sizes = {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * x.itemsize}
         tiles = by_amx(self.kind)
         for some, to in zip(x.split(amx.PAIR * tiles.most), out.split(amx.PAIR * tiles.most), strict=True):
@@ -321,21 +324,21 @@ class _PanelGroup:
 
 
 def _fields(data: torch.Tensor, bits: int, run: int) -> torch.Tensor:
-    """Split bytes [..., N] into fields of `bits` bits, [..., fields, run]: for each `run` bytes, the lowest field of
-    all, then the next field of all, and so on."""
+    """Split bytes [..., N] into fields of `bits` bits, [..., fields, run]: of each `run` bytes, first the lowest
+    fields, then the next fields, and so on."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return (data.unflatten(-1, (-1, 1, run)) >> shifts).flatten(-3, -2) & ((1 << bits) - 1)
 
 
 def _merged(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `_fields`."""
+    """Undo `_fields`."""
     parts = fields.unflatten(-2, (-1, 8 // bits)).unbind(-2)
     return reduce(or_, (part << bits * i for i, part in enumerate(parts))).flatten(-2)
 
 
 def _scales(packed: torch.Tensor) -> torch.Tensor:
-    """Unpack the scales of the eight runs in Q4_K and Q5_K, then their minima, uint8 [..., 16], six bits each, from
-    twelve bytes."""
+    """Unpack twelve bytes of Q4_K or Q5_K: scales of the eight runs, then their minima, six bits each, uint8 [...,
+    16]."""
     low, high, mixed = packed.split(4, -1)
     return torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4), high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
 
@@ -346,7 +349,7 @@ def _seen_as(dtype: torch.dtype, data: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(columns: _Columns) -> torch.Tensor:
-    """Pack columns into panels, uint8 [panels, units, bytes]. A unit stores each value of 16 outputs side by side."""
+    """Pack columns into panels, uint8 [panels, units, bytes]. In a unit, the values of 16 outputs lie side by side."""
     fields = []
     for field in columns:
         full = pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
@@ -385,9 +388,9 @@ def _round(
     of: Format, dtype: torch.dtype, parts: int, x: Value, numbers: Value, scales: Value, step: Value, stride: Value,
     blocks: Value,
 ) -> None:  # fmt: skip
-    """Round the blocks of a row. A record has 32 numbers of `parts` bytes, high bytes first, and their scale d; then,
-    each `step` bytes after the last, the initial value of each run's sum, or d * sum(numbers) for kinds with a minimum.
-    Records are `stride` bytes apart."""
+    """Round the blocks of a row into records, which are `stride` bytes apart. A record has 32 numbers of `parts` bytes,
+    high bytes first, and their scale d. Then come, `step` bytes apart, the runs' initial sums, or d * sum(numbers) for
+    kinds with a minimum."""
     most = float(LARGEST if parts == 1 else RADIX * LARGEST + LARGEST)
 
     def block(i: Value, _: list[Value]) -> list[Value]:
@@ -395,11 +398,11 @@ def _round(
         to, scale = numbers + i * stride, scales + i * stride
         places = [x + i * (32 * dtype.itemsize) + v.LANES * dtype.itemsize * half for half in (0, 1)]
         bits = [v.load_wide(at, dtype == torch.bfloat16).view(v.I32) for at in places]
-        # Bits of absolute values, compared as integers, have the same order; NaN and infinity are above all.
+        # As integers, the bits of absolute values have the numbers' order; NaN and infinity are above all.
         sizes = v.intrinsic("llvm.umax.v16i32", v.vector(v.I32), *(b & 0x7FFFFFFF for b in bits))
         largest = v.intrinsic("llvm.vector.reduce.umax.v16i32", v.I32, sizes)
         finite, inverse = largest < 0x7F800000, v.literal(v.F32, most) / largest.view(v.F32)
-        usable = v.splat(finite & (inverse < math.inf))  # otherwise all numbers are about 0
+        usable = v.splat(finite & (inverse < math.inf))  # Otherwise all numbers are about 0.
         d = v.select(finite, largest.view(v.F32) / most, v.literal(v.F32, math.nan))
         sums = []
         for half in (0, 1):
@@ -418,13 +421,13 @@ def _round(
 
 
 def _whole(usable: Value, x: Value) -> Value:
-    """Round to whole numbers, ties to even; 0 where x is not usable."""
+    """Round to whole numbers, ties to even; 0 if `usable` is false."""
     near = v.intrinsic("llvm.rint.v16f32", v.vector(v.F32), x)
     return v.select(usable, near, v.literal(v.F32, *[0.0] * v.LANES)).cast("fptosi", v.I32)
 
 
 class _Panel:
-    """Access to blocks 2 i and 2 i + 1 of a panel."""
+    """Reads blocks 2 i and 2 i + 1 of a panel."""
 
     def __init__(self, unit: Format, panel: Value, i: Value):
         self.unit, self.kind = unit, unit.kind
@@ -466,12 +469,12 @@ class _Panel:
 
 
 Totals = Callable[[_Panel, int, range, Value, list[Value]], list[Value]]
-"""A function of (panel, block, groups, numbers, begin). It adds the products of codes and rows' numbers, for these
-groups of four inputs, to `begin`, the run's sums so far, int32. A row of two bytes counts as two rows, high first."""
+"""totals(panel, block, groups, numbers, begin) adds the products of codes and rows' numbers, for these groups of four
+inputs, to `begin`, the run's sums so far, int32. A row of two bytes counts as two rows, high bytes first."""
 
 
 def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts: int) -> list[Value]:
-    """Add PAIR blocks of a panel, times the records of the rows, to `sums`. parts: bytes of a row's numbers."""
+    """Add the products of PAIR blocks of a panel and the rows' records to `sums`. parts: bytes of a row's numbers."""
     rows, kind, unit = len(sums), panel.kind, panel.unit
     zero = v.literal(v.I32, *[0] * v.LANES)
     for block, run in product(range(PAIR), range(unit.runs)):
@@ -495,7 +498,8 @@ def _added(panel: _Panel, x: Value, sums: list[Value], totals_of: Totals, parts:
 
 
 def _by_dots(dot: Callable[[Value, Value, Value], Value], signed: bool = False) -> Totals:
-    """Add group by group. signed: `dot` takes signed codes; sums of eight bits then need no correction by `begin`."""
+    """Make totals that add group by group. signed: `dot` takes signed codes, so codes of eight bits need no correction
+    by `begin`."""
 
     def totals_of(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
         of_eight = signed and panel.unit.bits == 8
@@ -510,7 +514,7 @@ def _by_dots(dot: Callable[[Value, Value, Value], Value], signed: bool = False) 
 
 
 def _vnni(total: Value, codes: Value, numbers: Value) -> Value:
-    """Add four codes times four numbers to `total` in each lane, by AVX-512 VNNI. The functions below do the same."""
+    """Add four codes times four numbers to `total` in each lane, with AVX-512 VNNI. The functions below do the same."""
     return v.intrinsic("llvm.x86.avx512.vpdpbusd.512", v.vector(v.I32), total, codes, v.splat(numbers))
 
 
@@ -527,14 +531,14 @@ def _dotprod(total: Value, codes: Value, numbers: Value) -> Value:
 
 
 _FITTING = {4: 8, 5: 4, 6: 2, 8: 1}
-"""The number of groups whose products fit into a sum of 16 bits, by the bits of a code. Numbers are at most 127."""
+"""By bits of a code: how many groups' products fit into a sum of 16 bits. Numbers are at most 127."""
 
 
 def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
-    """Add by AVX2, which multiplies bytes and adds two products in 16 bits. Sums are widened as seldom as they fit.
+    """Add with AVX2, which multiplies bytes and adds two products in 16 bits. Sums are widened only when they must be.
 
-    One factor must be unsigned. For codes of eight bits it is the absolute value, and the number gets the code's sign;
-    the sum then needs no correction by `begin`, which is for unsigned codes."""
+    One factor must be unsigned. For codes of eight bits it is the code's absolute value, and the number gets the code's
+    sign. Such sums need no correction by `begin`, which is for unsigned codes."""
     bits, rows, some, ones = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.bits], v.literal(v.I16, *[1] * 16)
     totals = [v.literal(v.I32, *[0] * v.LANES) for _ in rows] if bits == 8 else list(begin)
     for first in range(groups.start, groups.stop, some):
@@ -554,7 +558,7 @@ def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[
 
 
 def _without_sign(codes: Value, numbers: Value) -> tuple[Value, Value]:
-    """Move the signs of the codes to the numbers, which changes no product."""
+    """Move the codes' signs to the numbers, which changes no product."""
     size = v.intrinsic("llvm.abs.v32i8", codes.ir.type, codes, v.literal(v.I1, 0))
     return size, v.intrinsic("llvm.x86.avx2.psign.b", codes.ir.type, numbers, codes)
 
@@ -591,7 +595,7 @@ def _expand(unit: Format, panel: Value, i: Value, to: Value) -> None:
         for group in range(groups * run, groups * (run + 1)):
             codes = blocks.codes(block, group)
             weights = [v.fma((codes >> 8 * k & 255).cast("uitofp", v.F32), scale, least).view(v.I32) for k in range(4)]
-            near = [weight + 0x8000 for weight in weights]  # rounded to bfloat16, ties to the larger magnitude
+            near = [weight + 0x8000 for weight in weights]  # This rounds to bfloat16, ties away from 0.
             for k in (0, 2):
                 pairs = near[k] >> 16 | near[k + 1] & 0xFFFF0000
                 v.store(to + (2 * amx.REGISTER * block + 128 * group + 32 * k), pairs, align=64)

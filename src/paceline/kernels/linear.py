@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from paceline.kernels.products import Panels
 
 MAX_ROWS_OWN, SMALL = 64, 8 << 20
-"""On AMX, where oneDNN multiplies, our own kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes.
-Such a product takes microseconds, a run of layers with only our own steps is a single call (`kernels/program.py`), and
-sums have a fixed order, as those of attention have for up to 64 tokens of a row."""
+"""With AMX, oneDNN multiplies, but our kernel takes up to MAX_ROWS_OWN rows if the weight has at most SMALL bytes. Such
+products take microseconds, layers with only our steps run in a single call (`kernels/program.py`), and sums have a
+fixed order, as in attention for up to 64 tokens of a row."""
 BLOCK = 16
-"""Rows of a library call whose sums must have a fixed order: for the same number of rows it uses the same kernel."""
+"""Rows of a library call if sums must have a fixed order: for the same number of rows, it uses the same kernel."""
 
 
 class Product(Protocol):
@@ -166,7 +166,7 @@ class Linear:
         self.is_exact = True
 
     def rows(self, ids: torch.Tensor) -> Linear:
-        """The product with the outputs `ids` alone, from a copy of their weights."""
+        """Make the product with only the outputs `ids`, from a copy of their weights."""
         bias = None if self.bias is None else self.bias[ids]
         return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
 
@@ -176,12 +176,12 @@ class Linear:
 
 
 class BlockLinear(Linear):
-    """A product with stacked blocks of four to eight bits, in the dtype of x. Rows of x are first rounded to the bits
-    in `Blocks.activations`, and sums have a fixed order. Unless the product is exact, many rows may be multiplied
-    otherwise (`kernels/integer.py`).
+    """A product with stacked blocks of four to eight bits, in the dtype of x. Rows of x are rounded to
+    `Blocks.activations` bits, and sums have a fixed order. Unless the product is exact, many rows may be multiplied in
+    another way (`kernels/integer.py`).
 
-    keep  also keep the blocks, for `rows` and `dense`. The blocks of a GGUF file stay mapped from disk, but blocks that
-          were made in memory then take their memory twice."""
+    keep  also keep the blocks, for `rows` and `dense`. A GGUF file's blocks stay mapped from disk, but blocks that were
+          made in memory then take twice their memory."""
 
     product: IntegerPanels
 
@@ -208,14 +208,16 @@ def linear(
     parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype, divisor: float = 1.0,
     wide: bool = False, keep: bool = True,
 ) -> Linear:  # fmt: skip
-    """Make the product with the stacked `parts`, for x of `dtype`; wide: results in float32. Blocks are expanded unless
-    all parts are in blocks and this CPU can multiply them. keep: as in `BlockLinear`."""
+    """Make the product with the stacked `parts`, for x of `dtype`. Blocks are expanded unless all parts are in blocks
+    and this CPU can multiply them.
+
+    wide  return float32. keep: as in `BlockLinear`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts):
         from paceline.kernels import amx, integer
 
         if dtype in integer.DTYPES and integer.supported():
-            for kind in {part.kind for part in blocks}:  # compile now, not in the middle of an answer
+            for kind in {part.kind for part in blocks}:  # Compile now, not in the middle of an answer.
                 out = torch.float32 if wide else dtype
                 integer.tiles_of(kind, dtype, out, integer.instruction_set(), blocks[0].activations // 8)
                 if dtype == torch.bfloat16 and amx.supported() and not wide:
@@ -226,7 +228,7 @@ def linear(
 
 
 def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) -> Linear:
-    """Make a single product of those matrices in `names` that `weights` has, stacked, with their biases."""
+    """Make a single product of the matrices in `names` that `weights` has, stacked, with their biases."""
     names = [name for name in names if f"{name}.weight" in weights]
     biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
     parts, bias = [weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None
@@ -234,7 +236,7 @@ def stacked(weights: WeightsByName, names: Sequence[str], dtype: torch.dtype) ->
 
 
 def _multiplied_by_us(weight: torch.Tensor) -> bool:
-    """Whether our kernel can multiply a weight, or it has at least the 32 bits that need no kernel of ours."""
+    """Whether our kernel can multiply a weight, or needs not, because the weight has 32 bits or more."""
     if weight.dtype in (torch.float32, torch.float64):
         return True
     from paceline.kernels.products import fits
@@ -247,7 +249,7 @@ def _has_units(weight: torch.Tensor) -> bool:
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
-    """The weight at an address that is a multiple of 64, as torch allocates it; a copy if a file maps it elsewhere. MKL
+    """The weight at a multiple of 64 bytes, where torch allocates; a copy if it is mapped elsewhere from a file. MKL
     adds a single row's products in an order that depends on the weight's address."""
     return weight if weight.device.type != "cpu" or weight.data_ptr() % 64 == 0 else weight.clone()
 

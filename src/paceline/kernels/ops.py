@@ -1,4 +1,4 @@
-"""The elementwise steps of a layer, as an interface and in plain torch; `steps.py` has them compiled."""
+"""The elementwise steps of a layer: their interface, and an implementation in torch. `steps.py` has them compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL_ROWS = 1 << 62
 
 
 class Places(Protocol):
-    """Where the keys and values of a forward's packed nodes lie. header: a `Forward`, for compiled code."""
+    """The places of the keys and values of a forward's packed nodes. header: a `Forward`, for compiled code."""
 
     kv_heads: int
 
@@ -32,10 +32,10 @@ class Places(Protocol):
 
 
 class TorchOps:
-    """The elementwise steps of a layer in plain torch: the reference of `kernels/steps.py`, for any device and dtype.
+    """The elementwise steps of a layer in torch, for any device and dtype; the reference for `kernels/steps.py`.
 
-    cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotating is x * cos + swapped(x) * sin.
-    """
+    cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotation is x * cos + swapped(x) *
+              sin."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         self.cos, self.sin, self.eps = cos, sin, eps
@@ -45,15 +45,16 @@ class TorchOps:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor | None, scale: float = 1.0) -> Pair:
-        """total = x + scale * delta, all [N, H], and its RMS norm, or total again without a weight."""
+        """Compute total = x + scale * delta, all [N, H]. Returns total and its RMS norm; without a weight, total
+        twice."""
         x = torch.add(x, delta, alpha=scale)
         return x, x if weight is None else self.norm(x, weight)
 
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, places: Places, layer: int
     ) -> torch.Tensor:
-        """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D]; write keys and values to the cache; return the
-        queries [N, heads, D].
+        """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D], and write keys and values to the cache. Returns
+        the queries [N, heads, D].
 
         qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. A vector
                  [(heads + kv_heads) * D] norms all queries of a node together, and all keys."""
@@ -69,7 +70,7 @@ class TorchOps:
         return qk[:, :heads]
 
     def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
-        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: GELU's approximation by tanh instead; None: the sigmoid."""
+        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: True: GELU by tanh instead of SiLU; None: the sigmoid."""
         gate, up = gate_up.chunk(2, -1)
         return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
 

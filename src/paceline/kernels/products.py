@@ -1,9 +1,9 @@
 """x @ weight.T with the same order of sums for any number of rows, in float32, or in bfloat16 with AVX-512 BF16.
 
 So a token's logits are the same, bit for bit, alone and in a draft (docs/exact.md). In bfloat16 this is also faster on
-CPUs without AMX tiles, such as Zen 4: oneDNN reads weights there at two thirds of the memory's speed, and does not
-compute while it reads for two to sixteen rows, as in verifying a draft (docs/log.md, "Products"). Here up to
-12 rows are summed in registers while a panel is read; with more rows, the last ones prefetch the next panel."""
+CPUs without AMX tiles, such as Zen 4. There oneDNN reads weights at two thirds of the memory's speed, and for two to
+sixteen rows, as in verifying a draft, it does not compute while it reads (docs/log.md, "Products"). Here up to 12 rows
+are summed in registers while a panel is read; with more rows, the last rows prefetch the next panel."""
 
 import torch
 
@@ -30,7 +30,7 @@ def fits(weight: torch.Tensor) -> bool:
 class Panels:
     """A weight [outputs, width] that `fits`, and a bias [outputs] or None, in the order in which the kernel reads them.
 
-    out  dtype of results, by default the weight's; or float32."""
+    out  dtype of the results: None is the weight's; or float32."""
 
     own_rows = ALL_ROWS
 
@@ -52,7 +52,7 @@ class Panels:
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, width], in the weight's dtype, @ weight.T + bias, [rows, outputs]."""
+        """Compute x @ weight.T + bias, [rows, outputs]. x: [rows, width], in the weight's dtype."""
         x, rows = x.contiguous(), len(x)
         out = x.new_empty(rows, self.outputs, dtype=self._out)
         if rows:
@@ -83,7 +83,7 @@ def _tiles(steps: int, dtype: torch.dtype, out: torch.dtype) -> Tiles:
 
     kind, dot = (v.F32, v.fma) if dtype == torch.float32 else (v.I32, _dot_of_pairs)
 
-    # The largest number of rows at once: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
+    # The sums of so many rows take 24 of AVX-512's 32 registers, or 12 of AVX2's 16.
     most = 12 if processor.has("avx512f") else 3
 
     def write(module: v.Module) -> None:

@@ -1,12 +1,13 @@
 """Programs: the layers of a forward over few rows in a single call.
 
-Between its products, a layer of a small model is a dozen compiled steps of a few microseconds each, and Python takes
-longer to call them than they take. So a forward is recorded: the functions that it calls, and their arguments. After
-that it is a single call. Each thread goes through the list, and takes pieces of a step until none is left. The next
-step begins when all pieces are done. The functions and the order of their sums are the same, so the bits are, too.
+Between its products, a layer of a small model has a dozen compiled steps of a few microseconds each, and Python takes
+longer to call them than they take. So a forward is recorded: the functions that it calls, and their arguments. From
+then on it is a single call. Each thread goes through the list, and takes pieces of a step until none is left. The next
+step begins when all pieces are done. Functions and orders of sums are the same as without a program, so the bits are,
+too.
 
-A forward can be recorded if torch only allocates memory and makes views, and all else goes through `on_threads`. Where
-a library multiplies, layers are called one by one."""
+A forward can be recorded if torch only allocates memory and makes views, and all else goes through `on_threads`. If a
+library multiplies, layers are called one by one."""
 
 from __future__ import annotations
 
@@ -26,15 +27,19 @@ from paceline.kernels import on_threads, recorded
 from paceline.kernels.ops import Pair, Places
 from paceline.kernels.records import record
 
-MOST_ROWS = 32  # largest number of rows of a recorded forward: with more, calls are a small part of its time
+MOST_ROWS = 32
+"""Largest number of rows of a recorded forward. With more rows, calls are a small part of the time."""
 THREADS = 1 << 16  # more than the number of threads of any machine
-SPINS = 2000  # number of times that a waiting thread looks at CURRENT before it yields its core
+SPINS = 2000
+"""How often a waiting thread looks at `current` before it yields its core."""
 
 
 
 class Task(NamedTuple):
-    """current: the number of the step that is not done, times THREADS, plus the number of threads inside it. steps:
-    address of `num_steps` lines. yields: address of sched_yield, or 0."""
+    """The task of a program.
+
+    current  the number of the step that is running, times THREADS, plus the number of threads inside it.
+    steps    address of `num_steps` lines. yields: address of sched_yield, or 0."""
 
     current: int
     steps: int
@@ -43,8 +48,10 @@ class Task(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A step. taken: counts the threads that would run it. function, task: addresses. alone: a single thread runs it,
-    the first that counts itself."""
+    """A step.
+
+    alone           whether only a single thread runs it, the first. taken: counts the threads that try to.
+    function, task  addresses."""
 
     taken: int
     function: int
@@ -58,13 +65,13 @@ WORDS = len(Line._fields)
 
 @cfunc("void(voidptr)", cache=True)
 def _run(at):  # type: ignore[no-untyped-def]
-    """Run a thread through a program. A step is done when no piece of it is left and no thread is inside. So a thread
-    that lost its core to another process between two pieces does not hold up others, and skips the steps they did."""
+    """Run a thread through a program. A step is done when it has no pieces left and no thread inside. So a thread that
+    loses its core between two steps does not hold up others, and skips the steps that they do."""
     task, state = carray(at, (1,), TASK)[0], carray(at, (1,), np.int64)
     count = task.num_steps
     steps, words = carray(address(task.steps), (count,), LINE), carray(address(task.steps), (count, WORDS), np.int64)
     while True:
-        # Read the step and count this thread as inside in one operation: between two, the step could end.
+        # Reading the step and counting this thread must be one operation; between two, the step could end.
         current = fetch_add(state, 1) // THREADS
         if current < count:
             line = steps[current]
@@ -75,7 +82,7 @@ def _run(at):  # type: ignore[no-untyped-def]
             return
         spins, done = 0, current * THREADS
         while look(state) // THREADS == current:
-            if look(state) == done:  # nobody is inside
+            if look(state) == done:  # No thread is inside.
                 swap(state, done, done + THREADS)
             spins += 1
             if spins > SPINS and task.yields:
@@ -83,22 +90,22 @@ def _run(at):  # type: ignore[no-untyped-def]
 
 
 class Programs:
-    """The recorded forwards of some layers. They share the memory of intermediate results. The next layer reads only a
-    layer's output, so memory for two layers is enough."""
+    """Recorded forwards. They share the memory of intermediate results: since a layer reads only the output of the
+    layer before, memory for two layers is enough."""
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, _Program | None] = {}
         self._memory: dict[Hashable, torch.Tensor] = {}
 
     def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, places: Places) -> Pair | None:
-        """Run the layers over x [N, H]. Returns two summands [N, H], valid until the next call; None if this forward
-        cannot be recorded.
+        """Run the layers over x [N, H]. Returns two summands [N, H] of the result, valid until the next call; None if
+        this forward cannot be recorded.
 
-        step   step(layer, x, delta) runs a layer over x + delta and returns two summands.
-        place  the first layer of the cache."""
+        step   step(layer, x, delta) runs a layer over x + delta, and returns two summands.
+        place  number of the cache's first layer."""
         if not 0 < len(x) <= MOST_ROWS:
             return None
-        # Products are cut into pieces by the number of threads.
+        # The number of threads decides into which pieces products are cut.
         key = layers, place, len(x), torch.get_num_threads()
         if key not in self._programs:
             self._programs[key] = self._record(step, layers, x, places)
@@ -121,13 +128,13 @@ class Programs:
 
 
 class _Program:
-    """A recorded forward: input, output, `Places.header`, and steps. A step is a function, its task, and whether a
-    single thread runs it."""
+    """A recorded forward: input, output, `Places.header`, and steps (function, task, whether a single thread runs
+    it)."""
 
     def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
-        self._memory = np.empty(end, np.int64)  # the lines of all steps, then their tasks
+        self._memory = np.empty(end, np.int64)  # lines of all steps, then their tasks
         at = self._memory.ctypes.data
         lines = [Line(0, work.address, at + 8 * i, alone) for (work, _, alone), i in zip(steps, begins, strict=True)]
         self._fresh = np.concatenate([np.ravel(lines), *(task for _, task, _ in steps)])
@@ -135,7 +142,7 @@ class _Program:
     def __call__(self, x: torch.Tensor, places: Places) -> Pair:
         self._x.copy_(x)
         self._header[:] = places.header
-        self._memory[:] = self._fresh  # all counters begin anew
+        self._memory[:] = self._fresh  # This resets all counters.
         task = array("q", Task(0, self._memory.ctypes.data, self._count, _let_others_run()))
         on_threads(_run, task, torch.get_num_threads())
         return self._out
@@ -143,10 +150,10 @@ class _Program:
 
 @cache
 def _let_others_run() -> int:
-    """Address of libc's sched_yield; 0 where there is none."""
+    """Address of libc's sched_yield; 0 if there is none."""
     try:
         return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError, TypeError):  # Windows
+    except (OSError, AttributeError, TypeError):  # Windows has none. has none.
         return 0
 
 
@@ -158,7 +165,7 @@ _EMPTY = torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_li
 
 
 class _Watch(TorchDispatchMode):
-    """While a forward is recorded, gives it memory, and raises _NotRecordable if torch would compute.
+    """Gives memory to a forward that is being recorded, and raises _NotRecordable if torch computes.
 
     layer  the current layer. count: number of its allocations so far."""
 
@@ -169,7 +176,7 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: that would import torch's compiler, which takes a second, to say that it must not compile this."""
+        """False, because True would import torch's compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -181,12 +188,12 @@ class _Watch(TorchDispatchMode):
             return self.place(out, fill=kind == torch.ops.aten.zeros)
         views = [out] if isinstance(out, torch.Tensor) else out
         if any(view.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr() for view in views):
-            raise _NotRecordable(f"{func} made a copy")  # such as `contiguous`, which is a view of some tensors only
+            raise _NotRecordable(f"{func} made a copy")  # `contiguous` makes a copy of some tensors.
         return out
 
     def place(self, like: torch.Tensor, fill: bool = False) -> torch.Tensor:
-        """Memory for a tensor like this, which all programs share. fill: it is filled with zeros once, and shared only
-        by programs of this number of rows, which leave zeros at the same places."""
+        """Give out memory of `like`'s size, which all programs share. fill: it is zeroed once, and shared only among
+        programs with as many rows, which never write to the zeros that they need."""
         self.count += 1
         each = -(-like.numel() // self._rows)
         key = self.layer % 2 if self.layer >= 0 else None, self.count, each, like.dtype, self._rows if fill else 0

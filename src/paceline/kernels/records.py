@@ -1,10 +1,10 @@
-"""Records: numbers of 64 bits that Python hands to compiled loops by name.
+"""Records: named numbers of 64 bits that Python hands to compiled loops.
 
     class Task(NamedTuple): rows: int; out: int
     on_threads(work, array("q", Task(4, x.data_ptr())), threads)   # Python fills it
     task = carray(at, (1,), record(Task))[0]; task.rows            # compiled code reads it
 
-Fields called `*_at` and the names of tensors are addresses."""
+Fields called `*_at`, and fields with the names of tensors, are addresses."""
 
 from typing import Any, NamedTuple
 
@@ -20,11 +20,11 @@ def record(kind: type[Any]) -> np.dtype[Any]:
 
 
 class Forward(NamedTuple):
-    """Where the keys and values of a forward lie.
+    """The places of the keys and values of a forward.
 
-    keys              address of the first layer's keys. layer, values: bytes from there to the next layer's keys, and
-                      to the values. capacity: tokens of a slot.
-    positions, slots, at  [N] of the packed nodes: position in the text, slot, and place in the slot.
+    keys              address of the first layer's keys.
+    layer, values     bytes from there to the next layer's keys, and to the values. capacity: tokens of a slot.
+    positions, slots, at  addresses of [N], for the packed nodes: position in the text, slot, and place in the slot.
     tiles, tiles_at   number and address of `Tile`s. ends, places: addresses, see `Tile`."""
 
     keys: int
@@ -43,9 +43,10 @@ class Forward(NamedTuple):
 class Tile(NamedTuple):
     """Nodes of a slot that share a reading of keys (`attention.py`).
 
-    first, nodes  the first packed node, and their number. A node sees positions below its number in `Forward.ends`.
-    limit         below this position all their keys lie in order.
-    paths         begin of their paths in `Forward.places`: each has the cache places from position `limit` on.
+    first, nodes  the first packed node, and the number of nodes. A node sees positions below its entry of
+                  `Forward.ends`.
+    limit         below this position, the keys of all nodes lie in order.
+    paths         where the nodes' paths begin in `Forward.places`: the cache places from position `limit` on.
     stride        length of each path."""
 
     slot: int
@@ -57,7 +58,7 @@ class Tile(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of a layer with the gated delta rule: numbers of heads, widths of each, and of the convolution."""
+    """Sizes of a layer with the gated delta rule: numbers and widths of heads, and the convolution's width."""
 
     key_heads: int
     value_heads: int
@@ -71,4 +72,5 @@ class Sizes(NamedTuple):
 
 
 FORWARD, TILE = record(Forward), record(Tile)
-BLOCK = 64  # number of keys in a block; blocks begin at position 0 of the text
+BLOCK = 64
+"""Number of keys in a block. Blocks begin at position 0 of the text."""

@@ -1,11 +1,11 @@
 """From logits to tokens on the CPU, compiled: the best token, the k best, softmax, filters.
 
-Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size. Each
-function here is one call; torch and NumPy need 5 to 24 operators. `warp` of `paceline.core.sampling` is the same in
-torch. Logits are bfloat16 or float32.
+Between two forwards, every operator starts with cold caches and takes tens of microseconds, whatever its size. Each
+function here is a single call; torch and NumPy need 5 to 24 operators. `warp` of `paceline.core.sampling` does the same
+in torch. Logits are bfloat16 or float32.
 
-Results have the same bits on every processor: each sum has one order, whatever the width of vectors, and a fused
-multiply-add is one that is written."""
+Results have the same bits on every processor: the order of sums does not depend on the width of vectors, and
+multiply-adds are fused only where the code says so."""
 
 import math
 
@@ -17,7 +17,7 @@ from paceline.compiled import address, bits_of, exponential, float_of, halves, l
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
-BEST_BLOCK = 512  # the same in the search for the best token
+BEST_BLOCK = 512  # numbers in a block of the search for the best token
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 
 # float32 as bits that order as the numbers.
@@ -28,7 +28,7 @@ LOWEST = np.int32(-0x80000000)
 
 
 def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
-    """(a tensor in which logits[row] is contiguous, the row's address, whether it is float32)."""
+    """Make logits[row] contiguous. Returns its tensor, the row's address, and whether it is float32."""
     if logits.stride(1) != 1:
         logits, row = logits[row : row + 1].contiguous(), 0
     return logits, logits.data_ptr() + row * logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
@@ -38,7 +38,7 @@ def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
 
 
 def best_token(logits: torch.Tensor, row: int) -> int:
-    """The most probable token in `logits[row]`, logits [n, V] of any dtype; the lowest id of equals.
+    """The most probable token by logits[row], of equals the lowest id. logits: [n, V] of any dtype.
 
     Raises NumericError if the row has NaN or infinity, or only minus infinity."""
     token = best_or_none(logits, row)
@@ -48,7 +48,7 @@ def best_token(logits: torch.Tensor, row: int) -> int:
 
 
 def best_or_none(logits: torch.Tensor, row: int) -> int | None:
-    """`best_token`, or None where it raises NumericError."""
+    """Like `best_token`, but None instead of NumericError."""
     if logits.dtype not in (torch.bfloat16, torch.float32):
         logits, row = logits[row : row + 1].float(), 0
     logits, where, is_wide = _row(logits, row)
@@ -57,9 +57,10 @@ def best_or_none(logits: torch.Tensor, row: int) -> int | None:
 
 
 def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and token ids of the k best of each row of logits [n, V], both [n, k], the best first.
+    """Values and token ids of the k best tokens of each row of logits [n, V], both [n, k], best first.
 
-    Several times as fast as torch.topk on a CPU: one vectorised pass finds the best of each block; few are searched."""
+    On a CPU it is several times as fast as torch.topk: a vectorised pass finds the best of each block, and only few
+    blocks are searched."""
     is_wide = logits.dtype == torch.float32
     compiled = logits.device.type == "cpu" and logits.is_contiguous() and k <= logits.shape[1]
     if not compiled or not (is_wide or logits.dtype == torch.bfloat16):
@@ -70,26 +71,26 @@ def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     return logits.gather(1, best), best
 
 
-# Floats are compared as integers, because integer maxima vectorise: with the lower bits of negative numbers flipped,
-# the bits order as the floats. The largest magnitude shows whether there is a NaN or an infinity.
+# Floats are compared as integers, because integer maxima vectorise. If the lower bits of negative numbers are flipped,
+# the bits have the floats' order. The largest magnitude shows whether there is a NaN or an infinity.
 
 
 @njit(inline="always")
 def _key(bits):  # type: ignore[no-untyped-def]
-    """An int32 with the order of the float32 that has these bits; minus zero is below zero."""
+    """Turn the bits of a float32 into an int32 with the same order; minus zero is below zero."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
 @njit(inline="always")
 def _key_of_zeros(bits):  # type: ignore[no-untyped-def]
-    """As `_key`; minus zero is zero."""
+    """Like `_key`, but minus zero is zero."""
     key = _key(bits)
     return np.int32(0) if key == np.int32(-1) else key
 
 
 @njit
 def _best(numbers, shift):  # type: ignore[no-untyped-def]
-    """Index of the largest number, given as shifted bits of a float32; -1 if one is NaN or +inf, or all are -inf."""
+    """Index of the largest of numbers, which are shifted bits of float32; -1 if any is NaN or +inf, or all are -inf."""
     size, shift = len(numbers), np.int32(shift)
     best, best_block = MINUS_INFINITY, -1
     for begin in range(0, size, BEST_BLOCK):
@@ -119,7 +120,8 @@ def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
 
 @njit
 def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
-    """Write the ids of the largest of numbers [rows, V] into best [rows, k]: the largest first, then the lower id."""
+    """Write the ids of the k largest of numbers [rows, V] into best [rows, k], largest first, of equals the lower
+    id."""
     (rows, size), shift, k = numbers.shape, np.int32(shift), best.shape[1]
     blocks, keys = np.empty((size + BLOCK - 1) // BLOCK, np.int32), np.empty(k, np.int32)
     for row in range(rows):
@@ -128,7 +130,7 @@ def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
 
 @njit
 def _top_of_row(numbers, shift, blocks, best, keys):  # type: ignore[no-untyped-def]
-    """`_top` of one row. Working space: blocks int32 [number of blocks], keys int32 [k]."""
+    """`_top` of a row. Working space: blocks int32 [number of blocks], keys int32 [k]."""
     k = len(best)
     for b in range(len(blocks)):
         top, block = LOWEST, numbers[b * BLOCK : (b + 1) * BLOCK]
@@ -166,10 +168,10 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 def softmax(
     logits: torch.Tensor, temperature: float = 1.0, row: int | None = None, checked: bool = True
 ) -> torch.Tensor:
-    """softmax(logits / temperature), float32 [n, V], for logits [n, V] on the CPU; with `row` of that one alone, [V].
+    """softmax(logits / temperature), float32 [n, V], for logits [n, V] on the CPU; or [V] for `row` alone.
 
-    Probabilities below e^-87 of the largest are 0. NumericError for NaN or infinity, or a row of minus infinity; unless
-    `checked`, such a row is NaN."""
+    Probabilities below e^-87 of the largest are 0. A row with NaN or infinity, or only minus infinity, raises
+    NumericError; unless `checked`, it becomes NaN."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     count, size = logits.shape
     is_wide, stride, where = logits.dtype == torch.float32, logits.stride(0) * logits.element_size(), logits.data_ptr()
@@ -182,16 +184,16 @@ def softmax(
 
 
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
-    """Entropy of softmax(logits[row]) in nats, never negative, and the best token's probability; two NaNs where
-    `softmax` raises NumericError. Does not store the distribution."""
+    """Entropy of softmax(logits[row]) in nats, 0 or more, and the best token's probability, without storing the
+    softmax. Both are NaN if `softmax` would raise NumericError."""
     logits, where, is_wide = _row(logits, row)
     entropy, best = _certainty_at(where, logits.shape[1], is_wide)
     return entropy, best
 
 
 def log_total(logits: torch.Tensor) -> torch.Tensor:
-    """ln of the sum of e**logits, float64 [n], for logits [n, V] on the CPU; NaN for a row with NaN or infinity, or of
-    minus infinity alone."""
+    """ln of the sum of e**logits, float64 [n], for logits [n, V] on the CPU; NaN for a row with NaN or infinity, or
+    only minus infinity."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     (count, size), out = logits.shape, torch.empty(len(logits), dtype=torch.float64)
     stride, is_wide = logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
@@ -207,9 +209,8 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 @njit
 def _folded(numbers):  # type: ignore[no-untyped-def]
-    """The sum of numbers, float64 [BLOCK / 2]. It overwrites them: halves are added until one number is left.
-
-    Every step is a loop over numbers that do not depend on each other, and of a known length, so that it vectorises."""
+    """The sum of numbers, float64 [BLOCK / 2]. It overwrites them: one half is added to the other until a single number
+    is left. Loops have independent steps and a known length, so that they vectorise."""
     for i in range(64):
         numbers[i] += numbers[i + 64]
     for i in range(32):
@@ -225,7 +226,7 @@ def _folded(numbers):  # type: ignore[no-untyped-def]
 
 @njit
 def _sum(numbers, least, space):  # type: ignore[no-untyped-def]
-    """The float64 sum of up to BLOCK numbers, without those below `least`. space: float64 [BLOCK / 2]."""
+    """The sum, float64, of up to BLOCK numbers, without numbers below `least`. space: float64 [BLOCK / 2]."""
     if len(numbers) == BLOCK:
         for i in range(BLOCK // 2):
             low = 0.0 if numbers[i] < least else np.float64(numbers[i])
@@ -240,7 +241,7 @@ def _sum(numbers, least, space):  # type: ignore[no-untyped-def]
 
 @njit
 def _total(numbers, least):  # type: ignore[no-untyped-def]
-    """The float64 sum of numbers, without those below `least`."""
+    """The sum, float64, of numbers, without numbers below `least`."""
     total, space = 0.0, np.empty(BLOCK // 2)
     for begin in range(0, len(numbers), BLOCK):
         total += _sum(numbers[begin : begin + BLOCK], least, space)
@@ -336,9 +337,9 @@ def keep_best(probs: torch.Tensor, top_k: int, top_p: float, min_p: float) -> No
 
 @njit
 def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """The probabilities of all tokens that the filters may keep, and a lower bound of them. They are few."""
+    """The probabilities of the few tokens that the filters may keep, and a lower bound of these probabilities."""
     values = np.empty(len(probs), np.float32)
-    # What top-p keeps of the best k depends on the sum of all k.
+    # Which of the best k tokens top-p keeps depends on the sum of all k.
     lowest = 0.0 if top_k > 0 and top_p < 1 else min_p
     ratio = 2.0**-10
     while True:
@@ -357,7 +358,7 @@ def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped
 
 @njit
 def _held(values, least, each):  # type: ignore[no-untyped-def]
-    """The sum of the values that are `least` or more; if `each`, their number."""
+    """The sum of the values that are `least` or more; their number if `each`."""
     if not each:
         return _total(values, least)
     count = 0
@@ -368,9 +369,9 @@ def _held(values, least, each):  # type: ignore[no-untyped-def]
 
 @njit
 def _cut(values, least, most, goal, each):  # type: ignore[no-untyped-def]
-    """The highest of `values`, which are from `least` to `most`, such that `_held` of it reaches `goal`; or `least`.
+    """The highest of `values`, which lie between `least` and `most`, for which `_held` reaches `goal`; else `least`.
 
-    By bisection of the bits, which order as the numbers. Sorting takes much longer."""
+    It bisects the bits, which have the numbers' order. Sorting would take much longer."""
     low, high = np.int64(bits_of(least)), np.int64(bits_of(most)) + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -401,7 +402,7 @@ def _keep_best(where, size, top_k, top_p, min_p):  # type: ignore[no-untyped-def
         cut = _cut(values, cut, highest, goal, False)
     cut = max(cut, np.float32(min_p * highest))
     total = _held(values, cut, False)
-    if top_p < 1:  # of equals at the border of the nucleus, lower ids go first
+    if top_p < 1:  # Of equals at the border, lower ids are dropped first.
         equals, i = np.count_nonzero(values == cut), 0
         while equals > 1 and total - np.float64(cut) >= goal:
             if probs[i] == cut:

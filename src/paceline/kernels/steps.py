@@ -1,9 +1,9 @@
 """The steps of a decoder layer between its matrix products. Each is a single pass, compiled by Numba for CPUs.
 
 A forward of a small model is hundreds of operators over a few kilobytes, and launching them takes longer than running
-them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32
-with one rounding at the end. Rows are computed one by one, so a row's result does not depend on their number; many rows
-are shared among threads. Kernels are for bfloat16, and for float32 where results must be exact (docs/exact.md)."""
+them. Each kernel here replaces four to ten of torch's operators (`TorchOps` is the reference). It computes in float32,
+and rounds once at the end. Rows are computed one by one, so a row's result does not depend on their number; many rows
+are shared among threads. Kernels are for bfloat16, and for float32 if results must be exact (docs/exact.md)."""
 
 import operator
 import struct
@@ -22,8 +22,8 @@ from paceline.kernels.records import FORWARD, record
 from paceline.kernels.rows import softmax
 from paceline.kernels.vectors import Value
 
-# NumPy's division does not check for zeros; a check would keep loops from vectorising. There is no fastmath, because
-# the width of vectors, which depends on the processor, must not change the order of sums or fuse products with them.
+# With NumPy's errors, division does not check for 0; a check would keep loops from vectorising. There is no fastmath,
+# because the order of sums and fused multiply-adds must not depend on the processor's vectors.
 FAST: Any = {"cache": True, "error_model": "numpy"}
 
 
@@ -43,7 +43,7 @@ def _widen(where: Any, kind: Any, out: Any) -> None:
 
 @v.step(types.float32)
 def _squares(_: Any, numbers: Value, turns: Value) -> Value:
-    """The sum of the squares of float32 [64 * turns]."""
+    """Sum the squares of float32 [64 * turns]."""
 
     def add(i: Value, sums: list[Value]) -> list[Value]:
         here = [v.load(numbers + i * 256 + 64 * k, v.F32) for k in range(4)]
@@ -61,7 +61,7 @@ def _zeros(size: Any) -> Any:
 
 @njit(inline="always")
 def _inverse_rms(x: Any, size: Any, eps: Any) -> Any:
-    """1 / sqrt(mean(x**2) + eps) of the first `size` numbers of x, which `_zeros` made; the others are 0."""
+    """1 / sqrt(mean(x**2) + eps) of the first `size` numbers of x, from `_zeros`; the others are 0."""
     return np.float32(1) / np.sqrt(_squares(x, len(x) // 64) / np.float32(size) + eps)
 
 
@@ -74,11 +74,11 @@ def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
 
 
 ROWS = 4  # number of rows that a thread takes at a time
-WORTH_SHARING = 8192  # minimum amount of numbers in a step for more than one thread
+WORTH_SHARING = 8192  # A step over fewer numbers runs on a single thread.
 
 
 class Norm(NamedTuple):
-    """Task of `add_norm`. next: the next row. eps, factor: bits of float32."""
+    """The task of `add_norm`. next: number of the next row. eps, factor: bits of float32."""
 
     next: int
     rows: int
@@ -93,7 +93,7 @@ class Norm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Task of `rotate`. next: the next node. forward: address of a `Forward`. eps: bits of float32."""
+    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32."""
 
     next: int
     nodes: int
@@ -112,7 +112,7 @@ class Rotation(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """Task of `gate`. next: the next row. linear, cubic: bits of float32."""
+    """The task of `gate`. next: number of the next row. linear, cubic: bits of float32."""
 
     next: int
     rows: int
@@ -134,13 +134,13 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def add_norm(at):  # type: ignore[no-untyped-def]
-        """Write sum = x + factor * delta and out = RMS norm of sum. If delta's address is 0, sum is x and is not
+        """Write sum = x + factor * delta, and out = RMS norm of sum. If delta's address is 0, sum is x, and is not
         written. If weight's address is 0, out is not written."""
         task, taken = carray(at, (1,), NORM)[0], carray(at, (1,), np.int64)
         rows, x_at, delta_at, weight_at = task.rows, task.x, task.delta, task.weight
         sum_at, out_at, width = task.sum, task.out, task.width
         eps, factor = float_of(np.uint32(task.eps)), float_of(np.uint32(task.factor))
-        # With copies in float32 the compiler knows that nothing overlaps, and vectorises every loop.
+        # Of copies in float32 the compiler knows that they do not overlap, so it vectorises all loops.
         weight, numbers = np.empty(width, np.float32), _zeros(width)
         if weight_at != 0:
             _widen(weight_at, kind, weight)
@@ -167,8 +167,8 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def rotate(at):  # type: ignore[no-untyped-def]
-        """Norm q and k (unless the norm's address is 0) and rotate them. Write q to `out`, k and v to their places in
-        the cache. whole: all q are normed together, and all k."""
+        """Norm q and k, unless the norm's address is 0, and rotate them. Write q to `out`, and k and v to their places
+        in the cache. whole: norm all q together, and all k together."""
         task, taken = carray(at, (1,), ROTATION)[0], carray(at, (1,), np.int64)
         nodes, heads, kv_heads, dim, whole = task.nodes, task.heads, task.kv_heads, task.dim, task.whole
         qkv_at, out_at, cos_at, sin_at, norm_at = task.qkv, task.out, task.cos, task.sin, task.norm
@@ -222,11 +222,12 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first x."""
+        """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first factor
+        x."""
         task, taken = carray(at, (1,), GATE)[0], carray(at, (1,), np.int64)
         rows, gate_up_at, out_at, width = task.rows, task.gate_up, task.out, task.width
         linear, cubic, alone = float_of(np.uint32(task.linear)), float_of(np.uint32(task.cubic)), task.alone != 0
-        numbers = np.empty(width, np.float32)  # a copy of which the compiler knows that it overlaps nothing
+        numbers = np.empty(width, np.float32)  # The compiler knows that this copy overlaps nothing.
         while True:
             first = fetch_add(taken, ROWS)
             if first >= rows:
@@ -237,7 +238,7 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                 out = _at(out_at + size * row * width, width, kind)
                 for i in range(width):
                     x = widened(gate[i])
-                    # The square is bounded, so that 0 times it stays 0; the sigmoid is 0 or 1 long before.
+                    # A bound on the square keeps 0 times it at 0. The sigmoid is 0 or 1 long before the bound.
                     z = x * (linear + cubic * min(x * x, np.float32(1e9)))
                     numbers[i] = np.float32(1) / (np.float32(1) + exponential(-z))
                 if not alone:
@@ -253,7 +254,7 @@ _BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.
 
 
 def _run(kernel: Any, task: Norm | Rotation | Gate, numbers: int) -> None:
-    """Run a kernel over as many `numbers`, on a single thread if they are few."""
+    """Run a kernel, on a single thread if it has few `numbers`."""
     on_threads(kernel, array("q", task), torch.get_num_threads() if numbers >= WORTH_SHARING else 1)
 
 
@@ -269,7 +270,7 @@ GATES = {
     True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
     None: (_ONE, _bits(0.0), 1),
 }
-"""Arguments of the gate by `gelu`: bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
+"""By `gelu`: the gate's arguments, which are the bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
 (1 + tanh(u)) / 2 is sigmoid(2 u)."""
 
 
@@ -301,7 +302,7 @@ class FusedOps(TorchOps):
     def rotate(
         self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, places: Places, layer: int
     ) -> torch.Tensor:
-        """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
+        """As `TorchOps.rotate`, in a single pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
         norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)

@@ -1,8 +1,8 @@
-"""The frame of matrix products x @ weight.T, which deals the work to threads.
+"""The frame of matrix products x @ weight.T, which divides the work among threads.
 
 Weights are stored in panels of 16 or 32 outputs, in the order of use. A tile is a compiled function that multiplies a
-number of adjacent rows by a panel, with all sums in registers; `products.py` and `integer.py` write the body of its
-loop. Sums have a fixed order, so a row's result is the same, bit for bit, among any other rows.
+fixed number of adjacent rows by a panel, with all sums in registers; `products.py` and `integer.py` write the body of
+its loop. Sums have a fixed order, so a row's result is the same, bit for bit, among any other rows.
 
 Threads take a few panels at a time (`kernels.on_threads`)."""
 
@@ -20,13 +20,16 @@ from paceline.kernels import vectors as v
 from paceline.kernels.records import record
 from paceline.kernels.vectors import Value
 
-AHEAD = 4096  # distance of the prefetch into the L2 cache, in bytes: a page, where the processor's own prefetch ends
+AHEAD = 4096
+"""Distance of the prefetch into the L2 cache, in bytes: a page, at whose end the processor's own prefetch stops."""
 
 
 class Task(NamedTuple):
-    """What threads share. panel and row count panels and rows that were taken, rounded rows that are done. Those from
-    tiles to numbers belong to the product, the others to a call (`Tiles.multiply`). x, weights, bias, out, tiles and
-    input are addresses, as is the function round, or 0."""
+    """The task that threads share.
+
+    panel, row, rounded  number of panels taken, of rows taken, and of rows that have been rounded.
+    tiles to numbers     belong to the product; all other fields to a call (`Tiles.multiply`).
+    x, weights, bias, out, tiles, input, round  addresses; round: a function, or 0."""
 
     panel: int
     row: int
@@ -63,8 +66,8 @@ class Tiles:
     most            N, the largest number of rows.
     columns         number of outputs of a panel.
     unit, row_unit  bytes of a unit of a panel, and of a unit of a row.
-    rounded         bytes of a block of 32 inputs of a row that @round has rounded; 0: rows are not rounded.
-    numbers         bytes of the numbers of such a block, which come first."""
+    rounded         bytes of a record that @round makes of 32 inputs of a row; 0: rows are not rounded.
+    numbers         bytes of the numbers of such a record, which come first."""
 
     def __init__(
         self, addresses: Callable[[str], int], most: int, *, columns: int, dtype: torch.dtype, unit: int,
@@ -72,7 +75,7 @@ class Tiles:
     ):  # fmt: skip
         self.most, self._columns, self._unit, self._row_unit = most, columns, unit, row_unit
         functions = array("q", [addresses(f"tile{n}") for n in range(1, most + 1)])
-        self._alive = addresses, functions  # the task only points to them
+        self._alive = addresses, functions  # The task only has their addresses.
         rounds = addresses("round") if rounded else 0
         self._own = functions.buffer_info()[0], most, columns, dtype.itemsize, rounded, rounds, numbers
 
@@ -83,8 +86,8 @@ class Tiles:
         """Compute out = x @ weights.T + bias, at these addresses.
 
         stride  bytes from a row of `out` to the next. units: number of units of a panel, and of a row of x.
-        input   address of the rows to round, which are `input_bytes` apart and have `blocks` blocks; x is then memory
-                for their records."""
+        input   address of rows to round, which are `input_bytes` apart and have `blocks` blocks. x is then memory for
+                their records."""
         threads = torch.get_num_threads()
         # Each thread takes a few panels at a time, so that a slow thread does not hold up the others.
         chunk = max(-(-outputs // self._columns) // (4 * threads), 1)
@@ -96,9 +99,9 @@ class Tiles:
 
 @njit
 def _tile_of(row, rows, most):  # type: ignore[no-untyped-def]
-    """The first row of a row's tile, and the tile's number of rows. Rows are dealt evenly to the fewest tiles."""
+    """The first row of a row's tile, and the tile's number of rows. Rows are divided evenly among the fewest tiles."""
     tiles = -(-rows // most)
-    low, larger = rows // tiles, rows % tiles  # the first `larger` tiles have one row more
+    low, larger = rows // tiles, rows % tiles  # The first `larger` tiles have a row more.
     if row < larger * (low + 1):
         return row - row % (low + 1), low + 1
     return row - (row - larger) % low, low
@@ -106,8 +109,8 @@ def _tile_of(row, rows, most):  # type: ignore[no-untyped-def]
 
 @njit
 def _round_rows(counters, task):  # type: ignore[no-untyped-def]
-    """Round a row at a time, until all threads together have rounded all. The records of a tile's rows are stored block
-    by block: the numbers of all rows, their scales, and the initial values of their sums."""
+    """Round a row at a time, until the threads have rounded all rows. The records of a tile's rows are stored block by
+    block: the numbers of all rows, their scales, and the initial values of their sums."""
     while True:
         row = fetch_add(counters[1:], 1)
         if row >= task.rows:
@@ -141,7 +144,7 @@ def _work(at):  # type: ignore[no-untyped-def]
             first = 0
             while first < rows:
                 here = _tile_of(first, rows, task.most)[1]
-                # The last tile of a panel prefetches what comes after the panel.
+                # The last tile of a panel prefetches what follows the panel.
                 away = 0 if first + here < rows else AHEAD if here == rows else panel_bytes
                 x, to = task.x + first * task.row_bytes, out + first * task.stride
                 call(functions[here - 1], (x, weights, weights + away, bias, to, task.stride, left, task.units, here))
@@ -156,11 +159,11 @@ Body = Callable[[Value, Value, Value, Value, list[Value]], Sequence[Value]]
 def tile(
     rows: int, halves: int, dtype: torch.dtype, count: Callable[[Value], Value], body: Body
 ) -> Callable[..., None]:
-    """Write a function that multiplies `rows` rows by a panel of 16 * `halves` outputs, and adds the bias. It stores
-    the first `columns` outputs, rounded to the dtype.
+    """Write a function that multiplies `rows` rows by a panel of 16 * `halves` outputs, adds the bias, and stores the
+    first `columns` outputs, rounded to the dtype.
 
-    count  count(units) is the number of iterations of its loop.
-    body   body(x, w, ahead, i, sums) returns the sums after iteration i, a vector for each row and half, row by row."""
+    count  count(units): number of iterations of the loop.
+    body   body(x, w, ahead, i, sums) returns the sums after iteration i: a vector for each row and half, row by row."""
 
     def tile(
         x: Value, w: Value, ahead: Value, bias: Value, y: Value, stride: Value, columns: Value, units: Value,

@@ -1,14 +1,14 @@
-"""Kernels written with Python's operators on vectors, which LLVM compiles when they are first used.
+"""Kernels written with Python's operators on vectors. LLVM compiles them when they are first used.
 
     def double(x: v.Value, y: v.Value) -> None:
         v.store(y, v.load(x, v.F32) * 2.0)
 
     address = v.compiled("doubling", lambda module: module.add("double", double))
-    address("double")                               # of a function that doubles the 16 numbers at x
+    address("double")                               # address of a function that doubles 16 numbers
 
-A function such as `double` runs once, to write the code: its arguments are `Value`s, each operation adds an
-instruction, and a Python loop is unrolled; `loop` makes a loop of the compiled function. Arguments of compiled
-functions are integers of 64 bits, addresses among them. Why not C: docs/quantised.md, "How the kernels are written"."""
+A function such as `double` runs once, to write the code: its arguments are `Value`s, and each operation adds an
+instruction. Python's loops are unrolled; `loop` makes a compiled loop. Arguments of compiled functions are integers of
+64 bits, such as addresses. Why not C: docs/quantised.md, "How the kernels are written"."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from paceline.folders import cache_folder
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32, VOID = ir.HalfType(), ir.FloatType(), ir.VoidType()
-LANES = 16  # lanes of 32 bits in a vector: a register of AVX-512, two registers of AVX2
-_now: Any = threading.local()  # builder: that of the function that this thread is writing
+LANES = 16
+"""Number of 32-bit lanes of a vector: a register of AVX-512, or two registers of AVX2."""
+_now: Any = threading.local()  # `builder` writes this thread's current function.
 
 
 @contextmanager
 def writing(builder: ir.IRBuilder) -> Iterator[None]:
-    """A context in which operations add instructions to the function of `builder`, such as one of Numba's."""
+    """A context in which operations add instructions to the function of `builder`, which may be Numba's."""
     before, _now.builder = getattr(_now, "builder", None), builder
     try:
         yield
@@ -69,7 +70,7 @@ def _comparison(sign: str) -> Callable[[Value, Value | float], Value]:
 
 
 class Value:
-    """A number or a vector of the function that is being written. A Python number as an operand fills all lanes.
+    """A number or a vector in the function that is being written. A Python number as an operand fills all lanes.
 
     <, >, // and % treat integers as unsigned; >> shifts in zeros."""
 
@@ -87,7 +88,7 @@ class Value:
         return Value(_now.builder.fneg(self.ir))
 
     def like(self, other: Value | float) -> Value:
-        """Convert a Python number to a Value of this type, in all lanes. A Value is returned as it is."""
+        """Convert a Python number to a Value of this type, in all lanes. Values are returned as they are."""
         return other if isinstance(other, Value) else literal(self.kind, *[other] * self.lanes)
 
     def below(self, other: Value) -> Value:
@@ -107,7 +108,7 @@ class Value:
         return Value(getattr(_now.builder, how)(self.ir, vector(kind, self.lanes)))
 
     def view(self, kind: ir.Type, lanes: int | None = None) -> Value:
-        """The same bits as lanes of another type."""
+        """The same bits, as lanes of another type."""
         return Value(_now.builder.bitcast(self.ir, vector(kind, lanes or self.lanes)))
 
     def part(self, first: int, count: int) -> Value:
@@ -120,7 +121,7 @@ class Value:
 
 
 def vector(kind: ir.Type, lanes: int = LANES) -> ir.Type:
-    """The type of a vector; for a single lane, that of a number."""
+    """The type of a vector; of a number if there is a single lane."""
     return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
@@ -143,7 +144,7 @@ def join(low: Value, high: Value) -> Value:
 
 
 def shuffled(low: Value, high: Value, lanes: Sequence[int]) -> Value:
-    """The lanes with these numbers, where the lanes of `high` are counted after those of `low`."""
+    """The lanes with these numbers, which count the lanes of `low`, then those of `high`."""
     return Value(_now.builder.shuffle_vector(low.ir, high.ir, literal(I32, *lanes).ir))
 
 
@@ -180,7 +181,7 @@ def load_wide(at: Value, is_half: bool) -> Value:
 
 
 def store(at: Value, value: Value, align: int = 4, mask: Value | None = None) -> None:
-    """Write a value to an address; mask: write only these lanes."""
+    """Write a value to an address. mask: write only these lanes."""
     if mask is None:
         _now.builder.store(value.ir, pointer(at).ir, align=align)
     else:
@@ -203,8 +204,8 @@ def reserve(nbytes: int) -> Value:
 
 
 def loop(count: Value, begin: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]) -> list[Value]:
-    """Compute values = body(i, values) for i from 0 to count - 1, at least once, from values `begin`. Returns the last
-    values."""
+    """Compute values = body(i, values) for i from 0 to count - 1, at least once, starting with `begin`. Returns the
+    last values."""
     builder, before = _now.builder, _now.builder.block
     inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(inside)
@@ -222,7 +223,7 @@ def loop(count: Value, begin: Sequence[Value], body: Callable[[Value, list[Value
 
 
 def folded(x: Value, join: Callable[[Value, Value], Value]) -> Value:
-    """Reduce 16 lanes to a number, first half with half; the order is fixed."""
+    """Reduce 16 lanes to a number in a fixed order, one half with the other."""
     for width in (8, 4, 2, 1):
         x = join(x, shuffled(x, x, [(lane + width) % LANES for lane in range(LANES)]))
     return x.lane(0)
@@ -238,7 +239,7 @@ def step(returns: Any) -> Callable[[Callable[..., Value | None]], Any]:
     def decorate(body: Callable[..., Value | None]) -> Any:
         """Make an intrinsic of a function that writes instructions."""
         def typed(_: Any, *kinds: Any) -> Any:
-            """Returns the signature for arguments of these kinds, and the writer of the body."""
+            """Return the signature for arguments of these kinds, and the writer of the body."""
             dtype = next(kind.dtype for kind in kinds if isinstance(kind, types.Array))
 
             def write(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
@@ -275,10 +276,10 @@ class Module:
 
 
 def compiled(name: str, write: Callable[[Module], None], without: tuple[str, ...] = ()) -> Callable[[str], int]:
-    """Compile the functions that `write` adds to a module, for this CPU. Returns a function that finds their addresses
-    by name; the code lives as long as it.
+    """Compile, for this CPU, the functions that `write` adds to a module. Returns a function that gives their addresses
+    by name; the code lives as long as this function.
 
-    name     name of the module, under which its code is cached; it must differ for each module that `write` can write.
+    name     name of the module, under which the code is cached. Different code needs different names.
     without  prefixes of CPU features that are switched off, though this CPU may have them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -311,10 +312,10 @@ UNUSED_DAYS = 30
 
 
 def load_or_compile(key: str, compile: Callable[[], bytes]) -> bytes:
-    """The machine code that `compile` makes, or made earlier for this key and these sources.
+    """The machine code that `compile` makes, or has made earlier for this key and these sources.
 
-    A file begins with the digest of its code; a file that was cut short or changed is made anew. Nothing is kept in a
-    folder that cannot be written, or where others could write code for this user to run."""
+    A file begins with a digest of its code; a damaged file is made anew. Nothing is kept in a folder that cannot be
+    written, or in which others could write code for this user to run."""
     path = cache_folder() / "kernels" / f"{hashlib.sha256(f'{_sources()} {key}'.encode()).hexdigest()}.o"
     with suppress(OSError):
         if _is_ours(path.parent) and _is_ours(path):
@@ -337,10 +338,10 @@ def load_or_compile(key: str, compile: Callable[[], bytes]) -> bytes:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this user alone may write to `path`. A link is not trusted: its owner could redirect it."""
+    """Whether only this user may write to `path`. A link is not trusted, because its owner could redirect it."""
     about = path.lstat()
     if not hasattr(os, "getuid"):
-        return False  # Windows has other access rights, which are not read here
+        return False  # Windows has other access rights, which are not read here.
     return not stat.S_ISLNK(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 

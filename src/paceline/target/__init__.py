@@ -1,1 +1,1 @@
-"""Targets: the model whose output must not change, under one interface (`base.Target`)."""
+"""Targets: models whose output must not change, under the interface `base.Target`."""

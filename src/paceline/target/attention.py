@@ -17,7 +17,7 @@ from paceline.target.parts import LayerPart
 
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
-    """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim].
+    """Attention of the packed queries [N, heads, head_dim] over their rows' caches. Returns [N, heads * head_dim].
 
     window  the layer's window, as in `plan`."""
     calls = layout.calls(window)
@@ -25,7 +25,7 @@ def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, win
         return _attend_group(queries, layout, cache, layer, calls[0])
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     if layout.paths is not None:
-        from paceline.kernels.attention import attend_paths  # the decoder has compiled it
+        from paceline.kernels.attention import attend_paths  # The decoder has compiled it.
 
         attend_paths(queries, layout.paths.scores, cache, layer, out, window)
     for g in calls:
@@ -64,8 +64,8 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     """Attention of a piece of a prompt on the CPU: queries [N, heads, head_dim], keys and values [1, kv_heads, n,
     head_dim].
 
-    A first call attends causally to the piece's own N tokens, a second to the n - N earlier ones. Their sums of
-    exponentials give the weights of both results, so no mask of N times n numbers is needed."""
+    A first call attends causally to the piece's own N tokens, a second call to the n - N earlier tokens. Their sums of
+    exponentials give the weights of both results, so no mask [N, n] is needed."""
     nodes, heads, dim = queries.shape
     kv_heads, earlier = keys.shape[1], keys.shape[2] - nodes
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -84,8 +84,8 @@ class Attention(LayerPart):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
-             (`attention_shapes`); and if present, their biases, "q_norm.weight" and "k_norm.weight". If q_proj has
-             twice as many rows, the second half is a gate, whose sigmoid multiplies the output of attention."""
+             (`attention_shapes`); optionally their biases, "q_norm.weight" and "k_norm.weight". If q_proj has twice as
+             many rows, the second half is a gate: its sigmoid multiplies the output of attention."""
 
     PARTS = ("gate", "qkv", "out")
 
@@ -108,7 +108,7 @@ class Attention(LayerPart):
             self.qk_norm = torch.cat([q, k])
 
     def write(self, x: torch.Tensor, cache: Writer, layer: int) -> torch.Tensor:
-        """Write keys and values of normed states x [N, H] to a layer of the cache; returns queries [N, heads, D]."""
+        """Write keys and values of normed states x [N, H] to a layer of the cache. Returns queries [N, heads, D]."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         return self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
@@ -127,7 +127,7 @@ class MLP(LayerPart):
     """The gated MLP, down(gate(gate_up(x))).
 
     weights  with `start` in front: "gate_proj.weight" and "up_proj.weight" (or both as "gate_up_proj.weight") and
-             "down_proj.weight"; and if present, their biases."""
+             "down_proj.weight"; optionally their biases."""
 
     PARTS = ("gate_up", "down")
 
@@ -143,10 +143,10 @@ class MLP(LayerPart):
 
 
 class Mixture(LayerPart):
-    """A mixture of experts: the router chooses a few experts for each token, whose outputs are weighted and added.
+    """A mixture of experts: the router chooses a few experts for each token. Their outputs are weighted and added.
 
     Tokens are sorted by expert, so that an expert's matrices are read once. The outputs of a token's experts are added
-    in the order of their numbers, whatever other tokens there are. All tokens use the shared expert, if there is one.
+    in the order of the experts' numbers, whatever other tokens there are. All tokens use the shared expert, if any.
 
     weights  "mlp.gate.weight", and the weights of an `MLP` for each expert, after "mlp.experts.0." and so on; for a
              shared expert, also those after "mlp.shared_expert." and "mlp.shared_expert_gate.weight"."""
@@ -165,7 +165,7 @@ class Mixture(LayerPart):
         scores = self.router(x)
         share, chosen = self.ops.softmax(scores[:, : self.spec.count]).topk(self.spec.chosen)
         if self.spec.normalised:
-            share = share / share.cumsum(-1)[:, -1:]  # a sum in this order on every processor
+            share = share / share.cumsum(-1)[:, -1:]  # A cumulative sum has the same order on every processor.
         order = chosen.flatten().argsort(stable=True)
         tokens, share = order // self.spec.chosen, share.to(x.dtype).flatten()[order, None]
         out, begin = torch.zeros_like(x), 0
@@ -185,7 +185,7 @@ class Layer(LayerPart):
     """A decoder layer: a norm and attention, then a norm and an MLP; each adds its output to the residual.
 
     weights  those of `Attention` after "self_attn.", or of `GatedDelta` after "linear_attn."; those of `MLP` after
-             "mlp.", or of `Mixture`; and the norms of `shape`, of which the first may be missing.
+             "mlp.", or of `Mixture`; and the norms of `shape`. The first norm may be missing.
     nbytes   bytes of all weights."""
 
     PARTS = ("attention", "mlp")
@@ -200,8 +200,8 @@ class Layer(LayerPart):
         self.mlp = Mixture(weights, shape, ops) if kind.experts else MLP(weights, "mlp", shape, ops)
 
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """Run the layer over x + `shape.residual_scale` * delta, [N, H] each, or over x if delta is None. Returns two
-        such summands, which the next norm adds in its own pass. layer: the layer's number in the cache."""
+        """Run the layer over x + `shape.residual_scale` * delta, [N, H] each; delta: None is 0. Returns x and delta of
+        the result, which the next norm adds in its own pass. layer: the layer's number in the cache."""
         h = x
         if delta is not None:
             x, h = self.ops.add_norm(x, delta, self.norm, self.scale)
@@ -210,7 +210,7 @@ class Layer(LayerPart):
         return self.after_norm(h, x, layout, cache, layer)
 
     def after_norm(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> Pair:
-        """Run the layer over states x [N, width] that are normed already, and add to the residual [N, H]."""
+        """Run the layer over normed states x [N, width], and add its output to the residual [N, H]."""
         of_attention, before_mlp, of_mlp = self.norms
         delta = self.attention(x, layout, cache, layer)
         if of_attention is not None:
@@ -230,9 +230,9 @@ def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor,
     windows: Iterable[int | None] = (None,),
 ) -> tuple[Layout, Writer]:  # fmt: skip
-    """Plan a forward of layers with their own cache, and grow that cache if necessary.
+    """Plan a forward of layers with their own cache, and grow the cache if necessary.
 
-    like  a tensor with the states' dtype and device. windows: of the layers, as in `plan`."""
+    like  a tensor with the states' dtype and device. windows: the layers' windows, as in `plan`."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],

@@ -1,8 +1,8 @@
 """Target: the interface of the model whose output must not change. It knows no drafter and no acceptance rule.
 
-A target owns a ragged KV cache: every row has its own slot and length. `verify` runs segments (a row's tree, or a chunk
-of its prompt) in ONE forward and writes their keys and values after the row's; `commit` keeps those of the accepted
-path and drops the others."""
+A target owns a ragged KV cache: each row has its own slot and length. `verify` runs segments (a row's tree, or a chunk
+of its prompt) in ONE forward, and writes their keys and values after the row's. `commit` keeps the accepted path's keys
+and values, and drops the others."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Needs:
     """The outputs and hooks of the target's forward that a drafter needs.
 
     hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
-                    norm, BEFORE_NORM its input. The drafter gets them for all tokens of the forward, prompts included.
+                    norm, BEFORE_NORM its input. The drafter gets them for all tokens, prompts included.
     top_k           number of best logits of each verified node.
-    resume_layer    the drafter runs layers 0..resume_layer-1 of drafted nodes itself and leaves their states in
-                    `Segment.hidden`; the target runs the layers from resume_layer on.
-    callback_layer  call `Drafter.on_layer` after this many layers."""
+    resume_layer    the drafter itself runs drafted nodes through the layers below this one, and leaves their states in
+                    `Segment.hidden`; the target runs the other layers.
+    callback_layer  number of layers after which `Drafter.on_layer` is called."""
 
     hidden_layers: tuple[int, ...] = ()
     top_k: int = 0
@@ -47,7 +47,7 @@ class Needs:
         return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:
-        """The needs of two drafters together."""
+        """Join the needs of two drafters."""
         return Needs(
             tuple(sorted({*self.hidden_layers, *other.hidden_layers})),
             max(self.top_k, other.top_k),
@@ -61,20 +61,20 @@ LayerCallback = Callable[[int, torch.Tensor], None]
 
 
 class Target(Facts, ABC):
-    """The model that the engine runs. Besides `Facts`:
+    """The model that the engine runs. Its attributes besides `Facts`:
 
     max_context          largest number of tokens of a row.
     cache                its rows' keys and values; a `RaggedCache` can be shared and laid out anew.
-    weight_bytes         bytes of weights that a forward over a single token reads. Of the input embedding that is one
-                         row, which does not count, unless it is also the output head.
-    weights_fingerprint  differs between two trainings.
+    weight_bytes         bytes of weights that a forward over a single token reads. The input embedding does not count,
+                         unless it is also the output head.
+    weights_fingerprint  identifies the weights: it differs after each training.
     quantised            description of the formats of weights in blocks; None without blocks.
     activations          bits to which products with weights in blocks round their inputs; None without blocks.
-    expanded             description of the blocks that were expanded to 16 or 32 bits; None: there were none.
+    expanded             description of blocks that were expanded to 16 or 32 bits; None: there were none.
     notes                lines about this model that a user should read.
-    sampling             how the checkpoint says that tokens are to be drawn, by field of SamplingParams.
-    folder               folder or GGUF file of its checkpoint, which may hold a head; None: it was made in memory.
-    tokenizer            the loader's; drafters with token ids on disk compare its fingerprint with theirs.
+    sampling             values of SamplingParams that the checkpoint recommends, by field.
+    folder               folder or GGUF file of its checkpoint, which may have a head; None: it was made in memory.
+    tokenizer            the model's tokenizer; drafters with token ids on disk compare its fingerprint with theirs.
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).
     exact                a token's logits depend on its text alone (`make_exact`).
@@ -107,23 +107,22 @@ class Target(Facts, ABC):
 
     @property
     def products(self) -> Sequence[Linear]:
-        """Its products with weights, where they are ours."""
+        """The model's products with weights, if they are ours."""
         return ()
 
     def apart(self) -> Target:
-        """A target of the same weights with rows of its own, if that can be had; else itself."""
+        """A target of the same weights with its own rows, if possible; else this target."""
         return self
 
     @property
     def prefix_key(self) -> str:
-        """A text that differs between targets whose keys and values of the same tokens differ."""
+        """A text that identifies the target's keys and values: equal texts mean equal values for the same tokens."""
         blocks = f"{self.quantised} {self.activations}"
         return f"{self.weights_fingerprint} {self.dtype} {blocks} {self.expanded} {self.exact}"
 
     @cached_property
     def threads(self) -> Threads:
-        """Processor threads of a round, for engines without a number of their own: chosen by measured time on CPUs,
-        fixed on other devices."""
+        """Processor threads of a round, for engines that set no number: on CPUs chosen by measured time, else fixed."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     @property
@@ -132,8 +131,8 @@ class Target(Facts, ABC):
         return False
 
     def make_exact(self) -> None:
-        """From now on, compute the same logits of a token, bit for bit, alone, in a draft of any shape, in a batch, and
-        for any chunks of the prompt. Call it before the first row; it holds for all engines of this target.
+        """From now on, compute a token's logits the same, bit for bit, alone, in any draft or batch, and for any chunks
+        of the prompt. Call it before the first row. It affects all engines of this target.
 
         Raises ModelError if this target cannot."""
         raise ModelError(
@@ -142,8 +141,8 @@ class Target(Facts, ABC):
         )
 
     def trim_head(self, ids: torch.Tensor) -> None:
-        """Reduce the head to the K tokens `ids`, int64, ascending, a drafter's trimmed vocabulary: logits are then
-        [M, K], in that order. Inputs may still be any token. ModelError if it has no head that can be trimmed."""
+        """Reduce the head to a drafter's vocabulary, the K tokens `ids` int64, ascending: logits are then [M, K] in
+        that order. Inputs may still be any token. ModelError if the head cannot be trimmed."""
         raise ModelError(f"{self.name} has no output head that could be trimmed")
 
     def check(self, needs: Needs) -> None:
@@ -151,7 +150,7 @@ class Target(Facts, ABC):
 
     @abstractmethod
     def add_row(self, expected_length: int) -> int:
-        """Add an empty row and return its slot, with memory for `expected_length` tokens; it grows when needed."""
+        """Add an empty row with memory for `expected_length` tokens, which grows if needed. Returns its slot."""
 
     @abstractmethod
     def drop_row(self, slot: int) -> None:
@@ -168,9 +167,11 @@ class Target(Facts, ABC):
     ) -> Verdict:  # fmt: skip
         """Run all segments in one forward. Nothing is committed.
 
-        clock  where the forward books its time, as "prepare", "layers", "head" and, of the best logits, "top_k"."""
+        clock  gets the forward's time: "prepare", "layers", "head", and "top_k" for the best logits."""
 
     @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the keys and values of the nodes `path` (numbers in the segment just run, increasing, from 0) as the
-        row's next tokens, and drop those of the segment's other nodes."""
+        """Keep the keys and values of nodes `path` as the row's next tokens, and drop those of the segment's other
+        nodes.
+
+        path  numbers of nodes in the segment that was just run, ascending from 0."""

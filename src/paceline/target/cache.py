@@ -1,9 +1,9 @@
-"""The ragged KV cache: every row has its own slot and length.
+"""The ragged KV cache: each row has its own slot and length.
 
-One tensor [layers, 2, slots, kv_heads, capacity, head_dim] holds all keys and values. The nodes of a tree are written
-after their row's tokens; `commit` moves those of the accepted path together, and moves nothing for a chain. Rows are
-never realigned and never padded on the left. A cache that is too small doubles its capacity or its number of slots, so
-a token is copied a constant number of times on average. `reshape` lays the rows out anew within a memory budget."""
+One tensor [layers, 2, slots, kv_heads, capacity, head_dim] holds all keys and values. A tree's nodes are written after
+their row's tokens. `commit` moves the accepted path's nodes together; for a chain nothing moves. Rows are never
+realigned, and never padded on the left. A cache that is too small doubles its capacity or its number of slots, so a
+token is copied a constant number of times on average. `reshape` lays the rows out anew within a memory budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from paceline.target.layout import Layout
 if TYPE_CHECKING:
     from paceline.target.recurrent import Recurrence, RecurrentState, State
 
-GRANULE = 64  # capacity is a multiple of this number of tokens
+GRANULE = 64
+"""The capacity is a multiple of this number of tokens."""
 
 
 def in_granules(length: int) -> int:
@@ -34,13 +35,13 @@ def in_granules(length: int) -> int:
 
 
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
-"""Views of every layer's keys, and of every layer's values."""
+"""Views of each layer's keys, and of each layer's values."""
 
 
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    kv          [layers, 2, slots, kv_heads, capacity, head_dim]; another tensor once the cache has grown.
+    kv          [layers, 2, slots, kv_heads, capacity, head_dim]. When the cache grows, it is replaced.
     recurrent   the states of layers without keys and values, if there are any."""
 
     def __init__(
@@ -51,14 +52,14 @@ class RaggedCache:
         self.recurrent: RecurrentState | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
-        self._written: dict[int, int] = {}  # by slot, the number of tokens up to the last write
-        # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
+        self._written: dict[int, int] = {}  # by slot: number of tokens up to the last write
+        # Memory must be zeroed: masked values are multiplied by 0, and 0 times NaN is NaN.
         self.kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._views_of: tuple[int, int, int] | None = None
         self._views: PerLayer = ((), ())
 
     def empty(self) -> RaggedCache:
-        """A cache of the same layers, without rows and memory."""
+        """Make a cache of the same layers, without rows and memory."""
         layers, _, _, heads, _, dim = self.kv.shape
         made = RaggedCache(layers, heads, dim, self.max_context, self.kv.dtype, self.kv.device)
         if self.recurrent is not None:
@@ -68,7 +69,7 @@ class RaggedCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens of a slot."""
+        """Number of tokens for which a slot has room."""
         return self.kv.shape[4]
 
     @property
@@ -82,7 +83,7 @@ class RaggedCache:
 
     @property
     def _slot_bytes(self) -> int:
-        """Bytes of a row's three states: the present state, that after a piece of a prompt, and a kept state."""
+        """Bytes of a row's three states: the present state, the state after a piece of a prompt, and a kept state."""
         return 0 if self.recurrent is None else 3 * self.recurrent.nbytes
 
     @property
@@ -101,7 +102,7 @@ class RaggedCache:
         """Bytes of a cache with `slots` slots of `capacity` tokens."""
         return slots * (self.token_bytes * in_granules(capacity) + self._slot_bytes)
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    @torch.inference_mode()  # A cache that has grown in a forward is an inference tensor.
     def add_row(self, expected_length: int) -> int:
         """Take the lowest free slot for an empty row, with memory for `expected_length` tokens."""
         if not self._free:
@@ -111,10 +112,10 @@ class RaggedCache:
         self.reserve(min(expected_length, self.max_context))
         if self.recurrent is not None:
             self.recurrent.add_row(slot)
-        self._free.remove(slot)  # only now: `reserve` may have found no memory
+        self._free.remove(slot)  # This comes last, because `reserve` may find no memory.
         self._lengths[slot] = 0
         end = self._written.pop(slot, 0) if self.kv.device.type == "cpu" else None
-        self.kv[:, :, slot, :, :end].zero_()  # an earlier row may have left NaN
+        self.kv[:, :, slot, :, :end].zero_()  # An earlier row may have left NaN.
         return slot
 
     def drop_row(self, slot: int) -> None:
@@ -136,9 +137,9 @@ class RaggedCache:
             raise ValueError(f"slot {slot} holds no row")
 
     def reserve(self, length: int, slots: int = 0, *, double: bool = True) -> None:
-        """Grow if a row of `length` tokens, the slots in use or `slots` of them do not fit.
+        """Grow until a row of `length` tokens and `slots` slots fit, and all slots in use.
 
-        double  grow to twice the size, so that growing often is cheap; False: no further than needed."""
+        double  grow to twice the size, so that growing is rare; False: no further than needed."""
         wanted, slots, capacity = max(slots, len(self._lengths)), self.num_slots, self.capacity
         if wanted > slots:
             slots = max(wanted, 2 * slots if double else 0)
@@ -149,22 +150,22 @@ class RaggedCache:
         old = self.kv
         self._views_of = None
         self.kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
-        # Copy all of it: uncommitted nodes of a self-drafter may lie after the longest row.
+        # All is copied, because uncommitted nodes may lie after the longest row.
         self.kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def take_memory(self, other: RaggedCache) -> None:
-        """Take over the memory of a cache of the same layers that holds no row. Does nothing for other caches."""
+        """Take over the memory of another cache, if it has the same layers and no rows."""
         mine, theirs = ((kv.dtype, kv.device, *kv.shape[:2], kv.shape[3], kv.shape[5]) for kv in (self.kv, other.kv))
         if mine == theirs and not self.held and not other.held:
             self.kv, self._written = other.kv, other._written
 
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
-        """Move the committed tokens of all rows to memory with `slots` slots of `capacity` tokens; drop all else.
+        """Move the committed tokens of all rows to memory with `slots` slots of `capacity` tokens, and drop all else.
 
-        Returns new slots by old ones: the same if all still exist, else 0, 1, 2 and so on. The old memory is freed
-        before the new is allocated, but the rows' tokens exist twice for a moment. Raises an error and leaves the cache
-        as it was if there is no memory for the new shape."""
+        Returns new slots by old slots: the same if all still exist, else 0, 1, 2 and so on. The old memory is freed
+        before the new memory is allocated, but the rows' tokens exist twice for a moment. Without memory for the new
+        shape, an error is raised and the cache stays as it was."""
         held = self.held
         slots, capacity = max(slots, len(held)), in_granules(max(capacity, *self._lengths, 0))
         new_slot = {old: new for new, old in enumerate(held)}
@@ -172,7 +173,7 @@ class RaggedCache:
             new_slot = {slot: slot for slot in held}
         rows = {slot: self.copy(slot, self._lengths[slot]) for slot in held}
         layers, two, old_slots, heads, old_capacity, dim = self.kv.shape
-        self._views_of, self._views = None, ((), ())  # views hold the old memory
+        self._views_of, self._views = None, ((), ())  # Views hold the old memory.
         self.kv = self.kv.new_empty(layers, two, 0, heads, 0, dim)
         try:
             self.kv = self.kv.new_zeros(layers, two, slots, heads, capacity, dim)
@@ -198,7 +199,7 @@ class RaggedCache:
 
     @torch.inference_mode()
     def paste(self, slot: int, kv: torch.Tensor, state: State | None = None) -> None:
-        """Replace the row's tokens by a `copy`, no longer than the capacity, and its state by a copy of `state`."""
+        """Replace the row's tokens by those of a `copy`, which must fit, and its state by a copy of `state`."""
         self._check(slot)
         if self.recurrent is not None and state is not None:
             self.recurrent.rows[slot].now = state.clone()
@@ -208,23 +209,23 @@ class RaggedCache:
         self._written[slot] = max(length, self._written.get(slot, 0))
 
     def states(self, slot: int) -> dict[int, State]:
-        """The row's kept states and its present state, by number of tokens; none without recurrent layers. The present
-        state changes with the row."""
+        """The row's kept states and its present state, by number of tokens; none without recurrent layers. The row goes
+        on to change its present state."""
         return {} if self.recurrent is None else self.recurrent.states(slot, self.length(slot))
 
     def reusable(self, slot: int, most: int) -> int:
-        """The number of a row's first `most` tokens that another row can take over: up to the last of its states."""
+        """How many of a row's first `most` tokens another row can take over: with states, up to the last of them."""
         return most if self.recurrent is None else max((n for n in self.states(slot) if n <= most), default=0)
 
     def mark(self, slot: int, length: int) -> None:
-        """Make the row's first `length` tokens `reusable` once it has them."""
+        """Make the row's first `length` tokens `reusable`, as soon as it has them."""
         if self.recurrent is not None and length > self.length(slot):
             self.recurrent.mark(slot, length)
 
     def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
-        """Open the cache for the planned forward; grow it first if necessary.
+        """Open the cache for the planned forward. It grows if necessary.
 
-        recorded  for a CUDA graph: all rows fit, and the graph reads the places from the layout when it runs."""
+        recorded  the forward is a CUDA graph: all rows fit, and it reads the places from the layout when it runs."""
         if not recorded:
             self.reserve(max(layout.reach.values()))
             for slot, end in layout.reach.items():
@@ -236,10 +237,10 @@ class RaggedCache:
         return made
 
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
-        """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
+        """Keys and values of slots `first` to `last` - 1, up to `keys` tokens, layer by layer.
 
-        The last result is cached: decoding reads the same views many times, and two new views a layer take longer
-        than anything else between two forwards."""
+        The last result is kept, because decoding reads the same views many times, and making two views for each layer
+        takes longer than all else between two forwards."""
         where = (first, last, keys)
         if where != self._views_of:
             whole = self.kv[:, :, first:last, :, :keys]
@@ -253,7 +254,7 @@ class RaggedCache:
         self._lengths[slot] = min(length, self.length(slot))
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
+        """Keep nodes `path` (ascending from 0) of the segment just written to `slot` as the row's next tokens."""
         self._gather(slot, path)
         if self.recurrent is not None:
             self.recurrent.commit(slot, self._lengths[slot], path)
@@ -265,7 +266,7 @@ class RaggedCache:
         if self.recurrent is not None:
             self.recurrent.arrange(slot, nodes)
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    @torch.inference_mode()  # A cache that has grown in a forward is an inference tensor.
     def _gather(self, slot: int, nodes: Sequence[int]) -> None:
         self._check(slot)
         length, row = self._lengths[slot], self.kv[:, :, slot]
@@ -276,9 +277,9 @@ class RaggedCache:
 
 
 class Writer:
-    """One forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
+    """A forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
 
-    indexed   write by index on the device, never by slice.
+    indexed   whether to write by index on the device, never by slice.
     kv_heads  number of key heads."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
@@ -290,7 +291,7 @@ class Writer:
         self.recurrence: Recurrence | None = None
 
     def here(self, table: torch.Tensor) -> torch.Tensor:
-        """The rows [N, 1, D] of a rotary table [positions, D] for the nodes' positions; all layers share them."""
+        """The rows [N, 1, D] of a rotary table [positions, D] for the nodes' positions. All layers share them."""
         if id(table) not in self._here:
             self._here[id(table)] = table[self._layout.positions].unsqueeze(1)
         return self._here[id(table)]
@@ -307,7 +308,7 @@ class Writer:
             kv[1, slots, :, at] = values
 
     def _only_row(self) -> PerLayer:
-        """The slices, layer by layer, to which a forward with one row writes."""
+        """The slices, layer by layer, to which a forward with a single row writes."""
         if self._one is None:
             ((slot, end),) = self._layout.reach.items()
             here = self._kv[:, :, slot, :, end - self._layout.num_nodes - self._layout.padding : end]
@@ -316,7 +317,7 @@ class Writer:
 
     @cached_property
     def header(self) -> array[int]:
-        """Addresses and sizes of this forward, a `Forward` of `kernels/records.py`, for compiled code."""
+        """This forward's addresses and sizes, a `Forward` of `kernels/records.py`, for compiled code."""
         kv, layout = self._kv, self._layout
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
@@ -330,12 +331,12 @@ class Writer:
 
 
 class CachedTarget(Target):
-    """A target whose rows live in a `RaggedCache`; a subclass adds `verify`."""
+    """A target whose rows are in a `RaggedCache`. Subclasses add `verify`."""
 
     cache: RaggedCache
 
     def apart(self) -> Self:
-        """The same model with a cache of its own, for rows that nothing else touches."""
+        """The same model with its own cache, for rows that nothing else touches."""
         made = copy(self)
         made.cache = self.cache.empty()
         return made
@@ -356,7 +357,7 @@ class CachedTarget(Target):
         self.cache.truncate(slot, length)
 
     def _best(self, logits: torch.Tensor, needs: Needs, clock: Clock) -> Pair | None:
-        """Values and ids of the `needs.top_k` best logits; their time is booked as the drafter's."""
+        """Values and ids of the `needs.top_k` best logits. The clock books their time for the drafter."""
         if not needs.top_k:
             return None
         top = top_tokens(logits, needs.top_k)

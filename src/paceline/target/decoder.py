@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from paceline.target.graphs import Recorder
 
 
-MOST_ROWS = 4096  # about this number of rows of an embedding in blocks is cached: to expand a row takes 0.5 ms
+MOST_ROWS = 4096
+"""About how many rows of an embedding in blocks are kept expanded. Expanding a row takes 0.5 ms."""
 
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
@@ -51,7 +52,7 @@ def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> tor
         weight = weight.rows(order) if isinstance(weight, Blocks) else weight[order]
     if shape.norm_offset and part.endswith("norm") and not part.endswith("linear_attn.norm"):
         assert isinstance(weight, torch.Tensor)
-        return weight.double() + shape.norm_offset  # the sum may not fit into bfloat16
+        return weight.double() + shape.norm_offset  # The sum may not fit into bfloat16.
     return weight
 
 
@@ -60,11 +61,11 @@ class Decoder(CachedTarget):
 
     weights              checkpoint tensors by name (`weight_shapes`), cast to `dtype` on `device`. Matrices in blocks
                          stay in blocks; `dtype` is then the dtype of all else.
-    expand               cast blocks to `dtype`, too. Inputs of products are then not rounded.
+    expand               cast blocks to `dtype`, too, so that products do not round their inputs.
     weights_fingerprint  fingerprint of the weights before they were quantised; None: the fingerprint of `weights`.
     made_of              description of the blocks from which `weights` were quantised; None: they were not in blocks.
-    inverse_frequencies  [head_dim / 2] instead of the frequencies of `config`.
-    remarks              on weights in blocks, for `notes`."""
+    inverse_frequencies  [head_dim / 2]; None: the frequencies of `config`.
+    remarks              lines on weights in blocks, to add to `notes`."""
 
     def __init__(
         self, config: PretrainedConfig, weights: WeightsByName, *, name: str = "decoder",
@@ -114,7 +115,7 @@ class Decoder(CachedTarget):
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]
         self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}
-        """The number of earlier layers of a kind: layers with keys and values, and with states, are counted apart."""
+        """Numbers of layers before each layer, counted apart for layers with states (True), and with keys (False)."""
         self.recurrent = any(states)
         self.cache = self.new_cache(s.num_layers, 0)
         self.recorder: Recorder | None = None
@@ -151,7 +152,7 @@ class Decoder(CachedTarget):
         return self
 
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The states [N, H] before the first layer."""
+        """States [N, H] of tokens before the first layer."""
         rows = self._rows_of(tokens)
         return rows if self.shape.embedding_scale == 1.0 else rows * self._embedding_scale
 
@@ -168,13 +169,13 @@ class Decoder(CachedTarget):
         return torch.stack([self._rows[token] for token in ids])
 
     def _expanded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of an embedding in blocks."""
+        """Expand rows of an embedding in blocks."""
         assert isinstance(self._table, Blocks)
         return self._table.rows(tokens).dense(self.dtype)
 
     @property
     def prefix_key(self) -> str:
-        """As `Target.prefix_key`. If exact, it also differs where another processor or torch may round differently."""
+        """As `Target.prefix_key`. For exact targets it also names processor and torch, which may round differently."""
         tables = sha256()
         for table in (table for ops in self._ops.values() for table in (ops.cos, ops.sin)):
             tables.update(table.cpu().view(torch.uint8).numpy().tobytes())
@@ -182,8 +183,8 @@ class Decoder(CachedTarget):
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 
     def _compile(self) -> None:
-        """Compute all but the products by compiled steps, which are imported on demand. This happens before the first
-        answer, because the first compilation takes seconds."""
+        """Switch to compiled steps, which compute all but the products. They are compiled now, before the first answer,
+        because that takes seconds."""
         from paceline.kernels import attention  # noqa: F401
         from paceline.kernels.program import Programs
         from paceline.kernels.steps import FusedOps
@@ -204,8 +205,8 @@ class Decoder(CachedTarget):
 
     @property
     def exact_is_free(self) -> bool:
-        """Whether `make_exact` costs no time: our products are faster than the libraries', or there are no others, as
-        for blocks in float32."""
+        """Whether `make_exact` costs no time: all products are ours, and for lack of others (blocks in float32) or
+        because they are faster here."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
         alone = self.quantised is not None and self.dtype == torch.float32
         return fits and (alone or kernels.preferred(self.dtype)) and self._own_nodes == ALL_ROWS
@@ -281,11 +282,11 @@ class Decoder(CachedTarget):
 
     def apart(self) -> Self:
         made = super().apart()
-        made.recorder = None  # its graphs read this cache
+        made.recorder = None  # The graphs read this cache.
         return made
 
     def new_cache(self, layers: int, first: int | None = None) -> RaggedCache:
-        """An empty cache for `layers` layers of this decoder from `first` on. None: all of them have attention."""
+        """Make an empty cache for `layers` layers of this decoder, from `first` on. first: None: all have attention."""
         s = self.shape
         kinds = () if first is None else s.layers[first : first + layers]
         states = sum(kind.recurrent for kind in kinds)
@@ -298,10 +299,11 @@ class Decoder(CachedTarget):
     def run_layers(
         self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: RaggedCache | None = None
     ) -> torch.Tensor:
-        """Run layers first..last-1 over the segments' nodes, a self-drafter's part of a forward; returns states [N, H].
+        """Run layers `first` to `last` - 1 over the segments' nodes, for drafters that use the target's layers. Returns
+        states [N, H].
 
-        Keys and values of those layers are written after the rows. With the states in `Segment.hidden`, `verify`
-        starts at layer `last`. If `first` is above 0, each segment's `hidden` has the states before that layer.
+        These layers' keys and values are written after the rows. `verify` goes on at layer `last` if the states are in
+        `Segment.hidden`. If `first` is above 0, each segment's `hidden` has the states before that layer.
 
         cache  a separate cache of `last - first` layers (`new_cache`), with its own row lengths."""
         layout = self._plan(segments, cache)
@@ -316,7 +318,7 @@ class Decoder(CachedTarget):
     def _run(
         self, x: torch.Tensor, layers: range, layout: Layout, cache: Writer, cache_begins: int = 0
     ) -> torch.Tensor:
-        """Run `layers` over the states x [N, H]; returns states [N, H]. cache_begins: the first layer of the cache."""
+        """Run `layers` over states x [N, H]. Returns states [N, H]. cache_begins: number of the cache's first layer."""
 
         def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
             places = self._places[self.shape.layers[layer].recurrent]
@@ -331,7 +333,7 @@ class Decoder(CachedTarget):
         return x if delta is None else self.ops.add_norm(x, delta, None, self.shape.residual_scale)[0]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
-        """The head's logits [N, V] of hidden states [N, H]. normalise: apply the final norm first."""
+        """The head's logits [N, V] for hidden states [N, H]. normalise: apply the final norm first."""
         hidden = hidden.to(self.dtype)
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
@@ -357,10 +359,10 @@ class Decoder(CachedTarget):
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
-        """The number of nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
+        """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
 
-        oneDNN takes one or two milliseconds to compile a kernel for each number of rows of a product, and so does torch
-        for each number of queries and keys in attention (docs/log.md). Rows without drafts need no padding."""
+        Padding saves compiling: oneDNN takes one or two milliseconds for a kernel for each number of rows of a product,
+        and so does torch for each number of queries and keys (docs/log.md). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
         by_library = self.head.in_units and not self.exact and nodes > self._own_nodes
@@ -369,11 +371,10 @@ class Decoder(CachedTarget):
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
-        """The states [N, H] that the forward starts from, and its first layer.
+        """The states [N, H] from which the forward starts, and its first layer.
 
-        If some segments have states before `resume_layer`, the layers below it run for the other segments alone. If
-        another drafter needs the states of a layer below, all layers run for all segments, and those states are unused.
-        """
+        If some segments have states before `resume_layer`, only the other segments run the layers below it. But if a
+        drafter needs states of a layer below, all segments run all layers, and their states are not used."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
         wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
@@ -389,5 +390,5 @@ class Decoder(CachedTarget):
 
 
 def _padded(states: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """States [N, H] of the nodes, then zeros for the padding."""
+    """Append zeros for the padding to the nodes' states [N, H]."""
     return F.pad(states, (0, 0, 0, layout.padding)) if layout.padding else states

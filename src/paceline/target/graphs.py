@@ -1,10 +1,10 @@
 """CUDA graphs: on a CUDA device a round of decoding is launched as one graph.
 
 A forward is hundreds of kernels, and launching them one by one takes longer than running them (docs/log.md).
-A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round is padded to one of a
-few forms: all rows have the same number of nodes, and attention reads a multiple of `KEYS` keys. A form runs without a
-graph the first time, is recorded the second time, and is replayed from then on. Rounds that fit no form run without
-graphs: long chunks of prompts, segments with a self-drafter's states, rows whose slots have gaps between them."""
+A CUDA graph is launched as a whole, but always runs the same kernels over the same memory. So a round is padded to one
+of a few forms, in which all rows have the same number of nodes, and attention reads a multiple of `KEYS` keys. A form
+runs without a graph the first time, is recorded the second time, and is replayed from then on. Rounds that fit no form
+run without graphs: long chunks of prompts, segments with states, rows whose slots have gaps between them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,23 @@ class Recordable(Inside, Protocol):
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor: ...
     def finish(self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs) -> Any: ...
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)  # nodes of a row in a form
-KEYS = 256  # the number of keys that attention reads is a multiple of this, or the whole capacity
-MOST_NODES = 256  # largest form in nodes: with more, launching takes little of the time, and padding more
-MOST_FORMS = 96  # largest number of recorded forms; the least recently used is dropped
-
-Output = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of all nodes, and hidden states by layer
+WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
+"""Possible numbers of nodes of a row in a form."""
+KEYS = 256
+"""The number of keys that attention reads is a multiple of this, or the whole capacity."""
+MOST_NODES = 256
+"""Largest number of nodes of a form. With more nodes, launching matters little, and padding more."""
+MOST_FORMS = 96
+"""Largest number of recorded forms. The least recently used form is dropped."""
+Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
+"""Logits of all nodes, and hidden states by layer."""
 
 
 class Form(NamedTuple):
     """The form of a round. Rounds of the same form share a recording.
 
-    first, last  the slots are first..last-1. width: nodes of a row. keys: number of keys that attention reads.
+    first, last  the rows have slots first to last - 1. width: number of nodes of a row.
+    keys         number of keys that attention reads.
     layers       layers of the hidden states. cache: the cache's shape and address."""
 
     first: int
@@ -52,12 +57,12 @@ class Form(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Nodes of the forward, padding included."""
+        """Number of nodes of the forward, with padding."""
         return (self.last - self.first) * self.width
 
 
 class GraphRecording:
-    """The CUDA graph of one form, and the memory of its inputs."""
+    """The CUDA graph of a form, and the memory of its inputs."""
 
     def __init__(self, decoder: Recordable, form: Form):
         self._decoder, self._form = decoder, form
@@ -72,7 +77,7 @@ class GraphRecording:
         """Copy a round's inputs to the device.
 
         tokens, positions, at  [nodes], as in `Layout`. lengths: committed lengths [slots].
-        sees  bool [slots, width, width]: the nodes of its row that each node sees."""
+        sees  bool [slots, width, width]: which nodes of its row each node sees."""
         self._numbers.copy_(torch.from_numpy(np.concatenate([tokens, positions, at, lengths])))
         self._sees.copy_(torch.from_numpy(sees))
 
@@ -84,7 +89,7 @@ class GraphRecording:
         self._graph = graph
 
     def run(self) -> Output:
-        """The forward's output. The next recording that runs overwrites it."""
+        """Run the graph. Returns the forward's output, which the next recording that runs overwrites."""
         if self._graph is None or self._output is None:
             return self.forward()
         self._graph.replay()
@@ -110,7 +115,7 @@ class GraphRecording:
 
 
 class Recorder:
-    """The recordings of one decoder. record: False runs forms without graphs, for tests without a CUDA device."""
+    """A decoder's recordings. record: False runs forms without graphs, for tests without a CUDA device."""
 
     def __init__(self, decoder: Recordable, record: bool = True):
         self._decoder, self._record = decoder, record
@@ -139,7 +144,7 @@ class Recorder:
         first, last = slots[0], slots[-1] + 1
         most = max(segment.num_run for segment in segments)
         usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
-        # When a form is recorded, the experts that will run and the places of the rows' states are not known.
+        # A recording cannot know which experts will run, nor where the rows' states will be.
         usual = usual and decoder.shape.experts is None and decoder.shape.delta is None
         if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
             return None
@@ -165,7 +170,7 @@ class Recorder:
         return tokens.ravel(), positions.ravel(), at.ravel(), lengths, sees
 
     def _verdict(self, segments: Sequence[Segment], form: Form, output: Output) -> Verdict:
-        """The results of the segments' own nodes, copied from the recording's memory."""
+        """Copy the results of the segments' nodes, without padding, from the recording's memory."""
         begins = [(segment.slot - form.first) * form.width for segment in segments]
         nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
         wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]

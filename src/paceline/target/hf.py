@@ -1,6 +1,6 @@
 """Any transformers causal language model as a target, with its keys and values in our ragged cache.
 
-On loading, a proof compares its logits, verified as a tree on our cache, with those of plain forwards; a model that
+When a model is loaded, a proof compares its logits for a tree on our cache with those of plain forwards. A model that
 fails is refused. Only this file uses transformers' caches and masks."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 
 Results = list[tuple[torch.Tensor, dict[int, torch.Tensor]]]
-"""For each segment, its logits [num_logits, V] and hidden states {layer: [n, H]}."""
+"""For each segment: logits [num_logits, V], and hidden states [n, H] by layer."""
 
 
 def load(
@@ -47,28 +47,28 @@ def load(
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=trust_remote_code,
-                ignore_mismatched_sizes=True,  # we report them; transformers' own error names no tensor
+                ignore_mismatched_sizes=True,  # transformers' own error names no tensor.
                 output_loading_info=True,
             )
         model, report = loaded
-    except Exception as error:  # the model's own code may raise anything
+    except Exception as error:  # The model's own code may raise anything.
         why = f"transformers cannot load it as a causal language model: {one_line(error)}"
         raise ModelError(f"{name}: {why}") from None
-    # transformers does not report unexpected weights that the model's own code allows.
+    # transformers does not report unexpected weights if the model's own code allows them.
     differing, missing = sorted(report["mismatched_keys"]), dict.fromkeys(sorted(report["missing_keys"]), ())
     wanted = missing | {key: shape for key, _, shape in differing}
     found = dict.fromkeys(report["unexpected_keys"], ()) | {key: shape for key, shape, _ in differing}
     check_shapes(folder, wanted, found, model.config.get_text_config(decoder=True).num_hidden_layers)
     for parameter in model.parameters():
         parameter.data = aligned(parameter.data)
-    if getattr(model, "is_quantized", None) is False:  # loading expanded the weights to the dtype of the scales
+    if getattr(model, "is_quantized", None) is False:  # Loading expanded the weights to the scales' dtype.
         model.to(dtype)
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Turn off the progress bar and log lines of transformers, because we report errors in one line."""
+    """Turn off transformers' progress bar and log lines, because we report errors in one line."""
     bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -94,13 +94,13 @@ class HFTarget(CachedTarget):
         self.num_layers, self.hidden_size = config.num_hidden_layers, config.hidden_size
         self.max_context = config.max_position_embeddings
         self.eos_token_ids = tuple(eos_token_ids)
-        if self.device.type == "cpu":  # keys are not copied for the query heads that share them; the bits are the same
+        if self.device.type == "cpu":  # This copies no keys for heads that share them, and gives the same bits.
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         own = embedding is not None and (head is None or head.weight is not embedding.weight)
         self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
         self.masks_itself = True
-        """Whether the model's own mask is right at the beginning of a prompt; the proof tests it."""
+        """Whether the model's own mask is right at the beginning of a prompt. The proof sets it."""
         self.weights_fingerprint = fingerprint(dict(model.named_parameters()))
         plain = Example(self)
         self.vocab_size = plain.logits.shape[-1]
@@ -112,7 +112,7 @@ class HFTarget(CachedTarget):
 
     @property
     def prefix_key(self) -> str:
-        """As `Target.prefix_key`, with the configuration, but not its path and transformers version."""
+        """As `Target.prefix_key`, with the configuration but not its path or transformers' version."""
         config = self.model.config.to_dict()
         own = {key: config[key] for key in sorted(config) if key not in ("_name_or_path", "transformers_version")}
         return f"{super().prefix_key} {own}"
@@ -139,7 +139,7 @@ class HFTarget(CachedTarget):
 
     def check(self, needs: Needs) -> None:
         """Raise ModelError for needs that only the native decoder can meet."""
-        inside = BEFORE_NORM in needs.hidden_layers  # transformers' last states are those after the norm
+        inside = BEFORE_NORM in needs.hidden_layers  # transformers only gives the states after the norm.
         if inside or needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
                 f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
@@ -151,7 +151,7 @@ class HFTarget(CachedTarget):
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
         clock: Clock | None = None,
     ) -> Verdict:  # fmt: skip
-        """As `Target.verify`; each long prompt chunk runs in a forward of its own."""
+        """As `Target.verify`, but each long chunk of a prompt runs in its own forward."""
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
@@ -183,7 +183,7 @@ class HFTarget(CachedTarget):
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers, clock)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """The number of nodes to add to a lone draft on a CPU: 3 rows take the time of 4 (docs/log.md)."""
+        """How many nodes to add to a single draft on a CPU, where 3 rows take as long as 4 (docs/log.md)."""
         count = segments[0].num_run
         if len(segments) > 1 or segments[0].is_prompt or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0
@@ -195,7 +195,7 @@ class HFTarget(CachedTarget):
         mask: torch.Tensor | None, cache: Cache, hidden_layers: Sequence[int], clock: Clock,
     ) -> Results:  # fmt: skip
         """Run the model over packed `tokens` and `positions`, int64 [N]."""
-        keep = max(1, *(s.num_logits for s in segments)) + padding.spare  # 0 would mean all
+        keep = max(1, *(s.num_logits for s in segments)) + padding.spare  # 0 would keep all logits.
         out = self.model(
             input_ids=padding.pad(tokens),
             position_ids=padding.pad(positions),
@@ -217,7 +217,7 @@ class HFTarget(CachedTarget):
     def _mask(
         self, segments: Sequence[Segment], lengths: Sequence[int], padding: Padding, layout: Layout
     ) -> torch.Tensor | None:
-        """The attention mask; None at the start of a prompt, where the model's own mask is right and cheaper."""
+        """Make the attention mask; None if the model's own mask is right, as at the start of a prompt, and cheaper."""
         (group,) = layout.groups
         begins = segments[0].is_prompt and not lengths[0]
         if len(segments) == 1 and self.masks_itself and (group.mask is None or begins):
@@ -228,7 +228,8 @@ class HFTarget(CachedTarget):
         return self._additive(visible(segments, places, padding.queries, group.keys))
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
-        """`visible` as transformers' eager attention adds it: [rows, 1, queries, keys], 0 or the dtype's minimum."""
+        """Turn `visible` into a mask to add, for transformers' eager attention: 0 or the dtype's minimum, [rows, 1,
+        queries, keys]."""
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
@@ -237,10 +238,11 @@ class HFTarget(CachedTarget):
 class Padding:
     """Converts between the packed nodes [N, ...] of segments and the padded [rows, queries, ...].
 
-    counts  nodes of each segment. spare: nodes after those of a segment that is alone; their results are not used.
+    counts  number of nodes of each segment.
+    spare   number of unused nodes after those of a single segment.
 
-    Rows are padded on the left: the wanted logits are then the last of every row, and architectures with a built-in
-    causal mask count a query's place from the end."""
+    Rows are padded on the left, because then the wanted logits are the last of each row, and because architectures with
+    a built-in causal mask count a query's place from the end."""
 
     def __init__(self, counts: Sequence[int], device: torch.device, spare: int = 0):
         self.rows, self.queries, self.spare = len(counts), max(counts) + spare, spare
@@ -251,7 +253,7 @@ class Padding:
         self.at = (torch.from_numpy(row).to(device), torch.from_numpy(column).to(device))
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
-        """[N, ...] to [rows, queries, ...], padded with zeros."""
+        """Turn [N, ...] into [rows, queries, ...], padded with zeros."""
         if self.rows == 1:
             return packed.unsqueeze(0)
         padded = packed.new_zeros(self.rows, self.queries, *packed.shape[1:])
@@ -259,15 +261,15 @@ class Padding:
         return padded
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """[rows, queries, ...] to [N, ...]."""
+        """Turn [rows, queries, ...] into [N, ...]."""
         return padded[0] if self.rows == 1 else padded[self.at]
 
 
 def visible(
     segments: Sequence[Segment], places: Sequence[tuple[int, int, int]], queries: int, keys: int
 ) -> NDArray[np.bool_]:
-    """The mask of keys that each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors and
-    itself. Padding sees the first key, or its softmax would be NaN.
+    """Make the mask of keys that each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors
+    and itself. Padding sees the first key, because otherwise its softmax would be NaN.
 
     places  for each row, begin and end of its committed tokens, and the key of its segment's first node."""
     seen = np.zeros((len(segments), queries, keys), np.bool_)
@@ -280,15 +282,15 @@ def visible(
 
 
 class OneForward(Cache):
-    """A transformers cache for one forward. The model's layers call `update`, which returns `keys` keys and values, the
-    last of them those of the forward's `queries` queries."""
+    """A transformers cache for a forward. The model's layers call `update`, which returns `keys` keys and values; the
+    last `queries` are those of the forward's queries."""
 
     def __init__(self, keys: int, queries: int):
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self._keys, self._queries = keys, queries
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of keys before this forward. Models do not use it when positions and a mask are given."""
+        """Number of keys before this forward. Models that get positions and a mask do not use it."""
         return self._keys - self._queries
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -299,7 +301,7 @@ class OneForward(Cache):
 class _RowsCache(OneForward):
     """Our ragged cache as a transformers cache.
 
-    whole  layers attend to all keys of the mask; False: only to the forward's own tokens."""
+    whole  whether layers attend to all keys of the mask; False: only to the forward's own tokens."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
         (group,) = layout.groups
@@ -312,7 +314,7 @@ class _RowsCache(OneForward):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values [rows, kv_heads, queries, head_dim]; return all, [rows, kv_heads, keys, head_dim]."""
+        """Write keys and values [rows, kv_heads, queries, head_dim]. Returns all [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
         keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
@@ -327,10 +329,10 @@ ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
 def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
-    """ModelError for a model whose configuration shows that it cannot be a target."""
+    """Raise ModelError if the configuration shows that the model cannot be a target."""
     odd = {_other_attention(type(layer)) for layer in DynamicCache(config=model.config).layers} - {""}
     if getattr(config, "model_type", "") == "gpt_neo" and "local" in config.attention_layers:
-        odd.add("a sliding window")  # GPT-Neo has its own name for it
+        odd.add("a sliding window")  # GPT-Neo has its own name for it.
     why = ""
     if odd:
         why = f"some layers have {' and '.join(sorted(odd))}, and cannot forget a rejected draft"
@@ -346,7 +348,7 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
 
 
 def _other_attention(layer: type) -> str:
-    """Name what a layer with this kind of cache has instead of full attention; "" for full attention."""
+    """Name what a layer has instead of full attention, by its kind of cache; "" for full attention."""
     if layer is DynamicLayer:
         return ""
     if "LinearAttention" in layer.__name__:
@@ -355,16 +357,16 @@ def _other_attention(layer: type) -> str:
 
 
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
-"""Largest error that the proof allows, relative to the effect of seeing wrong tokens: the maximum of TOLERANCE,
-ROUNDING times the dtype's precision, and NOISE times the difference of two plain forwards; at most LIMIT."""
+"""The proof allows errors up to the maximum of TOLERANCE, ROUNDING times the dtype's precision, and NOISE times the
+difference of two plain forwards, but never above LIMIT. All are relative to the effect of seeing wrong tokens."""
 
 
 class Example:
     """The proof: compares plain forwards of short texts with the same texts on our cache.
 
-    Row 0 is a longer prefix and a single node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
-    below the last sibling, whose place in the cache is far from its position in the text. In the third text the leaf
-    sees all siblings, so its difference from row 1 is the effect of a wrong mask. Two forwards measure rounding."""
+    Row 0 is a longer prefix and a single node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and below
+    the last sibling a leaf, whose place in the cache is far from its position in the text. In the third text the leaf
+    sees all siblings, which shows the effect of a wrong mask. Two plain forwards show the effect of rounding."""
 
     SIBLINGS = 12
 
@@ -384,7 +386,7 @@ class Example:
         cache: Any = DynamicCache(config=self.model.config)
         try:
             self.logits = self._plain(self.text, cache)
-        except Exception as error:  # the model's own code may raise anything
+        except Exception as error:  # The model's own code may raise anything.
             raise self._refused(f"a plain forward with transformers' own cache fails: {one_line(error)}") from None
         if self.logits.isnan().any():
             raise self._refused("its logits are NaN: its weights or dtype are broken")
@@ -405,14 +407,14 @@ class Example:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """Set `target.masks_itself`. ModelError unless its logits agree with those of plain forwards."""
+        """Run the proof, and set `target.masks_itself`. ModelError if logits differ from those of plain forwards."""
         for target.masks_itself in (True, False):
             slots = [target.add_row(0) for _ in range(2)]
             try:
                 error, noise = self._errors(target, slots)
             except ModelError:
                 raise
-            except Exception as failure:  # the model's own code may raise anything
+            except Exception as failure:  # The model's own code may raise anything.
                 why = "its code does not run on a cache, positions and a mask from outside"
                 raise self._refused(why) from failure
             finally:
@@ -427,7 +429,7 @@ class Example:
 
     @torch.inference_mode()
     def _errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """RMS errors of our worst node and of a second plain forward, each divided by the effect of wrong tokens."""
+        """RMS errors of our worst node and of a second plain forward, relative to the effect of wrong tokens."""
         a, b = slots
         for slot, tokens in ((a, self.long[:-1]), (b, self.prefix)):
             target.verify([Segment.chunk(slot, tokens, False)])

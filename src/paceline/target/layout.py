@@ -1,9 +1,9 @@
-"""Layout: where the segments of one forward lie in memory, and which keys each node attends to. Planned in NumPy.
+"""Layout: where the segments of a forward lie in memory, and which keys each node sees. It is planned in NumPy.
 
 The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
-needs more dimensions: short segments share a padded group over a range of slots, and a long segment (a prompt's chunk)
-is a group of its own. Node i of a segment has the position (row length) + (its depth) and the cache place
-(row length) + i; it sees the row's committed tokens, its ancestors and itself, or all nodes of a `mutual` segment."""
+needs more dimensions: short segments share a padded group over a range of slots, and each long segment (a prompt's
+chunk) is a group. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i.
+It sees the row's committed tokens, its ancestors and itself; in a `mutual` segment it sees all nodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from paceline.core.segment import Segment
 from paceline.core.tree import IntArray, ancestors
 from paceline.kernels.records import BLOCK, Tile
 
-SHARED_QUERIES = 64  # largest segment of a shared group, in nodes: the others are padded to the longest
-
-MIN_QUERIES = 4  # minimum for a key head: torch has another attention kernel for a single query, oneDNN for up to three
-
+SHARED_QUERIES = 64
+"""Largest number of nodes of a segment in a shared group, whose segments are padded to the longest."""
+MIN_QUERIES = 4
+"""Smallest number of queries of a key head. For fewer, torch (1) and oneDNN (up to 3) have other kernels."""
 KEY_GRANULE = 64
-"""The number of keys that attention reads is a multiple of this (the last are masked), for at least `MIN_QUERIES`
-queries. torch's CPU kernel then adds in the same order for any number of nodes, so that a token's attention is the same
-alone and in a draft, also in bfloat16. 16 would do; with 64 torch compiles fewer kernels (docs/log.md)."""
+"""The number of keys that attention reads is a multiple of this; the last are masked. With at least `MIN_QUERIES`
+queries, torch's CPU kernel then adds in the same order for any number of nodes, so that a token's attention is the same
+alone and in a draft, also in bfloat16. 16 would be enough; with 64 torch compiles fewer kernels (docs/log.md)."""
 
 
 def padded_size(count: int) -> int:
-    """Round a number of nodes up to a size that kernels are compiled for: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ...
-    96, 112, ... 256, 288, ... From 4 on, it adds at most a quarter."""
+    """Round a number of nodes up to a size for which kernels are compiled: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ...
+    96, 112, ... 256, 288, ... It adds at most a quarter."""
     steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
     step = next((step for most, step in steps if count <= most), 64)
     return -(-count // step) * step
@@ -39,18 +39,18 @@ def padded_size(count: int) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """Segments of one attention call: slots first..last-1, `queries` nodes each, over the first `keys` of the cache.
+    """Segments of an attention call: slots `first` to `last` - 1, each with `queries` nodes, over the first `keys`
+    keys.
 
     begin, end  the group's packed nodes, if gather is None.
-    gather      int64 [slots * queries]: the packed node of each (slot, query), any node for padding. gather, scatter
+    gather      int64 [slots * queries]: the packed node of each (slot, query); for padding any node. gather, scatter
                 and packed are None if the packed order is the padded order.
     scatter     int64 [nodes]: the padded place of each packed node of the group.
     packed      int64 [nodes]: the group's packed nodes.
-    mask        additive, 0 or -inf, [slots, 1, queries * shared, keys]: for each node a row for each of the `shared`
-                query heads of a key head, and at least `MIN_QUERIES` rows, the last unused. A long segment has a single
-                row for each node, which is cheaper there. None for a piece of a prompt, which sees all earlier tokens,
-                and its own causally.
-    """
+    mask        0 or -inf, to add to scores, [slots, 1, rows, keys]. A short segment has a row for each node and each of
+                the `shared` query heads of a key head, and unused rows up to `MIN_QUERIES`. A long segment has a row
+                for each node, which is cheaper. None: a piece of a prompt, which sees all tokens before each of its
+                own."""
 
     first: int
     last: int
@@ -65,13 +65,13 @@ class Group:
 
     @property
     def is_long(self) -> bool:
-        """Whether this is a single segment, too long to share a call."""
+        """Whether this is a single segment that is too long to share a call."""
         return self.queries > SHARED_QUERIES
 
 
 @dataclass(slots=True)
 class Layout:
-    """The plan of one forward over N packed nodes, then `padding` nodes whose results are not used.
+    """The plan of a forward over N packed nodes, then `padding` nodes whose results are not used.
 
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's slot.
     spans      (begin, end) of each segment in the packed order.
@@ -79,7 +79,7 @@ class Layout:
     by_window  indices in `groups` by a layer's window, if layers have different windows.
     segments   the segments without padding.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all. num_wanted: M.
-    reach      number of the row's tokens in the cache, including this forward's, by slot."""
+    reach      by slot: number of the row's tokens in the cache, with this forward's."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def num_nodes(self) -> int:
-        """N, without padding."""
+        """Number of nodes, N, without padding."""
         return self.spans[-1][1]
 
 
@@ -110,15 +110,15 @@ def plan(
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", padding: int = 0, most_on_paths: int = 0,
     pieces: bool = False,
 ) -> Layout:  # fmt: skip
-    """Lay out `segments`; lengths[s] is the committed length of segment s's row.
+    """Lay out `segments`. lengths[s]: committed length of segment s's row.
 
     shared   number of query heads that share a key head.
-    windows  windows of the layers: the largest number of tokens that a node sees, itself included; None: all.
+    windows  the layers' windows: the largest number of tokens that a node sees, with itself; None: all.
     padding  number of nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row
              until they are overwritten.
-    most_on_paths  segments of at most this number of nodes attend along paths (`PathPlan`), where results do not depend
+    most_on_paths  segments of up to this number of nodes attend along paths (`PathPlan`), where results do not depend
              on the layout; torch computes the attention of the others.
-    pieces   on the CPU, make no mask for a piece of a prompt after the first (`attend` needs none)."""
+    pieces   on the CPU, make no mask for later pieces of a prompt (`attend` needs none)."""
     counts, given = [s.num_logits for s in segments], segments
     asked = _spans(segments)
     wanted = None
@@ -145,7 +145,7 @@ def plan(
     reach = {s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)}
     every: list[Group] = []
     made: dict[int | None, range] = {}
-    for window in windows:  # a window that no text exceeds has no effect
+    for window in windows:  # A window that no text exceeds has no effect.
         limit = window if window is not None and window < max(reach.values()) else None
         if limit not in made:
             own = groups(limit)
@@ -184,7 +184,7 @@ def _group(
     positions: Sequence[IntArray], shared: int, window: int | None, dtype: torch.dtype, device: torch.device | str,
     pieces: bool,
 ) -> Group:  # fmt: skip
-    """The attention call of segments `members`, each in its own slot."""
+    """Plan the attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
     first, last = min(slots), max(slots) + 1
     queries = max(segments[s].num_run for s in members)
@@ -198,7 +198,7 @@ def _group(
     keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
     mask = np.full((last - first, max(queries * shared, MIN_QUERIES), keys), -np.inf, np.float32)
-    mask[..., 0] = 0  # padding sees one key, or its softmax would be NaN
+    mask[..., 0] = 0  # Padding sees a key, because otherwise its softmax would be NaN.
     seen = mask[:, : queries * shared].reshape(last - first, queries, shared, keys)
     for s in members:
         _see(seen[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
@@ -234,7 +234,7 @@ def _padding(
 
 
 _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32), 1)
-"""The mask of a chain among its own nodes."""
+"""The mask between the nodes of a chain."""
 
 
 def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None) -> None:
@@ -257,7 +257,8 @@ def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: In
 
 # Attention along paths -----------------------------------------------------------------------------------------------
 
-TILE = 64  # largest number of queries that share a reading of a block of keys: nodes times query heads of a key head
+TILE = 64
+"""Largest number of queries, nodes times query heads of a key head, that share a reading of a block of keys."""
 
 
 @dataclass(slots=True)
@@ -265,8 +266,8 @@ class PathPlan:
     """Places of the keys of all nodes of a forward. All arrays are int64.
 
     tiles       [tiles, 6]: `Tile`s of `kernels/records.py`.
-    ends        [N + padding]: a node sees positions below this, or the last `window` of them; the last is its own.
-    places      flat: the cache places of each node's path from position LIMIT on.
+    ends        [N + padding]: a node sees positions below this, or the last `window` of them. The last is its own.
+    places      flat: cache places of each node's path from position `Tile.limit` on.
     scores      number of scores of a query head, without a window.
     header      number of tiles, and addresses of tiles, ends and places, for compiled code."""
 
@@ -284,7 +285,7 @@ class PathPlan:
     def of(
         cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, most: int = 1 << 62
     ) -> PathPlan | None:
-        """The paths of segments of at most `most` nodes; None if there are none. Other arguments as in `plan`."""
+        """Plan the paths of segments of up to `most` nodes; None if there are none. Other arguments as in `plan`."""
         if all(segment.num_run > most for segment in segments):
             return None
         tiles: list[Tile] = []
@@ -312,7 +313,7 @@ class PathPlan:
 
 
 def _paths(segment: Segment, length: int, limit: int) -> IntArray:
-    """Cache places of the path of each node that is run, from position `limit` on, padded with the root's place."""
+    """Cache places of the paths of all nodes that are run, from position `limit` on, padded with the root's place."""
     deepest = int(segment.depth.max())
     path = np.zeros((len(segment.tokens), deepest + 1), np.int64)
     every = np.arange(len(segment.tokens))

@@ -34,8 +34,9 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
-"""Families that also read images, of which only the text model runs, and the prefix of its tensors."""
-MEASURED = "quality.json"  # in a model folder: the result of `paceline quality --save`
+"""Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
+MEASURED = "quality.json"
+"""File in a model folder with the result of `paceline quality --save`."""
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
@@ -53,23 +54,23 @@ def load(
 ) -> Target:
     """Load a model, ready to verify.
 
-    model    a folder, a name on the Hugging Face hub, a GGUF file, one on the hub (owner/name:FILE.gguf), "smollm2",
-             the file of an installed package, or a folder with a LoRA adapter (`Adapter`), which names its base model.
+    model    a folder, a name on the Hugging Face hub, a GGUF file, also on the hub (owner/name:FILE.gguf), "smollm2"
+             (in an installed package), or a folder with a LoRA adapter (`Adapter`), which names its base model.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4" quantise matrices to blocks of eight or four bits, on CPUs and for our
              decoder; all else is as with "auto", or in the dtype that follows ("int8-float32"). A model in blocks keeps
              them with "auto" or "auto-float32", and a dtype of 16 or 32 bits expands them.
     device   "auto" (a CUDA device if there is one), or a device name of torch.
-    native   True: our decoder; False: the transformers implementation; None: ours if it supports the model.
+    native   True: our decoder; False: transformers' implementation; None: our decoder if it supports the model.
     trust_remote_code  run code from the model's folder.
-    exact    True: call `Target.make_exact`; None: only where it costs no time; False: never.
+    exact    True: call `Target.make_exact`; None: only if it costs no time; False: never.
     threads  processor threads of a round; None: chosen by measured time (`Threads`).
-    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16 where that takes
+    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16 if that takes
              little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and nearly all
              answers equal those of the same weights in float32.
-    tokenizer    its tokenizer; None: the one beside its weights, if there is one.
+    tokenizer    the model's tokenizer; None: the tokenizer beside its weights, if any.
 
-    Raises ModelError, one line, if the model cannot be found, read or used."""
+    Raises ModelError, with a message of one line, if the model cannot be found, read or used."""
     precision, to = Precision.of(dtype, activations), device_named(device)
     adapter = None if is_gguf(model) else Adapter.of(model)
     if adapter is not None:
@@ -78,7 +79,7 @@ def load(
     if is_gguf(model):
         path = gguf_of(model)
         if dtype == "auto" and is_packaged(model) and to.type != "cpu":
-            precision = replace(precision, weights=None)  # blocks run on CPUs alone
+            precision = replace(precision, weights=None)  # Blocks run only on CPUs.
         to = _cpu(path.name, device) if precision.weights else to
         made: Target = _load_file(path, precision, to, native, tokenizer, adapter)
     else:
@@ -93,7 +94,7 @@ def load(
 
 
 def build(checkpoint: Checkpoint, precision: Precision, device: torch.device) -> Decoder:
-    """The decoder of a checkpoint. ModelError, one line, for a precision that cannot be made of it."""
+    """Build the decoder of a checkpoint. ModelError if the checkpoint cannot have this precision."""
     name, remarks = checkpoint.name, [*checkpoint.remarks]
     weights, made_of = in_precision(name, checkpoint.weights, precision.weights)
     if precision.weights == "auto":
@@ -154,7 +155,7 @@ def _load_folder(
 def _check_native(
     name: str, native: bool | None, reason: str | None, precision: Precision, adapter: Adapter | None
 ) -> None:
-    """ModelError where the native decoder is asked for, or needed, and cannot run the model, for a `reason`."""
+    """Raise ModelError if the native decoder must run the model but cannot. reason: why it cannot; None: it can."""
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if native is not False and not reason:
@@ -171,7 +172,7 @@ def _check_native(
 def _weights(
     folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any], precision: Precision
 ) -> tuple[Weights, str, list[str]]:
-    """The weights in a folder, their fingerprint before they were quantised, and what was measured of them."""
+    """Read the weights in a folder. Returns weights, their fingerprint before quantising, and remarks on them."""
     if files.quantisation(config):
         weights, made_from = read_blocks(folder, config, tensors)
         return weights, made_from, [] if precision.makes_blocks else _measured(folder)
@@ -189,13 +190,13 @@ def _load_file(
 
     made = build(read_gguf(path).merged(adapter), precision, device)
     made.folder = path
-    with suppress(ModelError):  # without a tokenizer, prompts of token ids still work
+    with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
         made.tokenizer = tokenizer or load_tokenizer(path)
     return made
 
 
 def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Path, PretrainedConfig, dict[str, Any]]:
-    """Name, folder, configuration and open tensors of the text model in a folder."""
+    """Open the text model of a folder. Returns name, folder, configuration and open tensors."""
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     checks.check_config(config, folder / "config.json")
@@ -210,7 +211,7 @@ def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str,
 
 
 def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
-    """Configuration and tensors of the text model alone. Families outside TEXT_PARTS are returned unchanged."""
+    """Reduce configuration and tensors to the text model. Families outside TEXT_PARTS are returned unchanged."""
     start = TEXT_PARTS.get(config.model_type)
     if start is None:
         return config, tensors
@@ -230,7 +231,7 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads. An
     adapter is merged first.
 
-    Returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    Returns the bytes of its weights. Raises PacelineError if it cannot be read or written."""
     rules.check_precision(precision)
     adapter = Adapter.of(model)
     name, folder, config, tensors = _opened(model if adapter is None else adapter.base)
@@ -270,10 +271,10 @@ def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
 
 
 def read_blocks(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:
-    """Map the weights in a folder that `quantise_folder` made. Returns them and the fingerprint of the weights before
+    """Map the weights in a folder of `quantise_folder`. Returns them, and the fingerprint of the weights before
     quantising.
 
-    Raises ModelError, one line, for unknown kinds and if `check_shapes` fails."""
+    Raises ModelError for unknown kinds, and if `check_shapes` fails."""
     method, wanted = files.quantisation(config), weight_shapes(config)
     known = {kind.name: kind for kind in KINDS.values()}
     words = {name: word for name, word in dict(method.get("kinds", {})).items() if name in wanted}
@@ -289,7 +290,7 @@ def read_blocks(folder: Path, config: PretrainedConfig, tensors: Mapping[str, An
 
 
 def _measured(folder: Path) -> list[str]:
-    """A sentence on the quality of the model in a folder, if `paceline quality` measured it."""
+    """A sentence on the quality of the folder's model, if `paceline quality` has measured it."""
     try:
         return [str(loads((folder / MEASURED).read_bytes())["sentence"])]
     except (OSError, NotJSON, KeyError, TypeError):
@@ -303,13 +304,13 @@ def _not_native(config: PretrainedConfig) -> str | None:
 
 
 def device_named(word: str | torch.device) -> torch.device:
-    """Parse the name of a device; "auto" is the best here. ModelError for a device that cannot compute here."""
+    """Parse the name of a device; "auto" is the best device here. ModelError for a device that cannot compute here."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(word)
-        torch.ones(1, device=device).sum().item()  # fails on "meta", which holds no numbers
-    except (RuntimeError, AssertionError, ImportError):  # AssertionError: a torch without CUDA
+        torch.ones(1, device=device).sum().item()  # This fails on "meta", which holds no numbers.
+    except (RuntimeError, AssertionError, ImportError):  # A torch without CUDA raises AssertionError.
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ModelError(
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
@@ -318,7 +319,7 @@ def device_named(word: str | torch.device) -> torch.device:
 
 
 def _cpu(name: str, word: str | torch.device) -> torch.device:
-    """The CPU, where weights in blocks run; ModelError if the user named another device."""
+    """Return the CPU, where weights in blocks run. ModelError if the user named another device."""
     if str(word) not in ("auto", "cpu"):
         raise ModelError(
             f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu, or "
@@ -342,19 +343,19 @@ def _dtype_of(weights: Weights) -> torch.dtype:
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """Whether a model's folder holds a tokenizer; True for a name of the hub."""
+    """Whether a model's folder has a tokenizer. Names on the hub are taken to have one."""
     path = Path(folder).expanduser()
     return not path.is_dir() or any((path / file).exists() for file in TOKENIZER_FILES)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model (named as in `load`), a folder with a tokenizer alone, or a SentencePiece file.
+    """Load the tokenizer of a model (named as in `load`), of a folder with only a tokenizer, or of a SentencePiece
+    file.
 
-    For a GGUF file, this is the tokenizer in the same folder if it has the file's tokens, else the file's own, rebuilt.
-    For an adapter without a tokenizer it is its base's.
-    A SentencePiece file (tokenizer.model) needs the package sentencepiece.
+    A GGUF file has the tokenizer in the same folder, if it has the file's tokens, else its own, which is rebuilt. An
+    adapter without a tokenizer has its base's. A SentencePiece file (tokenizer.model) needs the package sentencepiece.
 
-    Raises ModelError if there is no tokenizer, or if it has token ids that the model in the folder does not know."""
+    Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
         from paceline.formats.gguf import GGUF
         from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
@@ -391,15 +392,15 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
 
 def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     there = [file for file in ("config.json", "tokenizer_config.json", *TOKENIZER_FILES) if (folder / file).exists()]
-    if there == ["tokenizer.model"]:  # transformers makes no tokenizer of this file alone
+    if there == ["tokenizer.model"]:  # transformers makes no tokenizer of only this file.
         return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not set(there) & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # third-party parsers of many formats may raise anything
+    except Exception as error:  # Third-party parsers of many formats may raise anything.
         raise ModelError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from None
-    inner.model_max_length = sys.maxsize  # the engine checks the context; transformers would warn
+    inner.model_max_length = sys.maxsize  # The engine checks the context; transformers would warn.
     if "config.json" in there:
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(vocabulary(inner).values(), default=0)

@@ -1,4 +1,4 @@
-"""LayerPart: what a layer is made of."""
+"""LayerPart: the base of what layers are made of."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A transformers target whose rows lie in rectangles, as in the schedules EQSPEC and EXSPEC, for comparison.
 
-Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left. `arrange`
+Zhang et al. 2025, arXiv 2510.22876. The rows of a forward lie right-aligned in a block, padded on the left. `arrange`
 keeps the method's invariant: p + c = L for each row, with p columns of padding before its c tokens. Padding follows
-from lengths alone, never from a token's id. If all rows committed the same number of tokens, they stay where they are;
-else all rows are copied into a new block, all layers in one copy."""
+from lengths alone, never from token ids. If all rows committed the same number of tokens, they stay where they are.
+Otherwise all rows are copied into a new block, all layers in one copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.errors import ModelError
 from paceline.target.base import Target
 from paceline.target.hf import HFTarget, OneForward, Padding, Results, visible
 
-GRANULE = 16  # columns of a block are a multiple of this
+GRANULE = 16  # The number of a block's columns is a multiple of this.
 
 
 @dataclass(eq=False)
@@ -30,9 +30,9 @@ class Block:
 
     kv     [layers, 2, rows, kv_heads, columns, head_dim].
     slots  the cache's slots of its rows, in order.
-    end    columns in use, L.
-    pads   unused columns before each row's tokens.
-    width  columns that the current forward writes after `end`."""
+    end    number of columns in use, L.
+    pads   number of unused columns before each row's tokens.
+    width  number of columns that the current forward writes after `end`."""
 
     kv: torch.Tensor
     slots: list[int]
@@ -43,9 +43,10 @@ class Block:
 
 @dataclass(eq=False)
 class _Row:
-    """The place of a row's tokens: row `index` of `block`, in columns `runs`, (begin, end) in the order of the text.
+    """The place of a row's tokens: row `index` of `block`.
 
-    new  the column of node 0 of the segment that was just run."""
+    runs  ranges of columns, (begin, end), in the order of the text.
+    new   the column of node 0 of the segment that was just run."""
 
     block: Block | None = None
     index: int = 0
@@ -67,7 +68,7 @@ class _Row:
 class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
-    moved_bytes  number of bytes of keys and values that were read and written to realign rows.
+    moved_bytes  bytes of keys and values that were read and written to realign rows.
     realigned    number of realignments."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
@@ -78,13 +79,13 @@ class RectangularCache:
         self.moved_bytes = self.realigned = 0
 
     def add_row(self, expected_length: int) -> int:
-        """The lowest free slot, empty. Memory is allocated when the row is first run."""
+        """Take the lowest free slot for an empty row. Memory is allocated when the row is first run."""
         slot = next(i for i in range(len(self._rows) + 1) if i not in self._rows)
         self._rows[slot] = _Row()
         return slot
 
     def drop_row(self, slot: int) -> None:
-        """Free a slot. Its block's memory is free when the last of the block's rows has left it."""
+        """Free a slot. The block's memory is freed when its last row leaves."""
         self._row(slot)
         del self._rows[slot]
 
@@ -98,7 +99,7 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """Find or make the block of exactly these rows, right-aligned. Row i runs counts[i] tokens next, which are
+        """Find or make the block of exactly these rows, right-aligned. Row i will run counts[i] tokens, which are
         right-aligned, too."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
@@ -121,7 +122,7 @@ class RectangularCache:
         block = Block(kv, list(slots), end)
         for i, row in enumerate(rows):
             pad = end - row.length
-            kv[:, :, i, :, :pad] = 0  # masked, but zero times NaN is NaN
+            kv[:, :, i, :, :pad] = 0  # Masked values must not be NaN, because 0 times NaN is NaN.
             at = pad
             for begin, stop in row.runs:
                 assert row.block is not None
@@ -131,14 +132,14 @@ class RectangularCache:
         return block
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep nodes `path` (increasing, from 0) of the segment just run as the row's next tokens."""
+        """Keep nodes `path` (ascending from 0) of the segment just run as the row's next tokens."""
         row = self._row(slot)
         for node in path:
             row.keep(row.new + node)
 
 
 def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
-    """The block that holds exactly these rows, in this order, each in a single run up to the same column; or None."""
+    """The block of exactly these rows in this order, if each is a single run up to the same column; else None."""
     block = rows[0].block
     if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
         return None
@@ -149,7 +150,8 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
 
 
 def rectangular(target: Target) -> RectangularTarget:
-    """Give `target` a rectangular cache; the weights are shared. ModelError if it is no transformers target."""
+    """Make a target with a rectangular cache and the weights of `target`. ModelError for other than transformers
+    targets."""
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):
@@ -198,7 +200,7 @@ class _Columns(OneForward):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
+        """Write keys and values [rows, kv_heads, queries, head_dim]. Returns those of all columns."""
         begin, kv = self._block.end, self._block.kv[layer_idx, :, :, :, : self._keys]
         kv[0, :, :, begin:], kv[1, :, :, begin:] = key_states, value_states
         return kv[0], kv[1]

@@ -1,16 +1,16 @@
 """Recurrent state: the memory of layers of the gated delta rule, beside the KV cache.
 
-Such a layer (Yang et al. 2024, arXiv 2412.06464) does not keep keys and values of each token. For each value head it
+Such a layer (Yang et al. 2024, arXiv 2412.06464) does not keep the keys and values of tokens. For each value head it
 has a matrix S [key_dim, value_dim], and for its convolution the last inputs. A token with query q, key k, value v,
 strength b and decay a changes S and reads it:
 
     S = a S + k u,   u = b (v - a k S),   output q S
 
-A row's state is the state after its committed tokens, and running nodes does not change it. Each node stores its key,
-its update u, its log decay and its input of the convolution instead. The state of a node is its parent's state with its
-own update, so a tree runs as a chain does, a rejected node leaves nothing behind, and `commit` adds the updates of the
-accepted path. A piece of a prompt is committed whole, so only the state after it is stored. States cannot be cut back
-as keys and values can, so they are kept at `mark`s, for rows that begin alike.
+A row's state is the state after its committed tokens. Running nodes does not change it; each node stores its key, its
+update u, its log decay and its input of the convolution. A node's state is its parent's state with its own update. So a
+tree runs as a chain does, rejected nodes leave nothing behind, and `commit` adds the accepted path's updates. A piece
+of a prompt is committed whole, so only the state after it is stored. Unlike keys and values, states cannot be cut back,
+so they are kept at `mark`s, for rows that begin alike.
 
 On CPUs `kernels/delta.py` computes; the code here does the same in torch, for other devices and float64."""
 
@@ -32,7 +32,7 @@ from paceline.formats.shape import Delta
 if TYPE_CHECKING:
     from paceline.target.layout import Layout
 
-ROOM = 16  # the memory for a row's nodes grows by this number of nodes
+ROOM = 16  # The memory for a row's nodes grows by this number of nodes.
 
 
 @dataclass(eq=False)
@@ -57,9 +57,9 @@ class State:
 class RecurrentRow:
     """A row: its state `now`, and the nodes that were run after it.
 
-    nodes  [layers, room, input | key | update | log decay] of nodes that are not committed; the first is at `first`.
-    whole  number of tokens of a piece of a prompt, if it was run; `after` is the state after it.
-    marks  lengths at which states will be kept; kept: the states, by length."""
+    nodes  [layers, room, input | key | update | log decay] of nodes that are not committed, from place `first` on.
+    whole  number of tokens of the piece of a prompt that was run, if any; `after` is the state after it.
+    marks  lengths at which states will be kept; kept: states by length."""
 
     now: State
     nodes: torch.Tensor
@@ -72,9 +72,9 @@ class RecurrentRow:
 
 @dataclass(eq=False)
 class RecurrentSegment:
-    """A segment in a forward: nodes start..n-1 are the packed nodes from `begin` on.
+    """A segment in a forward. Its nodes `start` to n - 1 are the packed nodes from `begin` on.
 
-    parent  int64 [n]. ends: numbers of nodes of a piece of a prompt, and the `State`s to write after them."""
+    parent  int64 [n]. ends: (number of nodes, `State` to write after so many nodes of a piece of a prompt)."""
 
     row: RecurrentRow
     begin: int
@@ -85,8 +85,8 @@ class RecurrentSegment:
 
     @cached_property
     def taps(self) -> IntArray:
-        """Node numbers of the inputs of each node's convolution, int64 [n, kernel], the node itself last. Numbers below
-        0 are the state's inputs, -1 the last of them."""
+        """The nodes that each node's convolution reads, int64 [n, kernel], with the node itself last. Numbers below 0
+        are inputs of the state; -1 is the last."""
         node = np.arange(len(self.parent))
         taps = np.empty((len(node), self.kernel), np.int64)
         for i in reversed(range(self.kernel)):
@@ -95,7 +95,7 @@ class RecurrentSegment:
         return taps
 
     def keep_inputs(self, layer: int, inputs: torch.Tensor) -> None:
-        """Write the last inputs of a layer, of [n, channels], into the states of `ends`."""
+        """Write the last of a layer's inputs [n, channels] into the states of `ends`."""
         for count, state in self.ends:
             last = inputs[max(count - self.kernel + 1, 0) : count].to(state.inputs.dtype)
             state.inputs[layer] = torch.cat([self.row.now.inputs[layer, len(last) :], last])
@@ -137,11 +137,11 @@ class RecurrentState:
         self.rows = {new_slot[slot]: row for slot, row in self.rows.items()}
 
     def mark(self, slot: int, length: int) -> None:
-        """Keep the row's state after `length` tokens, once it has them."""
+        """Keep the row's state after `length` tokens, as soon as it has them."""
         self.rows[slot].marks.add(length)
 
     def states(self, slot: int, length: int) -> dict[int, State]:
-        """Kept states of a row of `length` tokens, by length, and its present state, which changes."""
+        """A row's kept states by length, and its present state, at `length`, which goes on to change."""
         row = self.rows[slot]
         return {n: state for n, state in row.kept.items() if n < length} | {length: row.now}
 
@@ -172,15 +172,15 @@ class RecurrentState:
         return RecurrentSegment(row, begin, segment.start, segment.parent, ends, self.delta.kernel)
 
     def _marked(self, row: RecurrentRow, length: int, count: int) -> list[tuple[int, State]]:
-        """Positions among the next `count` tokens after which a state is kept, and those states."""
+        """For each mark within the row's next `count` tokens: how many of them come before it, and the state to
+        fill."""
         marks = sorted(mark for mark in row.marks if length < mark <= length + count)
         return [(mark - length, row.kept.setdefault(mark, self._empty())) for mark in marks]
 
     @torch.inference_mode()
     def commit(self, slot: int, length: int, path: Sequence[int]) -> None:
-        """Add the nodes `path` of the segment that was just run to the state of a row of `length` tokens.
-
-        ValueError if only a part of a prompt's piece is committed."""
+        """Add nodes `path` of the segment that was just run to the state of a row of `length` tokens. ValueError if
+        only a part of a prompt's piece is committed."""
         row = self.rows[slot]
         if row.whole:
             if len(path) != row.whole or row.after is None:
@@ -193,8 +193,8 @@ class RecurrentState:
         row.marks = {mark for mark in row.marks if mark > length + len(path)}
 
     def _advance(self, row: RecurrentRow, places: IntArray, ends: list[tuple[int, State]]) -> None:
-        """For each (count, state) in `ends`, write the state after the first `count` nodes at `places`. The last is the
-        row's own state."""
+        """For each (count, state) in `ends`, write into `state` the state after the first `count` nodes at `places`.
+        The last pair has the row's own state."""
         before = row.now.inputs
         for count, state in ends:
             last = places[max(count - self.delta.kernel + 1, 0) : count]
@@ -231,7 +231,8 @@ class Recurrence:
 
     @cached_property
     def jobs(self) -> tuple[IntArray, list[IntArray]]:
-        """The segments as jobs of `kernels/delta.py`, int64 [segments, fields], and the arrays to which they point."""
+        """Make jobs of `kernels/delta.py` of the segments, int64 [segments, fields]. Also returns the arrays to which
+        they point."""
         from paceline.kernels.delta import job
 
         made, arrays = [], []
@@ -302,11 +303,11 @@ def _rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log: torch.Tensor, strength: torch.Tensor, state: torch.Tensor,
     sees: torch.Tensor, known: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Compute output and updates [m, value_heads, value_dim] of the last m of n nodes after `state`, all at once: the
-    updates solve a triangular system, in which a node depends on its ancestors.
+    """Compute outputs and updates, [m, value_heads, value_dim] each, of the last m of n nodes after `state`. The
+    updates solve a triangular system, because a node depends on its ancestors.
 
     q [m, key_heads, key_dim], k [n, ...], v [m, value_heads, value_dim], log decays [n, value_heads], strength
-    [m, ...]; sees bool [n, n]: a node's ancestors and itself; known: the updates of the first n - m nodes."""
+    [m, ...]. sees: bool [n, n], a node's ancestors and itself. known: updates of the first n - m nodes."""
     share, first = v.shape[1] // q.shape[1], len(known)
     q, k = (t.repeat_interleave(share, 1).transpose(0, 1) for t in (q, k))
     v, known, strength = v.transpose(0, 1), known.transpose(0, 1), strength.T[..., None]
@@ -321,7 +322,7 @@ def _rule(
 
 
 def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: torch.Tensor) -> torch.Tensor:
-    """The state [..., value_heads, key_dim, value_dim] after the updates of a path of n nodes.
+    """Compute the state [..., value_heads, key_dim, value_dim] after the updates of a path of n nodes.
 
     k [..., n, key_heads, key_dim], updates [..., n, value_heads, value_dim], log decays [..., n, value_heads]."""
     left = log.flip(-2).cumsum(-2).flip(-2)

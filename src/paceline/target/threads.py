@@ -1,11 +1,11 @@
 """Threads: choose the number of processor threads of a round by measured time, while other processes may run.
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. That is fastest on a
-quiet machine, and slowest where another process wants a core (docs/log.md, "A busy neighbour"). So when our
-threads get less of the processor than they could use, a trial runs a few rounds on half the number, which is kept if
+quiet machine, and slowest if another process wants a core (docs/log.md, "A busy neighbour"). So when our threads get
+less of the processor than they could use, a trial runs a few rounds on half as many threads, and keeps this number if
 rounds are faster. Later another trial doubles the number.
 
-Sums may be rounded differently on another number of threads; the caller decides whether the number may change."""
+Sums may be rounded differently on another number of threads, so the caller decides whether the number may change."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -15,22 +15,27 @@ from time import perf_counter, process_time
 
 import torch
 
-WINDOW, MIN_ROUNDS = 16, 4  # number of recent rounds that count, and the minimum for a usual time
-LONG = 0.25  # a trial may begin after rounds of this total time in seconds, even if they are fewer than WINDOW
-TRIAL = 8  # rounds in a trial
-BETTER = 0.95  # a trial succeeds if its rounds take at most this share of the usual time
-MISSING = 0.15  # fewer threads are tried if the threads miss more than this number of cores on average
-REST = 50  # pause after a trial, in durations of its rounds: failed trials cost about 2 % of the time
+WINDOW, MIN_ROUNDS = 16, 4
+"""Number of recent rounds that count, and the smallest number that gives a usual time."""
+LONG = 0.25
+"""A trial may begin after WINDOW rounds, or after fewer rounds that took this many seconds together."""
+TRIAL = 8  # number of rounds in a trial
+BETTER = 0.95
+"""A trial succeeds if its rounds take at most this share of the usual time."""
+MISSING = 0.15
+"""Fewer threads are tried if the threads miss more than this number of cores on average."""
+REST = 50
+"""The pause after a trial is this many times as long as the trial, so failed trials cost about 2 % of the time."""
 
 Now = Callable[[], float]
 
 
 class Threads:
-    """The number of threads for rounds of one model.
+    """The number of threads for a model's rounds.
 
-    fixed   the number to use, without trials; None: choose.
+    fixed   the number to use, without trials; None: choose it.
     number  the current choice.
-    most    torch's number between rounds, which the caller sets."""
+    most    torch's number of threads between rounds, which the caller sets."""
 
     def __init__(self, fixed: int | None = None, now: Now = perf_counter, worked: Now = process_time):
         self.fixed, self._now, self._worked = fixed, now, worked
@@ -43,7 +48,8 @@ class Threads:
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """A context in which `number` threads are used, and nothing is learnt. The number stays if it is fixed anew."""
+        """A context in which `number` threads are used, and nothing is learnt. If the number is fixed inside, it
+        stays."""
         before = {**vars(self)}
         self.fix(number)
         try:
@@ -57,7 +63,7 @@ class Threads:
         self.trial: int | None = None
         self._ratios: list[float] = []
         self._rest_until = 0.0
-        self._begun: set[Hashable] = set()  # kinds of rounds that ran
+        self._begun: set[Hashable] = set()  # kinds of rounds that have run
         self._forget()
 
     def _forget(self) -> None:
@@ -66,9 +72,9 @@ class Threads:
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def begin(self, keep: int | None = None) -> int:
-        """Before a round: set torch to the chosen number of threads, or to `keep`. Returns that number."""
+        """Before a round: set torch to the chosen number of threads, or to `keep`. Returns this number."""
         most = torch.get_num_threads()
-        if most != self.most:  # the caller has changed it
+        if most != self.most:  # The caller has changed torch's number.
             self._start(most)
         self.using = keep or self.trial or self.number
         if self.using != most:
@@ -79,8 +85,8 @@ class Threads:
     def end(self, kind: Hashable | None) -> None:
         """After a round: set torch back, and record the round's time.
 
-        kind  rounds of the same kind take equally long but for the first, which loads code; None: do not record this
-              round."""
+        kind  rounds of the same kind take equally long, except the first, which loads code; None: this round is not
+              recorded."""
         if self.using != self.most:
             torch.set_num_threads(self.most)
         if self.fixed is not None or self.most == 1:
@@ -97,7 +103,7 @@ class Threads:
             self._recent.append((seconds, self._worked() - self._began[1]))
             if self.trial is None and now >= self._rest_until:
                 self._look()
-        elif self.using != self.number:  # an answer keeps the number of the trial that failed in it
+        elif self.using != self.number:  # An answer keeps the number of a trial that failed during it.
             self._rest_until = max(self._rest_until, now) + REST * seconds
 
     def _look(self) -> None:
@@ -114,17 +120,17 @@ class Threads:
         self.trial, self._ratios, self._tried, self._spent = number, [], 0, 0.0
 
     def _judge(self, kind: Hashable | None, seconds: float, now: float) -> None:
-        """Record a round of the trial, which ends as soon as it cannot succeed, even after a single very slow round."""
+        """Record a round of the trial. The trial ends as soon as it cannot succeed, even after one very slow round."""
         self._tried += 1
         self._spent += seconds
         usual = self._usual.get(kind) if kind is not None else None
-        if self._tried > 1 and usual is not None and len(usual) >= MIN_ROUNDS:  # the first round also starts threads
+        if self._tried > 1 and usual is not None and len(usual) >= MIN_ROUNDS:  # The first round also starts threads.
             self._ratios.append(seconds / fmean(usual))
         if len(self._ratios) == TRIAL and fmean(self._ratios) <= BETTER:
             assert self.trial is not None
             assert usual is not None
             self.number = self.trial
-            self._spent = max(self._spent, 2 * fmean(usual))  # at least the cost of trying the old number again
+            self._spent = max(self._spent, 2 * fmean(usual))  # the least cost of trying the old number again
             self._forget()
         elif len(self._ratios) < TRIAL and sum(self._ratios) <= TRIAL * BETTER and self._tried < 4 * TRIAL:
             return

@@ -4,7 +4,7 @@ Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchic
 in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
 * W, the context (D_c): sequences after the same last token in this request, newest first;
-* S, the model (D_m): the most frequent sequences in the model's past answers (`past`), then in recorded ones (`model`);
+* S, the model (D_m): the most frequent sequences in the model's past answers (`past`) and recorded ones (`model`);
 * L, the statistics (D_s): the most frequent sequences in a corpus after the last 2 tokens, then the last 1 (`corpus`).
 
 Where we differ from the published method and why: docs/methods/hierarchy.md."""

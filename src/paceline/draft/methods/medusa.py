@@ -1,4 +1,4 @@
-"""medusa: K small heads on the target's last state, each of which proposes the tokens of one depth of a fixed tree.
+"""medusa: K small heads on the target's last state. Each proposes the tokens of a depth of a fixed tree.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774).
 Each head reads the last committed state after the final norm. The token that the target chose from this state is the

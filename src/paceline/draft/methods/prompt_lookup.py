@@ -104,7 +104,8 @@ def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-un
     place after such a match, and the match's length; -1 and shortest - 1 if nothing matches.
 
     follow  smallest number of tokens after the place.
-    apart   a match of n tokens must end before the last n tokens of the text (published: start < len - n)."""
+    apart   after a match of n tokens, the place must lie before the text's last n tokens (published: start < len - n).
+    """
     end, last = len(text), len(ending) - 1
     best, place = shortest - 1, -1
     for start in range(shortest, end - follow + 1):

@@ -175,7 +175,7 @@ class Lookahead:
         """Make a branch the row's window. Keys and values are moved, not computed again."""
         self.model.arrange(state.row, [node - committed for node in branch.nodes])
         state.main, state.tops = Draft.chain(state.row, branch.draft.tokens[branch.before - 1 :]), branch.tops
-        state.main.num_committed = 1  # v, now the row's last token
+        state.main.num_committed = 1  # This is v, now the row's last token.
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
         """Draft windows now, as plain speculation does. Returns drafts by row id."""

@@ -223,8 +223,8 @@ class HeadsDrafter(ModelDrafter):
 
 
 def _paths(folder: Path, count: int, depth: int, ranks: int) -> list[RankPath]:
-    """The `count` paths most likely to be right, by the accuracies measured for the heads in `folder`, or by published
-    ones. Without measured accuracies, 63 paths are the published tree."""
+    """The `count` paths that are likeliest right, by the accuracies measured for the heads in `folder`, or by published
+    accuracies. Without measured accuracies, 63 paths are the published tree."""
     known, whole = (folder / shapes.SLOTS_FILE).is_file(), shapes.published()
     shares = shapes.read_accuracies(str(folder)) if known else shapes.SLOTS
     if known or count != len(whole):

@@ -45,7 +45,7 @@ following: the token after each."""
 
 
 class Pending:
-    """The waiting states of each row, [n, L * H], oldest first. A state has those of L layers side by side, in order.
+    """The waiting states of each row, [n, L * H], oldest first: for each token the states of L layers side by side.
 
     layers    the L layers, numbered as in `Needs.hidden_layers`.
     cache     cache of the head's layers; None: it has no layers, and no keys or values are kept.

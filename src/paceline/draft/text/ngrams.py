@@ -1,8 +1,7 @@
 """n-gram stores: the tokens that followed a token in this request, in the model's answers, in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609) and the pool of lookahead decoding
-(Fu et al. 2024, arXiv 2402.02057). The key of all stores is a token; `after(token)` gives what follows, best first.
-"""
+(Fu et al. 2024, arXiv 2402.02057). The key of all stores is a token; `after(token)` gives what follows, best first."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Checkpoints of others: each module reads a format, and gives its tensors and options our names."""
+"""Published heads: each module reads a format, and gives its tensors and options our names."""

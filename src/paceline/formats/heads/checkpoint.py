@@ -1,12 +1,12 @@
-"""Checkpoints of drafters: a folder with model.safetensors, and a config.json that says which target they are for.
+"""Checkpoints of drafters: a folder with model.safetensors, and a config.json that names their target.
 
     config, tensors = open_drafter(out, "kind", target)
-    config, tensors = open_head("build/eagle", "eagle", target)        # ours, or as others publish them
-    check_all(path, tensors, shapes)                                   # every tensor is used, and none is missing
+    config, tensors = open_head("build/eagle", "eagle", target)        # ours, or a published head
+    check_all(path, tensors, shapes)                                   # all tensors are used, and none is missing
 
-Our config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such
-as its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only where
-they are named themselves, and only tensors of them."""
+Our config.json has {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such as
+its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only if the
+path names the file, and only for tensors."""
 
 import pickle
 from collections.abc import Mapping
@@ -30,13 +30,13 @@ from paceline.kernels.blocks import KINDS, Blocks
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
-BLOCKS = "blocks"  # entry of config.json: the formats of matrices in blocks, by name
+BLOCKS = "blocks"  # entry of config.json with the formats of matrices in blocks, by name
 PICKLED = (".bin", ".pt", ".pth")  # endings of files that torch pickled
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """The facts in a drafter's checkpoint on the target for which it was trained. An empty fingerprint is unknown."""
+    """What a drafter's checkpoint says of the target for which it was trained. An empty fingerprint is unknown."""
 
     name: str
     tokenizer_fingerprint: str
@@ -47,18 +47,18 @@ class TargetFacts:
 
     @classmethod
     def of(cls, target: Facts) -> Self:
-        """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
+        """Make the facts of a loaded target, with its tokenizer's fingerprint if it has a tokenizer."""
         tokenizer = target.tokenizer.fingerprint if target.tokenizer else ""
         sizes = target.hidden_size, target.num_layers, target.vocab_size
         return cls(target.name, tokenizer, target.weights_fingerprint, *sizes)
 
 
 def open_drafter(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the drafter in folder `path`: its configuration, and its tensors, on the CPU, as they are stored.
+    """Read the drafter in folder `path`. Returns its configuration, and its tensors on the CPU as they are stored.
 
-    target  the target for which it will draft; None: that is not checked.
+    target  the target for which it will draft; None: it is not checked.
 
-    Raises MethodError if there is no such drafter, it is of another kind, cut off, or for another target."""
+    Raises MethodError if there is no such drafter, or it is of another kind, cut off, or for another target."""
     folder = Path(path).expanduser()
     config = read_drafter(folder, kind)
     if target is not None:
@@ -80,7 +80,7 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
-    """config.json of a folder that should hold a drafter. MethodError if it has none, or one that cannot be read."""
+    """Read config.json in a drafter's folder. MethodError if it is missing or cannot be read."""
     file = folder / CONFIG
     if folder.is_file():
         raise MethodError(f"{folder} is a file; name the folder of a drafter of kind {kind}")
@@ -124,7 +124,7 @@ def tensors_in(file: Path) -> dict[str, Tensor]:
 
 
 def _expanded(folder: Path, formats: Mapping[str, str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, those in blocks as bfloat16."""
+    """Expand the tensors that are in blocks to bfloat16."""
     kinds = {kind.name: kind for kind in KINDS.values()}
     try:
         dense = {name: Blocks(kinds[kind], tensors[name]).dense(torch.bfloat16) for name, kind in formats.items()}
@@ -134,7 +134,7 @@ def _expanded(folder: Path, formats: Mapping[str, str], tensors: dict[str, Tenso
 
 
 def _check_version(wrote: Any, folder: Path) -> None:
-    """MethodError for a checkpoint of a later version than this, whose format nobody can know here."""
+    """Raise MethodError for a checkpoint of a later version, whose format is not known here."""
     try:
         is_later = wrote is not None and Version(str(wrote)).release[:2] > Version(__version__).release[:2]
     except InvalidVersion:
@@ -147,9 +147,9 @@ def _check_version(wrote: Any, folder: Path) -> None:
 
 
 def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
-    """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another.
+    """Raise MethodError, with both names and what differs, if a drafter `made_for` a target does not fit `target`.
 
-    any_target  the drafter drafts for every target with the tokenizer of the one for which it was trained."""
+    any_target  whether the drafter drafts for every target with the same tokenizer."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:
         if made_for.tokenizer_fingerprint != here.tokenizer_fingerprint:
@@ -180,15 +180,17 @@ def _facts(folder: Path, config: dict[str, Any]) -> TargetFacts:
 
 
 def recorded_target(path: str | Path) -> TargetFacts | None:
-    """Read for which target a folder of `paceline train` was made; None if it does not say."""
+    """Read the target for which a folder of `paceline train` was made; None if it does not say."""
     folder = Path(path).expanduser()
     config = read_config(folder, "model") if (folder / CONFIG).is_file() else {}
     return _facts(folder, config) if "target" in config else None
 
 
 def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """MethodError unless there are tensors of just these names and shapes: a key that nobody reads would leave a head
-    half random, or be another head. So would weights that are no floats of 16 or more bits: their scales are unread."""
+    """Raise MethodError unless the tensors have exactly these names and shapes, and are floats of 16 bits or more.
+
+    With a missing tensor a head would be half random, with another one it would be another head, and weights of fewer
+    bits have scales that nothing reads."""
     for name, tensor in tensors.items():
         if name.endswith(("weight", "bias")) and (not tensor.is_floating_point() or tensor.itemsize < 2):
             kind = str(tensor.dtype).removeprefix("torch.")

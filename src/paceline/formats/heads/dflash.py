@@ -31,14 +31,14 @@ W1, W2 = (f"markov_head.markov_w{n}.weight" for n in (1, 2))
 SELECT = "candidate_selector.hidden_projection.weight"
 CONVOLVED = {"attention": "attention_conv", "mlp": "mlp_conv"}  # parts of DFlash2's layers, and their convolutions
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-LARGEST = 64  # most positions of a block, and most layers
+LARGEST = 64  # largest number of a block's positions, and of layers
 NUMBERS = {"block_size": (2, LARGEST), "markov_rank": (0, 2**24), "num_hidden_layers": (1, LARGEST)}
-"""Entries that are whole numbers, from the least to the largest that can be read."""
+"""Entries that are whole numbers, with the smallest and the largest number that can be read."""
 INPUTS = ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
-"""Entries that name the layers whose inputs a drafter reads; target_layer_ids names those whose outputs it reads."""
+"""Entries that name the layers whose inputs a drafter reads. (target_layer_ids names layers whose outputs it reads.)"""
 KIND = "speculators_model_type"
 SECOND = {"rank": "selector_rank", "best": "selector_top_k", "kernel": "conv_kernel_size", "group": "conv_group_size"}
-"""Fields of `DFlashSpec` that DFlash2 has, and their entries."""
+"""Fields of `DFlashSpec` for DFlash2, and their entries."""
 LAYOUT = Layout(
     "dflash",
     groups=("dspark_config", "dflash_config"),
@@ -46,7 +46,7 @@ LAYOUT = Layout(
         r"encoder\.fc\.(.+)": r"fc.\1",
         r"encoder\.output_norm_enc\.(.+)": r"hidden_norm.\1",
         r"confidence_head\.(weight|bias)": r"confidence_head.proj.\1",
-        r"candidate_selector\.predecessor_codebook(\.weight)?": W1,  # of DFlash2's selector, as of a Markov head
+        r"candidate_selector\.predecessor_codebook(\.weight)?": W1,  # DFlash2's selector, stored as a Markov head
         r"candidate_selector\.successor_codebook(\.weight)?": W2,
     },
     flags={
@@ -67,15 +67,15 @@ LAYOUT = Layout(
 class DFlashSpec:
     """A drafter's facts, as its config.json has them.
 
-    taps             layers whose inputs the drafter reads. block: positions of a block, the last token's included.
-    from_anchor      whether each position drafts the token after it; if not, each but the first drafts its own.
-    mask             token whose embedding is the mask; None if the file has a vector for it.
-    is_causal        whether a position sees no later one of the block; None: in layers with a window only.
-    rank             rank of the Markov head; 0 if there is none. has_confidence: whether there is a confidence head.
-    best             DFlash2: the most probable tokens of a position, among which the token before chooses; 0: all.
-    kernel, group    DFlash2: positions that a convolution reads, and channels that share what is added to its kernel.
-    scale, cap       factor of the logits, and their largest size, which tanh brings about; 0: none.
-    allowed          number of tokens that may be drafted; the others are padding. None: all."""
+    taps             layers whose inputs the drafter reads. block: positions of a block, with the last token's.
+    from_anchor      True: each position drafts the token after it; False: each but the first drafts its own token.
+    mask             token whose embedding is the mask; None: the file has a vector for it.
+    is_causal        whether a position sees no later position of the block; None: only in layers with a window.
+    rank             rank of the Markov head; 0: there is none. has_confidence: whether there is a confidence head.
+    best             DFlash2: number of a position's best tokens among which the token before decides; 0: all.
+    kernel, group    DFlash2: positions that a convolution reads, and channels with a common addition to the kernel.
+    scale, cap       factor of the logits, and bound to which tanh limits them; 0: none.
+    allowed          number of tokens that may be drafted; None: all. Others are padding."""
 
     taps: tuple[int, ...]
     block: int
@@ -140,9 +140,9 @@ class DFlashSpec:
         )  # fmt: skip
 
     def shapes(self, shape: Shape, vocab: int, drafted: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of the tensors, without optional ones.
+        """Names and shapes of the tensors that are not optional.
 
-        vocab  number of the target's tokens. drafted: number of tokens that it drafts."""
+        vocab  number of the target's tokens. drafted: number of tokens that may be drafted."""
         h = shape.hidden_size
         shapes = head_shapes(shape)
         shapes |= {"fc.weight": (h, len(self.taps) * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
@@ -159,7 +159,7 @@ class DFlashSpec:
 
 
 def _from_anchor(given: Mapping[str, Any]) -> Any:
-    """DFlashSpec.from_anchor as a file says it, or as files of its kind mean it; None if that is not known.
+    """DFlashSpec.from_anchor as the file says, or as files of its kind imply; None if neither is known.
 
     Readers of DSpark in the `speculators` format disagree, so such a file must say it."""
     stated, names = given.get("sample_from_anchor"), str(given.get("architectures"))
@@ -172,8 +172,8 @@ def _from_anchor(given: Mapping[str, Any]) -> Any:
 def read(
     path: str, config: Entries, tensors: Tensors, target: Facts
 ) -> tuple[DFlashSpec, PretrainedConfig, Tensor | None, Tensors]:
-    """Returns the drafter's facts, the configuration of its layers, its vocabulary: the target's ids int64 [K] (None:
-    all tokens), and the tensors by our names. MethodError unless the tensors are a whole drafter for the target."""
+    """Read a drafter. Returns its facts, its layers' configuration, its vocabulary (the target's ids int64 [K]; None:
+    all tokens), and its tensors by our names. MethodError unless the tensors are a whole drafter for the target."""
     given, tensors = LAYOUT.read(path, config, tensors)
     spec, vocab = DFlashSpec.read(path, given, target), target.vocab_size
     layers = layer_config(path, {"vocab_size": vocab, **given}, tensors, target)
@@ -184,7 +184,7 @@ def read(
         raise MethodError(f"{path}: conv_group_size is {spec.group}, which does not divide a width of {h}")
     one = tensors.get(CONFIDENCE[0])
     if one is not None and one.ndim == 2 and given.get("confidence_head_with_markov") is False:
-        tensors = {**tensors, CONFIDENCE[0]: F.pad(one, (0, spec.rank))}  # it reads states alone
+        tensors = {**tensors, CONFIDENCE[0]: F.pad(one, (0, spec.rank))}  # It reads only states.
     optional = {TABLE: (vocab, h), OUTPUT: (drafted, h), MASK: (h,), OFFSETS: (drafted,), MEMBERS: (vocab,)}
     optional = {name: of for name, of in optional.items() if name in tensors}
     check_all(path, tensors, spec.shapes(shape, vocab, drafted) | optional)

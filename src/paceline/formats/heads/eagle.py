@@ -1,6 +1,8 @@
-"""EAGLE's heads, in the authors' files, which `paceline train eagle` writes, and in the `speculators` format. Those of
-EAGLE-3 in the `speculators` format, which `paceline train eagle3` writes, and in those of the authors ("midlayer."),
-SpecForge, ModelOpt and SGLang; P-EAGLE's, which have a state for the tokens that are not there yet.
+"""Heads of EAGLE, EAGLE-3 and P-EAGLE.
+
+EAGLE's are read in the authors' format, which `paceline train eagle` writes, and in the `speculators` format. EAGLE-3's
+are read in the `speculators` format, which `paceline train eagle3` writes, and in the formats of the authors
+("midlayer."), SpecForge, ModelOpt and SGLang. P-EAGLE's have a state for tokens that are not drafted yet.
 
 Our names are those of the `speculators` format, without optional tensors."""
 
@@ -33,12 +35,12 @@ from paceline.formats.shape import Shape
 EAGLE = Layout(
     "eagle",
     names={r"fusion_fc\.(.+)": r"fc.\1", r"transformer\.(.+)": r"layers.0.\1"},
-    known=("bias", "eagle_fc_bias", "fusion_bias", "skip_prenorm", "skip_output_norm"),  # tensors tell of a bias
+    known=("bias", "eagle_fc_bias", "fusion_bias", "skip_prenorm", "skip_output_norm"),  # The tensors show a bias.
 )
 
 
 def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a head's tensors. names: those it has, some of which are optional."""
+    """Names and shapes of a head's tensors. names: tensors of its file, which tell which optional ones it has."""
     h = shape.hidden_size
     optional = {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
     return {"fc.weight": (h, 2 * h)} | optional | head_shapes(shape, norms=())
@@ -47,14 +49,14 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
 def read_eagle(
     path: str, config: Entries, tensors: Tensors, target: Facts
 ) -> tuple[PretrainedConfig, dict[str, Tensor]]:
-    """Returns the configuration of the head's layers, and its tensors by our names, without an embedding. MethodError
+    """Read a head. Returns its layers' configuration, and its tensors by our names, without an embedding. MethodError
     unless they are a head for the target."""
     given, tensors = EAGLE.read(path, config, tensors)
     layers = layer_config(path, {"vocab_size": target.vocab_size, **given}, tensors, target, count_layers(tensors))
     shape = Shape.of(layers)
     check_width(path, shape.hidden_size, target)
     check_all(path, tensors, eagle_shapes(shape, list(tensors)))
-    # Quantising changes the target's table, and so does its training (`Drafter.bind`).
+    # Quantising and training (`Drafter.bind`) change the target's table.
     is_plain = target.weights_fingerprint and target.quantised is None
     if is_plain and not is_copy(tensors.get(TABLE), table_and_head(target)[0]):
         raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
@@ -84,15 +86,15 @@ EAGLE3 = Layout(
         "use_input_layernorm_in_first_layer", "use_aux_hidden_state", "has_lm_head",
     ),
 )  # fmt: skip
-"""Files with several layers have several names for the norm before the attention of a later one."""
+"""Files with several layers have several names for the norm before a later layer's attention."""
 SWITCHES = {
     "use_last_layernorm": NORM,
     "use_input_layernorm_in_first_layer": "layers.0.input_layernorm.weight",
     "use_aux_hidden_state": "fc.weight",
 }
-"""Entries that are on if they are missing, and the tensors that nothing reads where they are off."""
+"""Entries that are on if they are missing, and the tensors that nothing reads if they are off."""
 IDS = "eagle_aux_hidden_state_layer_ids"
-MASK = "mask_hidden"  # P-EAGLE's state of a token that is drafted; the token itself has one of these names:
+MASK = "mask_hidden"  # P-EAGLE's state of a drafted token
 MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
@@ -112,8 +114,8 @@ class Flags:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read the flags in config.json. A missing one is off; norm_before_residual is on in the `speculators`
-        format, but for P-EAGLE."""
+        """Read the flags in config.json. A missing flag is off, except norm_before_residual in the `speculators` format
+        of EAGLE-3."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
         given = {name: bool(value) for name, value in named.items() if value is not None}
@@ -121,18 +123,18 @@ class Flags:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a head reads if it names none: the paper's layers, or the last three of a small
-    target."""
+    """The layers whose inputs a head reads by default: the paper's layers, or a small target's last three."""
     if num_layers >= 7:
         return (2, num_layers // 2, num_layers - 3)
     return tuple(range(max(num_layers - 3, 0), num_layers))
 
 
 def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, ...]:
-    """The layers whose inputs a head reads, as in `Needs.hidden_layers`. MethodError if the target has no such layers.
+    """The layers whose inputs a head reads, as in `Needs.hidden_layers`. MethodError if the target lacks them.
 
-    Ids at the top count inputs. Those in `eagle_config` count outputs (SpecForge, ModelOpt), unless the first is 2,
-    that of the paper's inputs (so SGLang), or one is as large as the number of layers, which no output's is."""
+    Ids at the top of config.json count inputs. Ids in `eagle_config` count outputs (SpecForge, ModelOpt), unless the
+    first is 2, as in the paper's inputs (SGLang does so, too), or any equals the number of layers, which no output
+    has."""
     last, inner = target.num_layers, config.get("eagle_config") or {}
     if inner.get("use_aux_hidden_state", config.get("use_aux_hidden_state")) is False:
         return (last,)
@@ -149,9 +151,9 @@ def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, .
 
 
 def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a head's tensors, without optional ones.
+    """Names and shapes of a head's tensors that are not optional.
 
-    width  width of one tapped state. taps: number of tapped states."""
+    width  width of a tapped state. taps: number of tapped states."""
     h = shape.hidden_size
     shapes = {"fc.weight": (h, taps * width), NORM: (h,), OUTPUT: (vocab, h)}
     shapes |= head_shapes(shape, width=2 * h, norms=("input_layernorm", "hidden_norm"))
@@ -168,9 +170,9 @@ class Eagle3Head:
 
     layers   configuration of the head's decoder layers. taps: the target's states that it reads, as in `Needs`.
     columns  the target's ids int64 [K] of the head's vocabulary; None: all tokens.
-    weights  the tensors by our names; without an output head it is the target's, and a norm or `fc` that is not there
-             is not applied.
-    table    the head's embedding [V, H]; it is the target's tensor where the two are equal, which saves memory.
+    weights  the tensors by our names. If the output head is missing, it is the target's; a missing norm or `fc` is not
+             applied.
+    table    the head's embedding [V, H]; if it equals the target's, it is the target's tensor, which saves memory.
     mask     the token of P-EAGLE's mask; None for EAGLE-3."""
 
     layers: PretrainedConfig
@@ -183,7 +185,7 @@ class Eagle3Head:
 
     @classmethod
     def read(cls, path: str, config: Entries, tensors: Tensors, target: Facts) -> Self:
-        """Read a head from its config.json and its tensors. MethodError if they are no head for the target."""
+        """Read a head from its config and its tensors. MethodError if they are no head for the target."""
         given, tensors = EAGLE3.read(path, config, tensors)
         off = {name for switch, name in SWITCHES.items() if given.get(switch) is False}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in off}
@@ -214,7 +216,7 @@ class Eagle3Head:
 
 
 def _table(path: str, own: Tensor | None, shape: Shape, target: Facts) -> Tensor:
-    """The head's own embedding, or else the target's; the target's too if the two are the same."""
+    """The head's own embedding, or the target's if there is none or the two are equal."""
     if own is None and shape.hidden_size != target.hidden_size:
         raise MethodError(f"{path} is {shape.hidden_size} wide, the target's embedding {target.hidden_size}: "
                           "it needs an embedding of its own, and brings none")  # fmt: skip

@@ -1,7 +1,7 @@
 """Draft heads in GGUF files, as llama.cpp's server reads them and `paceline export gguf` writes them.
 
     config, tensors = read(Path("head.gguf"), "eagle3")    # as in the `speculators` format
-    tensors = head_in(Path("model.gguf"), target.shape)    # a target's own head, as `published.mtp` names it"""
+    tensors = head_in(Path("model.gguf"), target.shape)    # a target's own head, by the names of `mtp.py`"""
 
 import re
 from pathlib import Path
@@ -23,19 +23,19 @@ from paceline.kernels.blocks import Blocks, within
 OUTER = {
     "fc.weight": "fc.weight",
     "lm_head.weight": "output.weight",
-    "input_norm.weight": "enc.output_norm.weight",  # of eagle3, over the tapped states
-    "hidden_norm.weight": "enc.output_norm.weight",  # of dflash, over what fc makes of them
+    "input_norm.weight": "enc.output_norm.weight",  # eagle3: over the tapped states
+    "hidden_norm.weight": "enc.output_norm.weight",  # dflash: over the output of fc
     "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
     **{W1: "markov_w1.weight", W2: "markov_w2.weight"},
     **{CONFIDENCE[0]: "conf_proj.weight", CONFIDENCE[1]: "conf_proj.bias"},
 }
-"""llama.cpp's names of a head's tensors, where they are not those of a Qwen3."""
+"""llama.cpp's names of a head's tensors, if they differ from those of a Qwen3."""
 SELECTOR = {
     W1: "selector_predecessor.weight",
     W2: "selector_successor.weight",
     SELECT: "selector_hidden.weight",
 }
-"""Those of DFlash2's selector."""
+"""llama.cpp's names of the tensors of DFlash2's selector."""
 ENTRIES = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -54,11 +54,11 @@ ENTRIES = {
 """llama.cpp's keys of the entries of a config.json."""
 REFUSED = ("hyper_connection_count", "expert_count", "embedding_scale", "rope.scaling.attn_factor")
 FLAGS = {*ENTRIES.values(), "has_confidence_head", "rope.scaling.finetuned"}
-"""Keys that may be true: the second is told by tensors, the third changes nothing."""
+"""Keys that may be true. The tensors show whether there is a confidence head, and "finetuned" changes nothing."""
 
 
 def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A head's config.json and tensors. PacelineError for a file of another kind."""
+    """Read a head. Returns its config.json and tensors. PacelineError for a file of another kind."""
     opened = GGUF(file)
     family, start = str(opened.family), f"{opened.family}."
     facts = within(opened.metadata, start)
@@ -76,7 +76,7 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if facts.get("attention.sliding_window") and not isinstance(slides, list):
         raise MethodError(f"{file} has a sliding window, and no list of the layers that have it: convert it anew")
     rope = rope_of(opened, facts, float(facts.get("rope.freq_base", 10000.0)), 1.0)
-    if FREQUENCIES in opened.places:  # Llama 3's factors, the same for texts of any length
+    if FREQUENCIES in opened.places:  # Llama 3's factors are the same for texts of any length.
         factors = _dense(opened.tensor(FREQUENCIES)).flatten().tolist()
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         rope |= {"factor": 1.0, "attention_factor": 1.0, "original_max_position_embeddings": 2**24}
@@ -99,7 +99,7 @@ def read(file: Path, method: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def names_of(method: str, layers: int, *, is_second: bool) -> dict[str, str]:
-    """llama.cpp's names of a head's tensors, by ours. is_second: it is DFlash2."""
+    """llama.cpp's names of a head's tensors, by our names. is_second: it is DFlash2."""
     parts = [f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
     parts += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm"]
     names = ["embed_tokens", "norm", *(f"layers.{n}.{part}" for n in range(layers) for part in parts)]
@@ -117,7 +117,7 @@ def names_of(method: str, layers: int, *, is_second: bool) -> dict[str, str]:
 
 
 def _tensors(file: GGUF, family: str, config: dict[str, Any], *, is_second: bool) -> dict[str, Tensor]:
-    """The tensors by our names; others keep theirs, so that they are refused."""
+    """The tensors by our names. Others keep their names, so that they are refused."""
     layers = min(int(config.get("num_hidden_layers") or 0), len(file.places))
     ours = {theirs: own for own, theirs in names_of(family, layers, is_second=is_second).items()}
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if family == "eagle3" else {}
@@ -126,7 +126,7 @@ def _tensors(file: GGUF, family: str, config: dict[str, Any], *, is_second: bool
         if theirs == FREQUENCIES:
             continue
         name = ours.get(theirs, theirs)
-        if theirs == OFFSETS:  # token ids themselves, of a type that no weight has
+        if theirs == OFFSETS:  # These are token ids, of a type that no weight has.
             ids = place.data[place.begin : place.begin + 8 * place.shape[0]].clone().view(torch.int64)
             tensors[name] = ids - torch.arange(len(ids))
             continue
@@ -145,8 +145,8 @@ def _dense(tensor: Tensor | Blocks) -> Tensor:
 
 
 def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
-    """The first multi-token-prediction head in a file of a model, or in a file of its own, for a target of this shape.
-    Empty if there is none. PacelineError if it cannot be read."""
+    """Read the first multi-token-prediction head in a model's file, or in its own file, for a target of this shape.
+    Returns no tensors if there is none. PacelineError if it cannot be read."""
     file = GGUF(path)
     products = (re.fullmatch(r"blk\.(\d+)\.nextn\.eh_proj\.weight", name) for name in file.places)
     first = min((int(match[1]) for match in products if match), default=None)
@@ -161,11 +161,11 @@ def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
     of_layer = layer_shapes(shape, kind=shape.layers[0])
     of_layer |= {f"{name}.weight": (shape.hidden_size,) for name in shape.norms[:1] if name}
     read, used = tensors_in(file, shape, {layer + name: size for name, size in of_layer.items()})
-    copies = {f"{start}nextn.{part}.weight" for part in ("shared_head_head", "embed_tokens")}  # of the target's
+    copies = {f"{start}nextn.{part}.weight" for part in ("shared_head_head", "embed_tokens")}  # the target's own
     if other := sorted(n for n in file.places if n.startswith(start) and n not in {*used, *outer, *copies}):
         raise MethodError(f"{path}: its head has {other[0]}, which no layer of the target has: nothing here runs it")
     tensors = {f"layers.0.{name.removeprefix(layer)}": _dense(tensor) for name, tensor in read.items()}
     norms = [_dense(file.tensor(name)) for name in outer]
-    # Files store the sum with a family's offset; some leave it out of a head's norms, whose mean is then near 0.
+    # Files store norms with the family's offset added; some do not add it to a head's norms, whose mean is then near 0.
     norms[1:] = [one - shape.norm_offset if one.float().mean() > shape.norm_offset / 2 else one for one in norms[1:]]
     return tensors | dict(zip(NEXTN, norms, strict=True))

@@ -1,9 +1,9 @@
-"""Medusa's heads, in the authors' files, vLLM's, and inside the checkpoint of a whole model (Medusa-2); Hydra's, in the
-authors' files, which `paceline train hydra` writes too.
+"""Medusa's heads, in the authors' files, vLLM's, and inside the checkpoint of a whole model (Medusa-2). Hydra's heads,
+in the authors' files, which `paceline train hydra` writes, too.
 
 Our names of Medusa's tensors are `{head}.{block}.linear.*`, and `lm_heads.{head}.weight` for separate output heads or
-SHARED for one; of Hydra's, `hydra_mlp.{head}.{block}.*`, `hydra_lm_head.{head}.*`, and the prefix layer by the authors'
-names."""
+SHARED for a common one. Our names of Hydra's are `hydra_mlp.{head}.{block}.*`, `hydra_lm_head.{head}.*`, and the
+authors' names for the prefix layer."""
 
 import re
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ from paceline.formats.heads.networks import PREFIX, ResidualHeads, shapes_of
 from paceline.formats.heads.vocab import check_map
 
 SHARED, TOKENS = "lm_head.weight", "token_map"
-"""vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
-INSIDE = "medusa_head."  # before the names of heads inside the checkpoint of a whole model
-FILE = "medusa_lm_head.safetensors"  # a name of the file of weights, other than model.safetensors
+"""vLLM's names: an output head that all heads share, and the tokens of its rows, if these are not all tokens."""
+INSIDE = "medusa_head."  # begins the names of heads inside a whole model's checkpoint
+FILE = "medusa_lm_head.safetensors"  # The file of weights may have this name.
 NAMES = {
     r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)": r"\1.\2.linear.\3",
     r"(\d+)\.\d+\.weight": r"lm_heads.\1.weight",
@@ -33,12 +33,12 @@ NAMES = {
 
 
 def read_medusa(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
-    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads, and the number of blocks of
+    each.
 
-    Missing biases are zeros, and a copy of the target's output head is left out.
-
-    Heads and blocks are counted, whatever config.json says: published ones are wrong. MethodError unless the tensors
-    are a whole set of heads for the target, and nothing else."""
+    Missing biases become zeros, and a copy of the target's output head is left out. Heads and blocks are counted,
+    because published config.json files give wrong numbers. MethodError unless the tensors are a whole set of heads for
+    the target, and nothing else."""
     found = _inside_model(path)
     if found is None:
         config, found = open_head(_file(path), "medusa", target)
@@ -66,20 +66,20 @@ def read_medusa(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
 
 def _file(path: str) -> str:
-    """The file FILE of a folder if there is one, or else `path` itself."""
+    """The file FILE in a folder if it exists, else `path` itself."""
     own = Path(path).expanduser() / FILE
     return str(own) if own.is_file() else path
 
 
 def _inside_model(path: str) -> dict[str, Tensor] | None:
-    """The heads inside the checkpoint of a whole model; None if it is not one."""
+    """The heads inside a whole model's checkpoint; None if `path` is something else."""
     folder = Path(path).expanduser()
     if not (folder / CONFIG).is_file() or _file(path) != path:
         return None
     try:
         names = open_weights(folder)
     except ModelError:
-        return None  # no weights at all, which the caller says better
+        return None  # There are no weights at all. The caller's message is better.
     heads = [name for name in names if name.startswith(INSIDE)]
     return {name: names[name].get_tensor(name) for name in heads} or None
 
@@ -92,17 +92,16 @@ READ: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("grounded_heads", (True,), "has heads that do not read drafted tokens (grounded_heads is false)"),
     ("hidden_state_offset", (0, None), "reads a state other than the last one (hidden_state_offset is not 0)"),
 )  # fmt: skip
-"""Entries of config.json with the values that can be read, and an error for others (the authors' experiments)."""
+"""Entries of config.json, the values that can be read, and an error for other values (the authors' experiments)."""
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
-"""Endings of names that nothing reads: an unused embedding, and tables of rotations."""
-HYDRA_NAMES = {r"(hydra_lm_head\.\d+)\.\d+\.(.+)": r"\1.\2"}  # an output head is number 1, after its dropout
+"""What the names of tensors that nothing reads end with: an unused embedding, and tables of rotations."""
+HYDRA_NAMES = {r"(hydra_lm_head\.\d+)\.\d+\.(.+)": r"\1.\2"}  # drops the number of the head after its dropout
 BLOCK = re.compile(r"(hydra_mlp\.\d+)\.(\d+)\.(.+)")
 
 
 def read_hydra(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
-    """Read the heads at `path`. Returns the tensors by our names, the number of heads and that of blocks of each.
-
-    MethodError for another kind of head."""
+    """Read the heads at `path`. Returns the tensors by our names, the number of heads, and the number of blocks of
+    each. MethodError for another kind of head."""
     config, found = open_head(path, "hydra", target)
     refuse_others(path, "hydra", config, found)
     for entry, values, why in READ:
@@ -113,7 +112,7 @@ def read_hydra(path: str, target: Facts) -> tuple[dict[str, Tensor], int, int]:
 
 
 def _by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renumber the blocks of each head 0, 1, 2, as the authors' files also count dropouts. Drop UNUSED tensors."""
+    """Renumber the blocks of each head 0, 1, 2, because the authors' files also count dropouts. Drop UNUSED tensors."""
     found = {(match[1], int(match[2])) for name in tensors if (match := BLOCK.fullmatch(name))}
     numbers = {head: sorted(number for one, number in found if one == head) for head, _ in found}
     out = {}
@@ -126,7 +125,7 @@ def _by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _untied(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """All blocks of a head: a file with `tied` in its config.json has the blocks after the first only once."""
+    """Repeat tied blocks: a file with `tied` in its config.json has the blocks after the first only once."""
     out = dict(tensors)
     for name, tensor in tensors.items() if config.get("tied") else ():
         if match := re.fullmatch(r"(hydra_mlp\.\d+)\.1\.(.+)", name):

@@ -1,10 +1,10 @@
-"""How files of all formats are read: a table of each, and what nothing here runs, which is refused by name.
+"""Reads files of all formats by tables, and refuses by name what nothing here runs.
 
     entries, tensors = LAYOUT.read(path, config, tensors)    # by our names
     layers = layer_config(path, entries, tensors, target)
 
-A drafter that is read wrongly drafts badly, and nobody notices: an entry that changes the computation is followed, or
-it is an error that names it."""
+A drafter that is read wrongly drafts badly, and nobody notices. So an entry that changes the computation is followed,
+or raises an error that names it."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ from paceline.formats.facts import Facts
 from paceline.formats.shape import ATTENTION, Shape, layer_shapes
 from paceline.kernels.linear import Linear
 
-TABLE = "embed_tokens.weight"  # name of a head's own input embedding, often a copy of the target's
+TABLE = "embed_tokens.weight"  # a head's own input embedding, often a copy of the target's
 NORM = "input_layernorm"
-Entries = Mapping[str, Any]  # of a config.json
-Tensors = Mapping[str, Tensor]  # of a checkpoint, by their names
+Entries = Mapping[str, Any]  # entries of a config.json
+Tensors = Mapping[str, Tensor]  # a checkpoint's tensors by name
 
 
 T = TypeVar("T")
-LAYERS = "transformer_layer_config"  # the entries of the layers, in the `speculators` format
+LAYERS = "transformer_layer_config"  # entry of the `speculators` format with the layers' entries
 READ = {name: name for name in ("eagle", "eagle3", "dflash", "mtp")}
 READ |= {"peagle": "eagle3", "dspark": "dflash", "dflash2": "dflash"}
-"""The drafter that reads each `speculators_model_type`."""
+"""By `speculators_model_type`: the drafter that reads it."""
 OTHERS = {
     "EAGLE-4": (r"efficient_lm_head.*", r"eagle4"),
     "EAGLE with Medusa's heads": (r"parallel_draft_heads\..*", r"$^"),
@@ -52,7 +52,7 @@ OTHERS = {
         r"(pre|post)_projection\..*|masked_embedding\..*", r"gemma4_?assistant"
     ),
 }  # fmt: skip
-"""Drafters that nothing here runs, with patterns of a tensor's whole name, and in entries SIGNS in small letters."""
+"""Drafters that nothing here runs. Patterns of them: a tensor's whole name, and entries SIGNS in small letters."""
 SIGNS = ("speculators_model_type", "architectures", "model_type", "projector_type")
 FLAGS: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1,),
@@ -63,30 +63,32 @@ FLAGS: Mapping[str, tuple[Any, ...]] = {
     "draft_ffn_type": ("dense",),
     "parallel_drafting": (False,),
 }
-"""Entries of any format that change what is computed, with the values that are run here. Null is always one of them."""
+"""Entries of any format that change what is computed, with the values that are run here. Null is always run."""
 HARMLESS = {
     "use_cache", "return_dict", "output_attentions", "output_hidden_states", "do_sample", "early_stopping",
     "trust_remote_code", "embed_requires_grad", "tie_word_embeddings",
-    "attention_bias", "mlp_bias", "norm_topk_prob",  # tensors tell of biases and experts
+    "attention_bias", "mlp_bias", "norm_topk_prob",  # The tensors show biases and experts.
     "use_sliding_window",
 }  # fmt: skip
 """Entries of any format that may be true: they change nothing, or `layer_config` reads them."""
 COMMON: Mapping[str, str | None] = {
-    r"(.+\.)?rotary_emb\.inv_freq": None,  # it follows from the configuration
-    r"verifier_(lm_head|norm)\..+": None,  # the target's
+    r"(.+\.)?rotary_emb\.inv_freq": None,  # It follows from the configuration.
+    r"verifier_(lm_head|norm)\..+": None,  # These are the target's.
     r"midlayer\.(\d+\..+)": r"layers.\1",
     r"midlayer\.(.+)": r"layers.0.\1",
 }
-"""Our names, as `renamed` takes them, of tensors in files of any format."""
+"""Our names of tensors in files of any format, for `renamed`."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The files that a drafter reads.
 
-    method  its name. groups: entries of config.json that hold entries, a later group's before an earlier one's.
-    names   our names, as `renamed` takes them. flags: as FLAGS, of these files.
-    known   entries that are read, or change nothing here, if they are true; another one that is true is refused."""
+    method  the drafter's name.
+    groups  entries of config.json that have entries; those of later groups win.
+    names   our names, for `renamed`. flags: like FLAGS, for these files.
+    known   entries that may be true, because they are read or change nothing; other entries that are true are
+            refused."""
 
     method: str
     groups: tuple[str, ...] = ()
@@ -95,8 +97,8 @@ class Layout:
     known: tuple[str, ...] = ()
 
     def read(self, path: str, config: Entries, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-        """Returns all entries of a config.json in one dictionary, and the tensors by our names. MethodError, with its
-        name, for what changes the computation and is not run here."""
+        """Return all entries of a config.json in a single dictionary, and the tensors by our names. MethodError names
+        an entry or tensor that changes the computation and is not run here."""
         layers, *groups = (config.get(key) or {} for key in (LAYERS, *self.groups))
         if not all(isinstance(part, Mapping) for part in (layers, *groups)):
             raise MethodError(f"{path}: {' or '.join((LAYERS, *self.groups))} is no group of named entries")
@@ -119,10 +121,10 @@ class Layout:
 
 
 def renamed(tensors: Mapping[str, T], names: Mapping[str, str | None]) -> dict[str, T]:
-    """The tensors by our names.
+    """Rename tensors to our names.
 
-    names  our name for each pattern of a whole name, with \\1 for a group; None: nothing reads the tensor. Other names
-           stay, and so does a name for which another tensor has ours."""
+    names  by pattern of a whole name: our name, with \\1 for a group; None: nothing reads the tensor. Other names stay,
+           and so does a name if another tensor already has our name."""
     out = {}
     for name, tensor in tensors.items():
         found = ((re.fullmatch(pattern, name), ours) for pattern, ours in names.items())
@@ -133,7 +135,7 @@ def renamed(tensors: Mapping[str, T], names: Mapping[str, str | None]) -> dict[s
 
 
 def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, int]:
-    """Number of heads and number of blocks of each, from names that have `start`, the head and the block in front."""
+    """Count heads, and blocks of each. names: begin with `start`, the head's number and the block's number."""
     found = [match for name in names if (match := re.match(rf"{start}(\d+)\.(\d+)\.", name))]
     if not found:
         raise MethodError(f"{path} has no heads: none of its tensors has a name such as {start}0.0.linear.weight")
@@ -142,7 +144,8 @@ def count_heads(path: str, names: Iterable[str], start: str = "") -> tuple[int, 
 
 
 def refuse_others(path: str, method: str, given: Entries, names: Iterable[str]) -> None:
-    """MethodError, which says what it is, for a drafter of another kind than `method` reads. names: of its tensors."""
+    """Raise MethodError, which says what it is, for a drafter that `method` does not read. names: its tensors'
+    names."""
     kind = str(given.get("speculators_model_type") or "")
     signs = [(f"{key} is {given[key]}", str(given[key]).lower()) for key in SIGNS if given.get(key)]
     for what, (tensors, entries) in OTHERS.items():
@@ -168,17 +171,20 @@ _SIZES = {*_READ[:6], "vocab_size"}
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """The number of layers by the names of tensors: published heads with one layer say 40."""
+    """Count layers by the names of tensors, because config.json of published heads with a single layer may say 40."""
     return 1 + max((int(match[1]) for name in names if (match := re.match(r"layers\.(\d+)\.", name))), default=0)
 
 
 def layer_config(
     where: Any, config: Entries, tensors: Tensors, target: Facts, count: int | None = None
 ) -> PretrainedConfig:
-    """The configuration of a head's layers from its config.json; biases and norms of heads are those of the tensors.
+    """Make the configuration of a head's layers from its config.json. The tensors decide about biases and norms of
+    heads.
 
-    Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
-    trained so. Rotary tables cover the target's context. count: number of layers; None: as config.json says.
+    The default of rope_theta is 10000, whatever the target's is, and that of head_dim is hidden_size / heads, because
+    published heads were trained so. Rotary tables cover the target's context.
+
+    count  number of layers; None: as config.json says.
 
     MethodError for layers that the native decoder cannot run."""
     config = {**config, **(config.get(LAYERS) or {})}
@@ -207,7 +213,7 @@ def layer_config(
         check_config(made, where)
     except ModelError as error:
         raise MethodError(str(error)) from None
-    except Exception as error:  # transformers may raise anything
+    except Exception as error:  # transformers may raise anything.
         raise MethodError(f"{where}: its layers cannot be described: {printable(error)}") from None
     made.layer_types, made.sliding_window = _windows(where, config, given["num_hidden_layers"])
     if reason := unsupported(made):
@@ -216,7 +222,7 @@ def layer_config(
 
 
 def _rope(where: Any, config: Entries) -> dict[str, Any]:
-    """transformers' rope_parameters from entries in any of their forms."""
+    """Make transformers' rope_parameters from entries in any form."""
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = {**scaled} if isinstance(scaled, Mapping) else {"rope_theta": scaled}
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -227,13 +233,13 @@ def _rope(where: Any, config: Entries) -> dict[str, Any]:
         raise MethodError(f"{where}: partial_rotary_factor is {rope['partial_rotary_factor']!r}, which nothing applies")
     if rope["rope_type"] in ("yarn", "longrope", "llama3") and not rope.get("original_max_position_embeddings"):
         length = {"max_position_embeddings": config.get("max_position_embeddings")}
-        check_numbers(where, length)  # the head's own, not the target's context, which its tables cover
+        check_numbers(where, length)  # This is the head's length, but its tables cover the target's context.
         rope["original_max_position_embeddings"] = length["max_position_embeddings"]
     return rope
 
 
 def _windows(where: Any, config: Entries, count: int) -> tuple[Sequence[str], int | None]:
-    """The kind of each layer, and the window of those that slide. `use_sliding_window` decides where it is given."""
+    """The kind of each layer, and the window of sliding layers. `use_sliding_window` decides if it is given."""
     (full, slides), flag, stated = ATTENTION, config.get("use_sliding_window"), config.get("num_hidden_layers")
     first = (config.get("max_window_layers") or 0) if flag else count
     kinds = config.get("layer_types") or [slides if n >= first else full for n in range(count)]
@@ -252,7 +258,7 @@ def _windows(where: Any, config: Entries, count: int) -> tuple[Sequence[str], in
 
 
 def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
-    """The target's input embedding [V, H] and output head. MethodError if it gives no access to them."""
+    """The target's input embedding [V, H] and output head. MethodError without access to them."""
     if (ends := target.ends) is None:
         raise MethodError(
             f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
@@ -261,7 +267,7 @@ def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
 
 
 def is_copy(own: Tensor | None, table: Tensor) -> bool:
-    """Whether a head's own embedding is the target's `table` but for rounding to 16 bits; so is none."""
+    """Whether a head's own embedding equals the target's `table` up to rounding to 16 bits; True if it has none."""
     if own is None or own.shape != table.shape:
         return own is None
     own = own.to(table)
@@ -269,7 +275,7 @@ def is_copy(own: Tensor | None, table: Tensor) -> bool:
 
 
 def check_width(path: str, width: int, target: Facts) -> None:
-    """MethodError unless the target's states have `width` numbers."""
+    """Raise MethodError unless the target's states have `width` numbers."""
     if width != target.hidden_size:
         raise MethodError(
             f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
@@ -278,7 +284,7 @@ def check_width(path: str, width: int, target: Facts) -> None:
 
 
 def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**24) -> None:
-    """MethodError, with its name, for an entry that is no whole number from `least` to `most`."""
+    """Raise MethodError, which names the entry, unless all entries are whole numbers from `least` to `most`."""
     for name, value in entries.items():
         if type(value) is not int or not least <= value <= most:
             raise MethodError(f"{where}: {name} is {value!r}; a whole number from {least} to {most} is wanted")
@@ -287,11 +293,11 @@ def check_numbers(where: Any, entries: Entries, least: int = 1, most: int = 2**2
 def head_shapes(
     shape: Shape, prefixes: Sequence[str] | None = None, *, width: int | None = None, norms: tuple[str, ...] = (NORM,)
 ) -> dict[str, tuple[int, ...]]:  # fmt: skip
-    """Name and shape of the tensors of a head's layers.
+    """Names and shapes of the tensors of a head's layers.
 
-    prefixes  prefix of each layer's names; None: "layers.0.", "layers.1.", ...
-    width     width of the first attention's input, if not the hidden size; EAGLE-3's is twice that.
-    norms     names of the norms before the first attention; EAGLE-1 has none. Later layers have one, NORM."""
+    prefixes  what each layer's names begin with; None: "layers.0.", "layers.1.", ...
+    width     width of the first attention's input; None: the hidden size. EAGLE-3's is twice that.
+    norms     names of the norms before the first attention; EAGLE-1 has none. Later layers have NORM."""
     shapes: dict[str, tuple[int, ...]] = {}
     for n, prefix in enumerate(prefixes or [f"layers.{n}." for n in range(shape.num_layers)]):
         of_layer = layer_shapes(shape, None if n else width)

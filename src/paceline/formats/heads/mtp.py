@@ -15,30 +15,30 @@ from paceline.formats.heads.layout import Tensors
 from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
 
 LAYOUTS = (
-    # Qwen3-Next, Qwen3.5, and ours; DeepSeek-V3, GLM-4.5; MiMo; the `speculators` format
+    # In order: Qwen3-Next, Qwen3.5 and ours; DeepSeek-V3 and GLM-4.5; MiMo; the `speculators` format.
     (r"mtp\.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), "layers.0."),
     (r"model\.layers\.\d+\.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"), ""),
     (r"model\.mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
     (r"mtp_layers\.\d+\.", ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), ""),
 )
-"""Each layout has the pattern with which a head's names begin; the names of its product, of the norms of embedding and
-state, and of its last norm; and the beginning of the names in its layer. Our names are those of the first layout
-without "mtp."."""
+"""A layout is a pattern with which a head's names begin; the names of its product, of its norms of embedding and state,
+and of its last norm; and what the names in its layer begin with. Our names are those of the first layout, without
+"mtp."."""
 OUTER = tuple(f"{name}.weight" for name in LAYOUTS[0][1])
-STATE_FIRST = re.compile(LAYOUTS[2][0] + r"input_proj\.weight")  # MiMo's product takes the state before the embedding
+STATE_FIRST = re.compile(LAYOUTS[2][0] + r"input_proj\.weight")  # MiMo's product takes the state first.
 SHARED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
-"""Endings of the names of tensors that the target has too."""
+"""What the names of tensors that the target has, too, end with."""
 FOREIGN = {
     "kv_a_proj": "latent attention (MLA)",
     "linear_attn": "a running state",
     "shared_expert": "experts that all tokens share",
     "mlp.experts": "other experts than its target's",
 }
-"""Kinds of layers that a head may have where its target has none, by parts of names."""
+"""Kinds of layers that a head may have but its target has not, by parts of names."""
 
 
 def head_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of the first head's tensors in a checkpoint, by our names; empty if there is no head."""
+    """The names of the first head's tensors in a checkpoint, by our names; empty if there is no head."""
     names = list(names)
     for pattern, outer, inside in LAYOUTS:
         product = re.compile(f"({pattern}){outer[0]}\\.weight")
@@ -53,9 +53,9 @@ def head_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> Tensors:
-    """The first head in a checkpoint, tensors by our names; empty if there is none.
+    """Read the first head in a checkpoint. Returns its tensors by our names; none if there is no head.
 
-    checkpoint  names of its tensors. read: function that returns the tensor of a name."""
+    checkpoint  names of the checkpoint's tensors. read: function that returns a tensor by name."""
     names = head_names(checkpoint)
     tensors = {own: read(name) for own, name in names.items()}
     joined = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
@@ -66,21 +66,21 @@ def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> T
 
 
 def head_in(folder: Path) -> Tensors:
-    """The head in a model's folder, mapped from disk; empty if the model has none."""
+    """Map the head in a model's folder from disk. Returns no tensors if the model has no head."""
     opened = open_weights(folder)
     return head_of(opened, lambda name: opened[name].get_tensor(name))
 
 
 def head_shape(shape: Shape, names: Container[str]) -> Shape:
-    """The shape of a head's one layer for a target of `shape`. It sees the whole text; with a router it has experts.
+    """The shape of a head's layer, for a target of `shape`. It sees the whole text; with a router it has experts.
 
-    names  of its tensors."""
+    names  names of the head's tensors."""
     kind = LayerKind(experts=f"layers.0.{ROUTER}.weight" in names)
     return replace(shape, num_layers=1, layers=(kind,))
 
 
 def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
-    """MethodError unless these are the tensors of a head for a target of this shape (None: for no native target)."""
+    """Raise MethodError unless these are the tensors of a head for `target`; None: the target is not native."""
     wanted: dict[str, tuple[int, ...]] = {}
     if target is not None:
         shape, h = head_shape(target, tensors), target.hidden_size

@@ -1,8 +1,8 @@
 """Networks of draft heads: residual blocks between the target's state and an output head.
 
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.1.1): head k is x + SiLU(W x + b), repeated, then an output head.
-W begins at 0, so that an untrained head predicts what the target's own head does. Here b is 0, too; the authors leave
-it random. Names of the parameters are those of their files."""
+W begins at 0, so that an untrained head predicts what the target's own head does. Here b begins at 0, too; the authors'
+b is random. Parameters have the names of the authors' files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from paceline.kernels.linear import linear
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b), [..., width]. An input of another width is projected: A x + SiLU(W x + b), which is the first
+    """x + SiLU(W x + b), [..., width]. An input of another width is projected: A x + SiLU(W x + b), as in the first
     block of Hydra's heads (Ankner et al. 2024, arXiv 2402.05109)."""
 
     def __init__(self, width: int, inputs: int | None = None) -> None:
@@ -34,22 +34,22 @@ class ResBlock(nn.Module):
 
 
 class ResidualHeads(nn.ModuleList):
-    """K heads of `layers` blocks each over one state. Parameters are called `{head}.{layer}.linear.weight`."""
+    """K heads over the same state, of `layers` blocks each. Parameters are called `{head}.{layer}.linear.weight`."""
 
     def __init__(self, heads: int, layers: int, width: int) -> None:
         super().__init__(nn.Sequential(*(ResBlock(width) for _ in range(layers))) for _ in range(heads))
 
 
-# Grounded heads: each one reads the drafted tokens before it, so the tree is drafted level by level.
+# Grounded heads: each head reads the drafted tokens before it, so the tree is drafted level by level.
 
-PREFIX = "prefix_embeding_layer"  # what the authors' files call the prefix layer, misspelt as there
+PREFIX = "prefix_embeding_layer"  # The authors' files misspell the prefix layer's name.
 
 
 class GroundedHeads(nn.Module):
     """K heads of `layers` blocks. Head k's first block begins as the identity on the state, so an untrained head
     predicts what the target's own head does.
 
-    tied  the blocks after the first are one block, run again and again, as the authors' are."""
+    tied  the blocks after the first are the same block, run again and again, as in the authors' heads."""
 
     def __init__(self, heads: int, layers: int, width: int, tied: bool = True) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _head(k: int, layers: int, width: int, tied: bool) -> nn.Sequential:
     first = ResBlock(width, (k + 2) * width)
     connection = first.res_connection
     assert isinstance(connection, nn.Linear)
-    with torch.no_grad():  # the state itself, and nothing of the tokens
+    with torch.no_grad():  # This gives the state, without the tokens.
         connection.weight.zero_()
         connection.weight[:, :width].copy_(torch.eye(width))
         connection.bias.zero_()
@@ -79,14 +79,14 @@ def _head(k: int, layers: int, width: int, tied: bool) -> nn.Sequential:
     return nn.Sequential(first, *rest)
 
 
-# Heads that see each other: residual heads over one state, and a bidirectional encoder over their K positions.
+# Heads that see each other: residual heads over the same state, and a bidirectional encoder over their K positions.
 
 
 def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
-    """States and tokens' embeddings, both [..., H], one after the other, [..., 2 H].
+    """Concatenate states and tokens' embeddings, both [..., H], to [..., 2 H].
 
-    Each embedding is scaled to its state's root mean square: embeddings are tens of times smaller than states before
-    the final norm, and a projection of both would hardly learn from them."""
+    Each embedding is scaled to its state's root mean square. Embeddings are tens of times smaller than states before
+    the final norm, so a projection of both would hardly learn from unscaled embeddings."""
     sizes = [side.float().square().mean(-1, keepdim=True).sqrt() for side in (states, embedded)]
     scale = sizes[0] / sizes[1].clamp_min(1e-6)
     return torch.cat([states, embedded * scale.to(embedded.dtype)], -1)
@@ -95,8 +95,8 @@ def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
 class JointHeads(nn.Module):
     """`count` heads over a state, and an encoder over their positions.
 
-    width  width of the states. heads: attention heads of the encoder. eps: epsilon of its norms.
-    inner  width of the gated MLP after its attention; None: there is none."""
+    width  width of the states. heads: number of the encoder's attention heads. eps: epsilon of its norms.
+    inner  width of the gated MLP after its attention; None: it has no MLP."""
 
     def __init__(self, count: int, width: int, heads: int, inner: int | None, eps: float) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class JointHeads(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention over all K positions, then a gated MLP, each on a norm of what is before it and added to that."""
+    """Attention over all K positions, then a gated MLP. Each reads a norm of its input, and is added to its input."""
 
     def __init__(self, width: int, heads: int, inner: int | None, eps: float) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class EncoderBlock(nn.Module):
         self.ffn = None if inner is None else Gated(width, inner, eps)
 
     def forward(self, u: Tensor) -> Tensor:
-        """Run the block over [N, K, width]; the shape stays."""
+        """Run the block over u [N, K, width]. Returns the same shape."""
         h = self.input_norm(u)
         q, k, v = (
             part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
@@ -135,7 +135,7 @@ class EncoderBlock(nn.Module):
 
 
 class Gated(nn.Module):
-    """x + down(SiLU(gate(h)) * up(h)), where h is a norm of x; `down` begins at 0."""
+    """x + down(SiLU(gate(h)) * up(h)), where h is a norm of x. `down` begins at 0."""
 
     def __init__(self, width: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -155,7 +155,8 @@ class Gated(nn.Module):
 
 
 def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any:
-    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
+    """Load these weights into `module`, on the target's device. Linear layers with weights in blocks become
+    `Product`s."""
     names = module.state_dict().keys()
     own = {name: w for name, w in weights.items() if name in names}
     dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
@@ -170,7 +171,7 @@ def load_module(module: nn.Module, weights: WeightsByName, target: Facts) -> Any
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the module's parameters."""
+    """Names and shapes of the module's parameters."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 

@@ -1,10 +1,10 @@
 """VocabTrim: reduce a drafter's output head to the tokens that the target writes most (Goel et al. 2025, arXiv
 2506.22694).
 
-Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. Only
-kept tokens are drafted; the target decides as ever, so the output stays the target's. Counted are the target's own
-responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv 2502.14856, counts raw text).
-See docs/draft-models.md."""
+Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. Only kept
+tokens are drafted, and the target decides as always, so the output stays the target's. Tokens are counted in the
+target's own responses, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv 2502.14856,
+counts raw text). See docs/draft-models.md."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import loads
 
 FILE = "paceline/vocab.safetensors"
-"""Path of a drafter's vocabulary in its folder. Not beside the weights: servers load all safetensors files there."""
+"""Path of a drafter's vocabulary in its folder. It is not beside the weights, where servers load all safetensors files.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Vocabulary:
     """The tokens that a drafter keeps.
 
     keep       token ids int64 [K], ascending.
-    counts     number of times the target wrote each token, int64 [V]; None: unknown (a map of another project).
-    must       groups of tokens that are kept whatever their counts, the most important group first.
-    tokenizer  fingerprint of its tokenizer; "": unknown.
+    counts     how often the target wrote each token, int64 [V]; None: unknown (a map of another project).
+    must       groups of tokens that are kept whatever their counts, most important first.
+    tokenizer  fingerprint of the tokenizer; "": unknown.
     facts      more entries of the file's header.
 
-    MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
+    Raises MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
 
     keep: Tensor
     counts: Tensor | None = None
@@ -52,17 +53,17 @@ class Vocabulary:
         return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
     def best(self, k: int) -> Tensor:
-        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
+        """The best `k` tokens, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
         if self.counts is None:
             raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
         return most_frequent(self.counts, k, self.must)
 
 
 def most_frequent(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
-    """The `k` most frequent tokens by counts [V], int64 [k] ascending. If counts are equal, the lower id is kept.
+    """The `k` most frequent tokens by counts [V], int64 [k] ascending; of equal counts, the lower id.
 
-    Groups of `must` come first, while they fill at most half of the places: in a small vocabulary, 256 rare byte tokens
-    would replace frequent ones. MethodError unless 1 <= k <= V."""
+    Groups of `must` come first, as long as they fill at most half of the places, because in a small vocabulary 256 rare
+    byte tokens would replace frequent tokens. MethodError unless 1 <= k <= V."""
     if not 1 <= k <= len(counts):
         raise MethodError(f"a vocabulary of {k} tokens is asked for; the tokenizer has {len(counts)}, so 1 to that")
     score, held = counts.double().clone(), 0
@@ -81,7 +82,7 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 def read_vocabulary(file: Path) -> Vocabulary:
     """Read a file of `save_vocabulary`, or a safetensors file with EAGLE-3's offsets. MethodError if the file is
-    missing or damaged, or holds no map."""
+    missing, damaged or without a map."""
     if not file.is_file():
         raise MethodError(f"there is no vocabulary file {file}; `paceline train tools vocab` makes one")
     try:
@@ -109,7 +110,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
 
 
 def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
-    """The tokens of the option `vocab`: int64 [K] on the target's device, ascending.
+    """The tokens that the option `vocab` keeps: int64 [K] on the target's device, ascending.
 
     vocab  a number K: the best K by the counts in the drafter's `checkpoint`; or a vocabulary file.
 
@@ -131,9 +132,11 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
 
 
 def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
-    """Select a head's rows for the option `vocab`: (rows, their tokens), int64 [n] each.
+    """Select the rows of a head that the option `vocab` keeps. Returns rows, and their tokens, int64 [n] each.
 
-    own  int64 [K], the token of each row; None: row = token. Errors as `kept_tokens`; MethodError if no row is left."""
+    own  int64 [K], the token of each row; None: row = token.
+
+    MethodError if no row is left, or as in `kept_tokens`."""
     keep = kept_tokens(vocab, checkpoint, target)
     if own is None:
         return keep, keep
@@ -147,11 +150,11 @@ def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Fa
 # The map of a draft vocabulary, as EAGLE-3's authors write it ---------------------------------------------------------
 
 OFFSETS, MEMBERS = "d2t", "t2d"
-"""EAGLE-3's names of two tensors: the id minus the column of every kept token, and whether every token is kept."""
+"""EAGLE-3's names of two tensors: d2t[column] = token id - column of each kept token, and t2d[id] = is it kept."""
 
 
 def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the vocabulary map") -> None:
-    """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
+    """Raise MethodError unless `keep` has one or more token ids, ascending, below `vocab_size`."""
     if keep.ndim != 1 or not len(keep):
         raise MethodError(f"{where} is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
@@ -161,7 +164,7 @@ def check_map(keep: Tensor, vocab_size: int | None = None, where: str = "the voc
 
 
 def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the vocabulary map") -> Tensor:
-    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens. MethodError as `check_map`."""
+    """Token ids of EAGLE-3's map. Offsets that are all 0 mean the first K tokens. MethodError as in `check_map`."""
     keep = offsets + torch.arange(len(offsets))
     check_map(keep, None if members is None else len(members), where)
     if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
@@ -170,7 +173,7 @@ def from_offsets(offsets: Tensor, members: Tensor | None, where: str = "the voca
 
 
 def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
-    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; none if all are kept."""
+    """EAGLE-3's map of the tokens `keep` int64 [K] out of `size`, as tensors of a file; no tensors if all are kept."""
     members = torch.zeros(size, dtype=torch.bool, device=keep.device)
     members[keep] = True
     offsets = keep - torch.arange(len(keep), device=keep.device)
@@ -178,7 +181,8 @@ def to_offsets(keep: Tensor, size: int) -> dict[str, Tensor]:
 
 
 def columns_of(path: str, tensors: Mapping[str, Tensor], vocab: int, target: Facts) -> Tensor | None:
-    """The target's ids int64 [vocab] of a draft vocabulary; None for all. MethodError if they are not the target's."""
+    """The target's ids int64 [vocab] of a draft vocabulary; None: all tokens. MethodError if they do not fit the
+    target."""
     if type(vocab) is not int or not 1 <= vocab <= target.vocab_size:
         raise MethodError(f"{path} drafts {vocab!r} tokens of {target.name}, which has {target.vocab_size}")
     if OFFSETS not in tensors and vocab == target.vocab_size:
