@@ -18,6 +18,7 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
 from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.proposers import Block
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -196,6 +197,18 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
             wanted *= float(made.model.next([chain], filled)[0].softmax(-1)[token])
             chain.add(token)
         assert chance == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_tree_one_node_wide_is_the_chain(world: Answered, temperature: float) -> None:
+    """Each place has the noise of its own output position."""
+    made = drafter(world, "random", stop="fixed", tree=40, width=1)
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0], temperature=temperature)
+    [(tree, _)] = made.proposer.propose([draft])
+    [(chain, _)] = Block(made.model, made.rule).propose([draft])
+    assert tree.tokens.tolist() == chain.tokens.tolist()
+    assert len(chain) > 2
 
 
 def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> None:
@@ -443,7 +456,7 @@ def test_trees_end_where_an_answer_does(world: Answered) -> None:
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     [(tree, _)] = made.proposer.propose([draft])
-    assert len(tree) == 41
+    assert (len(tree), tree.calls) == (41, 1)
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent
