@@ -270,7 +270,9 @@ def test_of_a_draft_that_another_took_the_place_of_nothing_is_kept():
 # Trees ---------------------------------------------------------------------------------------------------------------
 
 
-def brute_force(table: TableTarget, prompt: list[int], width: int, depth: int, size: int) -> dict[tuple[int, ...], float]:
+def brute_force(
+    table: TableTarget, prompt: list[int], width: int, depth: int, size: int
+) -> dict[tuple[int, ...], float]:
     """Paths of the best `size` nodes, with the logarithms of their chances: level by level the `width` best nodes get
     their `width` best children."""
     best: dict[tuple[int, ...], float] = {}
@@ -328,7 +330,9 @@ def test_the_rule_looks_at_the_best_node_of_every_row():
     table = DraftTable(6, order=None, logits=lambda prefix: UNSURE if prefix[-1] else SURE)
     made = drafter(table, stop="svip", draft=4, tree=50, width=3)
     made.bind(TableTarget(vocab_size=6))
-    rows = [Row(i, [0], replace(GREEDY, stop_token_ids=ends), max_context=99) for i, ends in enumerate([(), range(1, 6)])]
+    rows = [
+        Row(i, [0], replace(GREEDY, stop_token_ids=ends), max_context=99) for i, ends in enumerate([(), range(1, 6)])
+    ]
     for row in rows:
         made.start(row)
     assert [tree.max_depth for tree in made.propose(asked(*rows))] == [4, 4]
