@@ -81,7 +81,7 @@ class Pending:
 
     def count(self, row: Request) -> int:
         """The number of states that wait."""
-        return max(self._end[row.id] - self.cached(row), 0)
+        return self._end[row.id] - self.cached(row)
 
     def of(self, row: Request) -> torch.Tensor:
         """The states that wait, [count, L * H]."""
@@ -99,7 +99,7 @@ class Pending:
             self._end[row.id] += len(states)
             if self.cached(row) > self._first[row.id]:
                 self._states[row.id] = [self.of(row)]
-                self._first[row.id] = min(self.cached(row), self._end[row.id])
+                self._first[row.id] = self.cached(row)
             goes_on = self.cached(row) + self.count(row) < len(row)  # else it has ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])
