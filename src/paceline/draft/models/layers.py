@@ -67,7 +67,6 @@ def native(target: Facts, what: str, instead: str = "heads without layers of the
 
 # A decoder layer -----------------------------------------------------------------------------------------------------
 
-
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 

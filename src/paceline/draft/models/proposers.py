@@ -191,7 +191,8 @@ def chain_proposal(draft: Draft, ran: int) -> Proposal:
 
 
 class Filled(NamedTuple):
-    """A block that was run: logits [D, K] of its positions, before any bias, and their states [D, H], if they are read."""
+    """A block that was run: logits [D, K] of its positions, before any bias, and their states [D, H], if they are read.
+    """
 
     logits: torch.Tensor
     states: torch.Tensor | None = None
