@@ -266,7 +266,7 @@ def test_branches_follow_what_a_row_that_is_there_may_go_on_from():
     ahead = Lookahead(made, num_candidates=8, fresh=False)
     for id in (1, 2):
         ahead.open(id, [1, 2, 3], SamplingParams(max_tokens=20, stop_token_ids=(5,)), 2048)
-    first, other = ahead.windows([Next(1, [4]), Next(2, [4])])
+    first, _ = ahead.windows([Next(1, [4]), Next(2, [4])])
     ahead.drop(2)
     ahead.look_ahead()
     table = ahead._states[1].table
