@@ -18,6 +18,7 @@ from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
 from paceline.draft.models.draft_model import Draft
+from paceline.draft.models.proposers import Block
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -198,6 +199,18 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
         assert chance == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_tree_one_node_wide_is_the_chain(world: Answered, temperature: float) -> None:
+    """Each place has the noise of its own output position."""
+    made = drafter(world, "random", stop="fixed", tree=40, width=1)
+    made.bind(world.target)
+    draft = begun(world.target, made, world.prompts[0], temperature=temperature)
+    [(tree, _)] = made.proposer.propose([draft])
+    [(chain, _)] = Block(made.model, made.rule).propose([draft])
+    assert tree.tokens.tolist() == chain.tokens.tolist()
+    assert len(chain) > 2
+
+
 def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> None:
     made = drafter(world, width=2, tree=2)
     made.bind(world.target)
@@ -212,12 +225,7 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
 
 
-def test_nothing_is_drafted_of_a_text_that_was_not_read_or_of_no_numbers(world: Answered, tmp_path: Path) -> None:
-    made = drafter(world)
-    made.bind(world.target)
-    row = Row(0, world.prompts[0], SamplingParams(max_tokens=9), max_context=world.target.max_context)
-    made.start(row)
-    assert not made.propose(asked(row))[0].num_drafted
+def test_nothing_is_drafted_of_no_numbers(world: Answered, tmp_path: Path) -> None:
     broken = blocks.random_tensors(world.model) | {"norm.weight": torch.full((64,), torch.nan)}
     made = drafter(replace(world, folder=write(tmp_path / "nan", blocks.config(world.model), broken).parent), "nan")
     made.bind(world.target)
@@ -443,7 +451,7 @@ def test_trees_end_where_an_answer_does(world: Answered) -> None:
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
     [(tree, _)] = made.proposer.propose([draft])
-    assert len(tree) == 41
+    assert (len(tree), tree.calls) == (41, 1)
     assert (tree.chances[1:] <= tree.chances[tree.parent[1:]] + 1e-12).all()
     first = int(tree.tokens[1])
     assert 1 in tree.parent

@@ -40,6 +40,7 @@ from paceline.target.cache import RaggedCache
 from paceline.target.hf import HFTarget
 from paceline.train.saving import save_vocabulary
 from tests import drafters, models, native
+from tests.asks import asked
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.draft.test_grammar import NoRepeats
 from tests.enumerated import texts
@@ -441,6 +442,41 @@ def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders: Fold
     assert checked >= 6
 
 
+@pytest.mark.parametrize("tree", ["tree=0", "tree=9,width=3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_a_drafted_token_reads_what_the_head_made_of_the_one_before(folders: Folders, name: str, tree: str) -> None:
+    drafter = made(folders, f"{SPECS[name]},{tree},stop=fixed,draft=4")
+    engine = Engine(folders.target, drafter)
+    network, checked = drafter.model.network, 0  # type: ignore[attr-defined]
+    forward, read, wrote = network.forward, list[torch.Tensor](), list[torch.Tensor]()
+
+    def watched(embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Any:
+        nonlocal checked
+        (segment,), out = segments, forward(embedded, features, segments)
+        if not segment.start:
+            read.clear()
+            wrote.clear()
+        read.extend(features)
+        wrote.extend(out[0])
+        for node in range(segment.start, len(segment.tokens)) if segment.start else ():
+            assert torch.equal(read[node], wrote[segment.parent[node]])
+            checked += 1
+        return out
+
+    network.forward = watched
+    engine.generate(folders.prompts[:1], GREEDY)
+    assert checked > 10
+
+
+@pytest.mark.parametrize("name", [name for name in STATES if name != "kangaroo"])
+def test_nothing_is_drafted_of_a_text_that_the_target_has_not_run(folders: Folders, name: str) -> None:
+    drafter = made(folders, EVERY[name])
+    drafter.bind(folders.target)
+    row = Row(0, folders.prompts[0], GREEDY, max_context=models.MAX_CONTEXT)
+    drafter.start(row)
+    assert not drafter.propose(asked(row))[0].num_drafted
+
+
 @pytest.mark.parametrize("name", STATES)
 def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
     folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
@@ -535,6 +571,9 @@ def test_with_a_small_vocabulary_nothing_else_is_drafted(folders: Folders, name:
         whole = made(folders, SPECS[name])
         whole.bind(folders.target)
         assert watching.inner.weight_bytes < whole.weight_bytes
+        if name in HEADS:
+            few, every = (set(one.model.outputs) for one in (watching.inner, whole))  # type: ignore[attr-defined]
+            assert len(few) == len(every), "an output head that heads share stays one"
 
 
 @pytest.mark.parametrize("name", names())

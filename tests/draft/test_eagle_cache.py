@@ -73,10 +73,13 @@ def test_after_every_round_the_cache_is_a_fresh_prefill(
     monkeypatch.setattr(of_states, "CHUNK", chunk)
     drafter = registry.create(f"{method}:{here.folder / method},tree={tree}")
     assert isinstance(drafter, ModelDrafter)
-    checked, rounds, stood = 0, Counter[int](), dict[int, int]()
+    checked, rounds, stood, before = 0, Counter[int](), dict[int, int](), dict[int, tuple[int, int]]()
     for row in rows_of_two(here, drafter):
         text, pairs = row.tokens.tolist(), drafter.model.length(row) - 1
         assert pairs + drafter.model.pending.count(row) == len(text) - 1
+        if chunk > len(text):
+            assert pairs in before.get(row.id, (0, len(text) - 1)), "where it drafts, it reads all that was there"
+        before[row.id] = pairs, len(text) - 1
         if not pairs:
             continue
         keys_values, states = fresh_reading(here, drafter, text, pairs)

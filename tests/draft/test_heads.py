@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.request import Completion
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import Completion, Row
+from paceline.core.sampling import SamplingParams, probabilities
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Ask, Drafter
@@ -99,26 +99,38 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     spec, module = made(name)
     drafter = registry.create(f"{spec},tree=5")
     assert isinstance(drafter, HeadsDrafter)
-    seen: list[tuple[list[int], DraftTree]] = []
+    seen: list[tuple[list[int], int, DraftTree]] = []
     propose = drafter.propose
 
     def watched(asks: Sequence[Ask]) -> list[DraftTree]:
         trees = propose(asks)
-        seen.extend((row.tokens.tolist(), tree) for (row, _), tree in zip(asks, trees, strict=True))
+        seen.extend((row.tokens.tolist(), most, tree) for (row, most), tree in zip(asks, trees, strict=True))
         return trees
 
     drafter.propose = watched  # type: ignore[method-assign]
     Engine(world().target, drafter, max_batch=3).generate(world().prompts[:4], SamplingParams(max_tokens=6))
     checked = 0
-    for text, tree in seen[::2]:
+    template = drafter.proposer.template
+    for text, most, tree in seen[::2]:
         if models.EOS not in tree.tokens:  # below which nothing is drafted
-            assert tree.parent.tolist() == drafter.proposer.template.parent[: len(tree)].tolist()
+            assert tree.parent.tolist() == template.parent[: template.within(most)].tolist()
         for node in range(1, len(tree)):
             way = path(tree, node)
             candidates = best(module, [*text, *way[:-1]], len(text) - 2, len(way) - 1)
             assert way[-1] in candidates[: drafter.model.ranks]
             checked += 1
     assert checked > 20
+
+
+def test_at_a_temperature_every_depth_has_the_noise_of_its_place(made: Any) -> None:
+    drafter = registry.create(made("medusa")[0])
+    assert isinstance(drafter, HeadsDrafter)
+    drafter.bind(world().target)
+    row = Row(0, world().prompts[0], SamplingParams(temperature=1.0, seed=3), max_context=99)
+    read = 0.01 * torch.randn(1, world().target.hidden_size, generator=torch.Generator().manual_seed(0))
+    for k, output in enumerate(drafter.model.outputs):
+        tokens, _ = row.noise.guess(probabilities(output(read), row.params, [])[0], row.num_new + k)
+        assert drafter.model.candidates(read, k, [row])[0, 0] == tokens[0]
 
 
 def path(tree: DraftTree, node: int) -> list[int]:

@@ -258,6 +258,27 @@ def test_branches_go_where_windows_end():
     assert 6 < sum(a == 1 for a, _ in keys) <= 12
 
 
+def test_branches_follow_what_a_row_that_is_there_may_go_on_from():
+    """Also after a window without tokens; not after what ends the answer."""
+    target = TableTarget(vocab_size=8)
+    made = drafter(like(target), stop="fixed", draft=2)
+    made.bind(target)
+    ahead = Lookahead(made, num_candidates=8, fresh=False)
+    for id in (1, 2):
+        ahead.open(id, [1, 2, 3], SamplingParams(max_tokens=20, stop_token_ids=(5,)), 2048)
+    first, _ = ahead.windows([Next(1, [4]), Next(2, [4])])
+    ahead.drop(2)
+    ahead.look_ahead()
+    table = ahead._states[1].table
+    assert {0, 1} <= {a for a, _ in table}
+    assert not any(5 in (*first.tokens[:a], v) for a, v in table)
+    table.clear()
+    (window,) = ahead.windows([Next(1, [(first.tokens[0] + 1) % 8])])
+    assert window.tokens == []
+    ahead.look_ahead()
+    assert {*ahead._states[1].table} == {(0, v) for v in range(8) if v != 5}
+
+
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft's process is a copy of this one, which has imported all that it needs."""

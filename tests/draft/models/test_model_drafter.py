@@ -90,11 +90,12 @@ def test_every_answer_has_the_targets_probability(kind, warped):
 # A perfect draft -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wish", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.4}], ids=str)
 @pytest.mark.parametrize("options", [{"stop": "fixed"}, {"stop": "fixed", "draft": 3}, {"stop": "svip"}])
-def test_the_target_as_its_own_draft_is_accepted_whole(options, temperature):
+def test_the_target_as_its_own_draft_is_accepted_whole(options, wish):
+    """With a penalty, too: drafted tokens count among those that are repeated."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=1)
+    params = SamplingParams(max_tokens=60, seed=1, **wish)
     for done in answers(target, drafter(like(target, 0.0), **options), params, PROMPTS[1:]):
         rejected = done.stats.draft_tokens - sum(n * count for n, count in enumerate(done.stats.accepted))
         assert rejected == 0
@@ -218,17 +219,18 @@ def test_what_the_draft_model_has_not_seen_is_run_first():
 
 
 def test_rows_stop_at_different_lengths_and_the_others_go_on():
-    ends = {1: 2, 2: 5, 3: 1}
+    """A forward a token, whatever the first of them has to read before."""
+    ends = {1: 3, 2: 6, 3: 2}
     table = DraftTable(6, order=None, logits=lambda p: UNSURE if len(p) == ends[p[0]] else SURE)
     made = drafter(table, stop="svip")
     made.bind(TableTarget(vocab_size=6))
-    rows = [Row(i, [first], GREEDY, max_context=4096) for i, first in enumerate(ends)]
+    rows = [Row(i, [first, 0], GREEDY, max_context=4096) for i, first in enumerate(ends)]
     for row in rows:
         made.start(row)
     trees = made.propose(asked(*rows))
     assert [tree.num_drafted for tree in trees] == [2, 5, 1]
     assert [tree.calls for tree in trees] == [2, 5, 1]
-    assert table.ran == [[1, 1, 1], [1, 1], [1], [1], [1]]
+    assert table.ran == [[2, 2, 2], [1, 1], [1], [1], [1]]
 
 
 def test_the_rule_hears_how_many_drafted_tokens_stood():
@@ -251,11 +253,28 @@ def test_two_of_a_kind_do_not_take_each_others_drafts():
     assert sum(sum(done.stats.accepted[2:]) for done in out) > 0
 
 
+class Last(Fallback):
+    """Asks all of its parts, and takes what the last one drafts."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self.budget.ask(part, asks) for part in self.parts][-1]
+
+
+def test_of_a_draft_that_another_took_the_place_of_nothing_is_kept():
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    out = answers(target, Last([drafter(like(target, noise), stop="fixed") for noise in (2.0, 0.0)]))
+    assert tokens(out) == plain(target, GREEDY)
+    assert sum(sum(done.stats.accepted[2:]) for done in out) > 0
+
+
 # Trees ---------------------------------------------------------------------------------------------------------------
 
 
-def brute_force(table: TableTarget, prompt: list[int], width: int, depth: int, size: int) -> set[tuple[int, ...]]:
-    """Paths of the best `size` nodes: level by level the `width` best nodes get their `width` best children."""
+def brute_force(
+    table: TableTarget, prompt: list[int], width: int, depth: int, size: int
+) -> dict[tuple[int, ...], float]:
+    """Paths of the best `size` nodes, with the logarithms of their chances: level by level the `width` best nodes get
+    their `width` best children."""
     best: dict[tuple[int, ...], float] = {}
     level: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for _ in range(depth):
@@ -266,7 +285,7 @@ def brute_force(table: TableTarget, prompt: list[int], width: int, depth: int, s
             found += [((*path, token), score + float(logs[token])) for token in best_first]
         best |= dict(found)
         level = sorted(found, key=lambda node: -node[1])[:width]
-    return set(sorted(best, key=lambda path: -best[path])[:size])
+    return dict(sorted(best.items(), key=lambda node: -node[1])[:size])
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -282,7 +301,8 @@ def test_a_tree_is_the_best_of_all_candidates(seed, width, depth, size):
     table = DraftTable(5, order=None, seed=seed)
     tree = propose(drafter(table, stop="fixed", draft=depth, tree=size, width=width), [1, 2])
     assert len(set(paths(tree))) == tree.num_drafted
-    assert set(paths(tree)) == brute_force(table, [1, 2], width, depth, size)
+    found = dict(zip(paths(tree), np.log(tree.chances[1:]), strict=True))
+    assert found == pytest.approx(brute_force(table, [1, 2], width, depth, size), abs=1e-4)
     assert len(table.ran) == tree.calls <= depth
 
 
@@ -303,6 +323,19 @@ def test_the_rule_looks_at_the_best_node_of_a_level_and_keeps_its_children():
     assert tree.num_drafted == 3 + 9
     at_once = propose(drafter(table, stop="svip", tree=50, width=3), [1, 2])
     assert (at_once.max_depth, at_once.num_drafted) == (1, 3), "as many as there are, not as many as are wanted"
+
+
+def test_the_rule_looks_at_the_best_node_of_every_row():
+    """The first row's level has three nodes, of which the best alone is sure; the second row's has one."""
+    table = DraftTable(6, order=None, logits=lambda prefix: UNSURE if prefix[-1] else SURE)
+    made = drafter(table, stop="svip", draft=4, tree=50, width=3)
+    made.bind(TableTarget(vocab_size=6))
+    rows = [
+        Row(i, [0], replace(GREEDY, stop_token_ids=ends), max_context=99) for i, ends in enumerate([(), range(1, 6)])
+    ]
+    for row in rows:
+        made.start(row)
+    assert [tree.max_depth for tree in made.propose(asked(*rows))] == [4, 4]
 
 
 def test_nothing_hangs_on_what_ends_the_answer():

@@ -117,7 +117,6 @@ class HeadsModel(StatesModel):
         self.num_tokens = target.vocab_size if self.tokens is None else len(self.tokens)
         self.use_ranks()
         self.weight_bytes = heads.nbytes + sum(output.nbytes for output in set(self.outputs))
-        self._last: dict[int, torch.Tensor] = {}  # by row id: the state [H] that the next draft reads
 
     def _trim(self, vocab: str, target: Facts) -> None:
         """Reduce the output heads to the tokens that the option `vocab` keeps. A shared head stays shared."""
@@ -130,12 +129,8 @@ class HeadsModel(StatesModel):
         """Let `candidates` return `ranks` tokens, or all if there are fewer."""
         self.ranks = min(ranks, self.num_tokens)
 
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self._last.pop(row.id, None)
-
     def room(self, row: Request) -> int:
-        return ANY if row.id in self._last or self.pending.count(row) else 0
+        return ANY if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         """Does nothing: `guess` has committed the states that waited, and no drafted node was run."""
@@ -143,8 +138,8 @@ class HeadsModel(StatesModel):
     @torch.inference_mode()
     def guess(self, rows: Sequence[Request], tree: Template) -> IntArray:
         """Guess the tokens of the tree's nodes, int64 [R, nodes]. The first column has the rows' last tokens."""
-        self._last |= {id: states[-1].clone() for id, states in self.pending.read_waiting(rows).items()}
-        states, roots = torch.stack([self._last[row.id] for row in rows]), [row.last_token for row in rows]
+        made = self.pending.read_waiting(rows)
+        states, roots = torch.stack([made[row.id][-1] for row in rows]), [row.last_token for row in rows]
         return self.heads.guess(states, np.array(roots), tree, partial(self.candidates, rows=rows))
 
     def candidates(self, read: torch.Tensor, k: int, rows: Sequence[Request] = ()) -> IntArray:

@@ -43,7 +43,6 @@ class ModelDrafter(Drafter):
     def __init__(self, config: Any, rule: StopRule | None = None):
         self.config = config
         self.rule = rule or stop.RULES[config.stop](config.draft, config.threshold)
-        self._asked: set[int] = set()
         self._drafts: dict[int, tuple[Draft, Proposal]] = {}
 
     def open(self, target: Facts) -> DraftModel:
@@ -85,7 +84,6 @@ class ModelDrafter(Drafter):
         return [self.model.begin(row, most) for row, most in able]
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        self._asked = {row.id for row, _ in asks}
         drafts = self.begin(asks)
         proposals = zip(drafts, self.proposer.propose(drafts), strict=True)
         self._drafts = {draft.row.id: (draft, proposal) for draft, proposal in proposals}
@@ -99,11 +97,10 @@ class ModelDrafter(Drafter):
             if row.id in self._drafts:
                 draft, (_, nodes) = self._drafts.pop(row.id)
                 self.model.commit(draft, kept(draft, nodes, tree.proposed(path) if is_own else ()))
-            if is_own or (row.id in self._asked and not tree.num_drafted):
+            if is_own:
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         self.model.feed(round)
         self.rule.learn(outcomes)
-        self._asked = set()
 
 
 def kept(draft: Draft, nodes: Sequence[int | None], path: Sequence[int]) -> list[int]:
@@ -113,8 +110,7 @@ def kept(draft: Draft, nodes: Sequence[int | None], path: Sequence[int]) -> list
     nodes  as in `Proposal`."""
     kept = list(range(draft.num_committed))
     for node in path[1:]:
-        number = nodes[node] if node < len(nodes) else None  # Another drafter may have added nodes.
-        if number is None:
+        if (number := nodes[node]) is None:
             break
         kept.append(number)
     return kept

@@ -82,7 +82,7 @@ class Pending:
 
     def count(self, row: Request) -> int:
         """How many of the row's states wait."""
-        return max(self._end[row.id] - self.cached(row), 0)
+        return self._end[row.id] - self.cached(row)
 
     def of(self, row: Request) -> torch.Tensor:
         """The row's waiting states, [count, L * H]."""
@@ -100,7 +100,7 @@ class Pending:
             self._end[row.id] += len(states)
             if self.cached(row) > self._first[row.id]:
                 self._states[row.id] = [self.of(row)]
-                self._first[row.id] = min(self.cached(row), self._end[row.id])
+                self._first[row.id] = self.cached(row)
             goes_on = self.cached(row) + self.count(row) < len(row)  # false if the row ended inside a draft
             while goes_on and self.count(row) > CHUNK:
                 self.read([row], [self.of(row)[:CHUNK]])
