@@ -17,8 +17,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.dflash import DFlash
+from paceline.draft.models.block import Block
 from paceline.draft.models.draft_model import Draft
-from paceline.draft.models.proposers import Block
 from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
