@@ -22,7 +22,7 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.prefixes import Prefixes, common
-from paceline.engine.room import SLACK, _free_in_group
+from paceline.engine.room import SLACK, Room, _free_in_group
 from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.facts import BEFORE_NORM
@@ -543,6 +543,14 @@ def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> N
     assert len(kept) <= 1
 
 
+def test_a_prefix_has_room_for_its_states_too(decoder: Decoder) -> None:
+    budget = decoder.cache.nbytes + 100 * decoder.cache.token_bytes
+    room, beside = Room(decoder, budget, max_batch=1), Room(decoder, budget, max_batch=1, state_bytes=1)
+    assert room.make_room(100)
+    assert not room.make_room(100, 1)
+    assert not beside.make_room(100)
+
+
 def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
     kept = Prefixes(2)
     for n in (30, 50, 40):
@@ -563,6 +571,14 @@ def test_common_beginnings() -> None:
 
 
 # The cache -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [SLACK // 2 + 1, SLACK, 3 * SLACK])
+def test_a_large_draft_has_room_and_some_for_padding(decoder: Decoder, nodes: int) -> None:
+    room, row = Room(decoder, "1GB", max_batch=1), Row(0, [5] * 100, SamplingParams(max_tokens=1), max_context=2048)
+    room.enter(row)
+    room.note_draft(row, nodes)
+    assert decoder.cache.capacity >= len(row) + nodes + SLACK // 2
 
 
 @torch.inference_mode()
