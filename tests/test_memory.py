@@ -24,6 +24,7 @@ from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.prefixes import Prefixes, common
 from paceline.engine.room import SLACK, Room, _free_in_group
 from paceline.engine.scheduler import Ragged
+from paceline.engine.seats import Seats
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.facts import BEFORE_NORM
 from paceline.formats.tokenizer import Tokenizer
@@ -388,6 +389,20 @@ def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> No
     assert [one.tokens for one in done] == [one.tokens for one in wanted]
     assert done[0].reused == 0
     assert all(61 <= one.reused <= 63 for one in done[1:])
+
+
+def test_a_row_waits_for_an_older_one_as_long_as_that_is_there(decoder: Decoder) -> None:
+    seats = Seats(Room(decoder, "1GB", max_batch=2), reuse=True)
+    old, new = (Row(id, PROMPTS[2], SamplingParams(max_tokens=5), max_context=2048) for id in range(2))
+    seats.start(old, [])
+    seats.start(new, [old])
+    assert seats.ready([old, new]) == [old]
+    seats.room.release(old)
+    seats.release(old)
+    seats.start(old, [new])
+    assert seats.ready([old, new]) == [old], "which gave way and came back, and does not wait for the other in turn"
+    seats.end(old)
+    assert seats.ready([new]) == [new]
 
 
 def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decoder) -> None:
