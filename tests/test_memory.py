@@ -461,10 +461,11 @@ def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(de
 
 def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) -> None:
     parts = {"none": create("none"), "one": Reading(1), "more": Reading(1, 3)}
-    made = engine(decoder, Choice(parts), max_batch=1)
     asked = [replace(WISHES[0], max_tokens=2, draft=name) for name in ("none", "one", "more", "none", "one", "more")]
-    assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
-    assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
+    for batch in (1, 6):
+        made = engine(decoder, Choice(parts), max_batch=batch)
+        assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
+        assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
 
 
 def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder: Decoder) -> None:
