@@ -574,6 +574,9 @@ def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
         if kept.common(tokens) < len(tokens):
             kept.add(tokens, torch.zeros(1, 2, 1, n, 1))
     assert (len(kept), kept.best(np.arange(90))[0], kept.nbytes) == (1, 50, 50 * 8)
+    kept.add(np.arange(60), torch.zeros(1, 2, 1, 60, 1), hidden={1: torch.zeros(60, 4)})
+    kept.add(np.arange(70), torch.zeros(1, 2, 1, 70, 1))
+    assert len(kept) == 2, "one with states is not replaced by one without them"
     for first in (10, 20):
         kept.add(np.array([first]), torch.zeros(1, 2, 1, 1, 1))
     assert len(kept) == 2
