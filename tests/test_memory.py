@@ -437,8 +437,10 @@ class Reading(Drafter):
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("rows", [4, 40])
 def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(decoder: Decoder, rows: int) -> None:
-    """Of rows that run and have ended, of answers too, and of rows that gave way; within the budget."""
+    """Of rows that run and have ended, of answers too, of rows that gave way, and of those that reused; within the
+    budget."""
     turns = [[PROMPTS[2] + PROMPTS[0]] * 3, [PROMPTS[2] * 2, PROMPTS[2] + PROMPTS[0] + PROMPTS[3]]]
+    turns.append([PROMPTS[2] * 2 + PROMPTS[1]])
     read, reused = list[dict[int, torch.Tensor]](), list[list[int]]()
     for reuse in (False, True):
         drafter = Reading(1, 3, BEFORE_NORM)
