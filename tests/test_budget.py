@@ -13,14 +13,14 @@ from paceline.core.accept import Accepted
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Drafter
+from paceline.draft.base import UNLIMITED, Ask, Drafter
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.survival import Survival
-from paceline.engine.budget import LONGEST_WAIT, SHARE, WAIT, Budget, Drafts, Trials
+from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, Drafts, PricedRound, Trials
 from paceline.engine.engine import Engine
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk
 from tests import drafters
@@ -306,6 +306,140 @@ def test_parts_are_asked_each_at_its_own_price() -> None:
     assert world.speed(Fallback([create("sam"), useless]), 1, 600) > 0.93 * world.speed("sam", 1, 600)
 
 
+# A round -------------------------------------------------------------------------------------------------------------
+
+
+class Deep(Drafter):
+    """Drafts chains side by side, as deep as it may.
+
+    steps  whether it runs a model step by step. most: what it was asked for last, by row."""
+
+    def __init__(self, side_by_side: int = 1, steps: bool = False):
+        self.side_by_side, self.steps, self.most = side_by_side, steps, dict[int, int]()
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        self.most = {row.id: most for row, most in asks}
+        return [self.draft(*ask) for ask in asks]
+
+    def draft(self, row: Request, most: int) -> DraftTree:
+        tokens, many = np.arange(most * self.side_by_side), self.side_by_side
+        above = np.where(tokens < many, 0, tokens + 1 - many)
+        return DraftTree.of(row.last_token, tokens.tolist(), above.tolist(), calls=self.steps * most)
+
+
+def priced(**terms: float) -> Budget:
+    """A budget with these prices, and no time passes."""
+    return Budget(Table(Prices({"fixed": 1.0, **terms}), {}), now=lambda: 0.0)
+
+
+def many(count: int) -> list[Any]:
+    rows: list[Any] = [Row() for _ in range(count)]
+    for id, row in enumerate(rows):
+        row.id, row.params = id, SamplingParams()
+    return rows
+
+
+def whole(tree: DraftTree) -> Accepted:
+    """All of a chain."""
+    return Accepted(list(range(len(tree))), [1] * len(tree))
+
+
+def test_rows_share_the_nodes_that_prices_are_known_for() -> None:
+    budget, drafter, rows = priced(node=1e-4), Deep(steps=True), many(4)
+    budget.known(drafter).steps = True
+    allowance = budget.open(rows)
+    allowance.room = 8
+    allowance.ask(drafter, asked(*rows))
+    assert drafter.most == dict.fromkeys(range(4), 2)
+
+
+def test_a_trial_of_what_runs_a_model_is_one_rows() -> None:
+    budget, drafter, rows, tried = priced(node=9.0), Deep(steps=True), many(3), []
+    budget.known(drafter).steps = True
+    for _ in range(40):
+        drafter.most = {}
+        budget.open(rows).ask(drafter, asked(*rows))
+        tried += [drafter.most] * bool(drafter.most)
+    assert len(tried) > 2
+    assert all(one == {0: PROBE} for one in tried)
+
+
+@pytest.mark.parametrize("side_by_side", [1, 3])
+def test_the_price_of_a_level_is_that_of_its_nodes(side_by_side: int) -> None:
+    budget, drafter, rows = priced(node=0.01), Deep(side_by_side), many(1)
+    for _ in range(60):
+        budget.open(rows).ask(drafter, asked(*rows))
+    assert budget.known(drafter).width == pytest.approx(side_by_side, rel=0.01)
+
+
+def test_nobody_learns_from_anothers_draft() -> None:
+    budget, left, taken, (row,) = priced(node=0.01), Deep(steps=True), Deep(steps=True), many(1)
+    before = budget.known(left).survival.of(DraftTree.chain(7, [1, 2, 3]), 0)
+    for _ in range(40):
+        allowance = budget.open([row])
+        trees = [allowance.ask(drafter, [Ask(row, 3)]) for drafter in (left, taken)][1]
+        trees = allowance.cut(trees)
+        allowance.close([row], trees, [whole(trees[0])], 1.0)
+    assert budget.known(left).worth < 0.1 < budget.known(taken).worth
+    assert budget.known(left).survival.of(DraftTree.chain(7, [1, 2, 3]), 0) == pytest.approx(before)
+    assert (budget.known(taken).survival.of(DraftTree.chain(7, [1, 2, 3]), 0) > before).all()
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_round_of_which_a_row_failed_says_nothing_of_prices(failed: int) -> None:
+    budget = Budget(now=lambda: 0.0)
+    for n in range(200):
+        rows = many(2 + n % 3)
+        allowance = budget.open(rows)
+        left = rows[failed:]
+        allowance.close(left, [DraftTree.root(7) for _ in left], [Accepted([0], [1]) for _ in left], 1.0)
+    assert budget.prices.known == (not failed)
+
+
+def test_where_nothing_is_drafted_anyhow_no_round_is_kept_without_drafts() -> None:
+    budget, rows = Budget(now=lambda: 0.0), many(1)
+    for _ in range(100):
+        allowance = budget.open(rows)
+        assert not allowance._is_plain
+        allowance.close(rows, [DraftTree.root(7)], [Accepted([0], [1])], 1.0)
+
+
+def test_the_rate_counts_the_time_that_drafting_takes() -> None:
+    """Four tokens in the time of two plain rounds."""
+    budget, clock, (row,) = priced(), [0.0], many(1)
+    budget.now = lambda: clock[0]
+
+    class Slow(Deep):
+        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+            clock[0] += 1.0
+            return super().propose(asks)
+
+    drafter = Slow(steps=True)
+    for _ in range(400):
+        allowance = budget.open([row])
+        trees = allowance.ask(drafter, [Ask(row, 3)])
+        allowance.close([row], trees, [whole(tree) for tree in trees], 1.0)
+    assert len(drafter.most) == 1
+    assert budget.tokens / budget.time == pytest.approx(2.0, rel=0.01)
+
+
+def test_of_a_draft_that_was_cut_only_what_is_left_stands_or_falls() -> None:
+    budget, drafter, (row,) = priced(), Deep(steps=True), many(1)
+    before = budget.known(drafter).survival.asked(0, 4)[0]
+    for _ in range(40):
+        allowance = budget.open([row])
+        (tree,) = (one.clipped(1) for one in allowance.ask(drafter, [Ask(row, 4)]))
+        allowance.close([row], [tree], [whole(tree)], 1.0)
+    after = budget.known(drafter).survival.asked(0, 4)[0]
+    assert len(after) == 4
+    assert (after > before - 1e-9).all()
+
+
+def test_without_prices_nothing_is_gained() -> None:
+    (row,) = many(1)
+    assert Budget().open([row]).gain(Deep(), Ask(row, 9)) == 0
+
+
 # What may not change --------------------------------------------------------------------------------------------------
 
 
@@ -316,21 +450,28 @@ class Fickle(Budget):
         super().__init__(Table(Prices({"fixed": 1.0, "node": 0.3}), {}) if kind != "unknown" else None)
         self.kind = kind
 
-    def begin(self, rows: Sequence[Request]) -> None:
+    def open(self, rows: Sequence[Request]) -> PricedRound:
         if self.kind == "changing":
             self.prices = Prices({"fixed": 1.0, "node": (0.01, 0.6, 5.0)[sum(map(len, rows)) % 3]})
-        super().begin(rows)
+        self.rounds += 1
+        return FickleRound(self, rows)
 
-    def _known(self, drafter: Drafter) -> Drafts:
-        known = super()._known(drafter)
-        known.survival.of = lambda tree, row: np.full(len(tree) - 1, self.value(tree, row))  # type: ignore[assignment]
+    def known(self, drafter: Drafter) -> Drafts:
+        known = super().known(drafter)
+        known.survival.of = lambda tree, row: np.full(len(tree) - 1, chance(tree))  # type: ignore[assignment]
         return known
 
-    def value(self, tree: DraftTree, row: Request) -> float:
-        return 0.01 if len(tree) == 2 else 0.99
 
-    def gain(self, drafter: Drafter, row: Request) -> float:
+class FickleRound(PricedRound):
+    def value(self, tree: DraftTree, row: Request) -> float:
+        return chance(tree)
+
+    def gain(self, drafter: Drafter, ask: Ask) -> float:
         return 0.6
+
+
+def chance(tree: DraftTree) -> float:
+    return 0.01 if len(tree) == 2 else 0.99
 
 
 TARGET = TableTarget(3, order=None, seed=7, eos=[2])

@@ -22,8 +22,9 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prefix_cache import BLOCK
 from paceline.engine.prefixes import Prefixes, common
-from paceline.engine.room import SLACK, _free_in_group
+from paceline.engine.room import SLACK, Room, _free_in_group
 from paceline.engine.scheduler import Ragged
+from paceline.engine.seats import Seats
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.facts import BEFORE_NORM
 from paceline.formats.tokenizer import Tokenizer
@@ -390,6 +391,20 @@ def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> No
     assert all(61 <= one.reused <= 63 for one in done[1:])
 
 
+def test_a_row_waits_for_an_older_one_as_long_as_that_is_there(decoder: Decoder) -> None:
+    seats = Seats(Room(decoder, "1GB", max_batch=2), reuse=True)
+    old, new = (Row(id, PROMPTS[2], SamplingParams(max_tokens=5), max_context=2048) for id in range(2))
+    seats.start(old, [])
+    seats.start(new, [old])
+    assert seats.ready([old, new]) == [old]
+    seats.room.release(old)
+    seats.release(old)
+    seats.start(old, [new])
+    assert seats.ready([old, new]) == [old], "which gave way and came back, and does not wait for the other in turn"
+    seats.end(old)
+    assert seats.ready([new]) == [new]
+
+
 def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decoder) -> None:
     wish = SamplingParams(max_tokens=8)
     (wanted,) = engine(decoder, reuse=False).generate([PROMPTS[2]], wish)
@@ -422,8 +437,10 @@ class Reading(Drafter):
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("rows", [4, 40])
 def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(decoder: Decoder, rows: int) -> None:
-    """Of rows that run and have ended, of answers too, and of rows that gave way; within the budget."""
+    """Of rows that run and have ended, of answers too, of rows that gave way, and of those that reused; within the
+    budget."""
     turns = [[PROMPTS[2] + PROMPTS[0]] * 3, [PROMPTS[2] * 2, PROMPTS[2] + PROMPTS[0] + PROMPTS[3]]]
+    turns.append([PROMPTS[2] * 2 + PROMPTS[1]])
     read, reused = list[dict[int, torch.Tensor]](), list[list[int]]()
     for reuse in (False, True):
         drafter = Reading(1, 3, BEFORE_NORM)
@@ -446,10 +463,11 @@ def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(de
 
 def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) -> None:
     parts = {"none": create("none"), "one": Reading(1), "more": Reading(1, 3)}
-    made = engine(decoder, Choice(parts), max_batch=1)
     asked = [replace(WISHES[0], max_tokens=2, draft=name) for name in ("none", "one", "more", "none", "one", "more")]
-    assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
-    assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
+    for batch in (1, 6):
+        made = engine(decoder, Choice(parts), max_batch=batch)
+        assert [done.reused for done in made.generate([PROMPTS[2]] * 6, asked)] == [0, 0, 0, 60, 60, 60]
+        assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
 
 
 def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder: Decoder) -> None:
@@ -543,6 +561,14 @@ def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> N
     assert len(kept) <= 1
 
 
+def test_a_prefix_has_room_for_its_states_too(decoder: Decoder) -> None:
+    budget = decoder.cache.nbytes + 100 * decoder.cache.token_bytes
+    room, beside = Room(decoder, budget, max_batch=1), Room(decoder, budget, max_batch=1, state_bytes=1)
+    assert room.make_room(100)
+    assert not room.make_room(100, 1)
+    assert not beside.make_room(100)
+
+
 def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
     kept = Prefixes(2)
     for n in (30, 50, 40):
@@ -550,6 +576,9 @@ def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
         if kept.common(tokens) < len(tokens):
             kept.add(tokens, torch.zeros(1, 2, 1, n, 1))
     assert (len(kept), kept.best(np.arange(90))[0], kept.nbytes) == (1, 50, 50 * 8)
+    kept.add(np.arange(60), torch.zeros(1, 2, 1, 60, 1), hidden={1: torch.zeros(60, 4)})
+    kept.add(np.arange(70), torch.zeros(1, 2, 1, 70, 1))
+    assert len(kept) == 2, "one with states is not replaced by one without them"
     for first in (10, 20):
         kept.add(np.array([first]), torch.zeros(1, 2, 1, 1, 1))
     assert len(kept) == 2
@@ -563,6 +592,14 @@ def test_common_beginnings() -> None:
 
 
 # The cache -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [SLACK // 2 + 1, SLACK, 3 * SLACK])
+def test_a_large_draft_has_room_and_some_for_padding(decoder: Decoder, nodes: int) -> None:
+    room, row = Room(decoder, "1GB", max_batch=1), Row(0, [5] * 100, SamplingParams(max_tokens=1), max_context=2048)
+    room.enter(row)
+    room.note_draft(row, nodes)
+    assert decoder.cache.capacity >= len(row) + nodes + SLACK // 2
 
 
 @torch.inference_mode()

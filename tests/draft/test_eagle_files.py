@@ -14,6 +14,7 @@ from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.formats.heads.layout import Layout, layer_config
 from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.draft.eagles import bound, d2t_of, described, eagle1, eagle3, said, speculators, write
@@ -72,6 +73,16 @@ def test_weights_in_shards_are_read_or_what_is_missing_is_named(
     )
     (shards / "model-2-of-2.safetensors").unlink()
     assert "lacks model-2-of-2.safetensors, 1 of the 2 files with its weights" in refusal(shards, target, "eagle")
+
+
+def test_of_entries_in_groups_the_last_holds(target: Decoder) -> None:
+    """And where nothing says how many heads have keys, all have."""
+    layout = Layout("eagle", groups=("first", "second"))
+    groups = {"first": {"a": 2, "b": 2}, "second": {"a": 3}, "transformer_layer_config": {"a": 0, "b": 0, "c": 0}}
+    given, _ = layout.read("head", {"a": 1, "b": 1, "c": 1, "d": 1, **groups}, {})
+    assert [given[name] for name in "abcd"] == [3, 2, 1, 1]
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 99}
+    assert layer_config("head", sizes, {}, target).num_key_value_heads == 4
 
 
 def test_a_missing_rope_theta_is_ten_thousand(model: PreTrainedModel, tmp_path: Path) -> None:

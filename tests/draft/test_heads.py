@@ -23,7 +23,7 @@ from paceline.draft.models.fixed_tree import HeadsDrafter
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.formats.heads.networks import JointHeads
+from paceline.formats.heads.networks import JointHeads, concat_scaled
 from paceline.train.heads import HeadsLoss
 from tests import models
 from tests.draft.head_worlds import HEADS, World, stir
@@ -178,6 +178,13 @@ def test_later_tokens_of_the_text_are_not_seen() -> None:
     at = torch.tensor([3, 10])  # position 10 reads the token after it, number 11
     one, two = (module.drafted(text, module.read(text)[0], at) for text in (ids, other))
     torch.testing.assert_close(one, two)
+
+
+def test_an_embedding_weighs_as_much_as_its_state() -> None:
+    states, embedded = 30 * torch.randn(4, 9), 0.1 * torch.randn(4, 9)
+    both = concat_scaled(states, embedded)
+    assert torch.equal(both[:, :9], states)
+    torch.testing.assert_close(both[:, 9:].square().mean(-1), states.square().mean(-1))
 
 
 def test_every_depth_sees_the_others() -> None:

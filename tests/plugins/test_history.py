@@ -101,7 +101,18 @@ def test_a_drafter_hears_how_far_its_chain_went():
     history.draft([row])
     history.advance([row], [np.array([3, 4, 6])])
     history.advance([row], [[6]])
-    assert drafter.kept == [([0, 1], [2, 3, 4]), ([0, 1, 2], [8, 3, 4]), ([0], [6])]
+    history.draft([row])
+    history.advance([row], [[3]])  # the host's own token, which is the drafted one by chance
+    assert drafter.kept == [([0, 1], [2, 3, 4]), ([0, 1, 2], [8, 3, 4]), ([0], [6]), ([0], [6, 3, 4])]
+
+
+def test_of_rows_that_were_dropped_the_budget_keeps_nothing():
+    drafter = Watching()
+    history = History(drafter, FACTS)
+    row = history.start([1, 2], 100)
+    history.draft([row])
+    history.drop(row)
+    assert not any(known.begun for known in history.budget.drafts.values())
 
 
 def test_one_request_at_a_time_is_followed_by_its_text():

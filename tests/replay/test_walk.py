@@ -14,11 +14,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.cost import Prices, Table
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.target.base import Needs
+from paceline.workbench import walk
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable, tokens_only
 from tests import drafters
 from tests.fakes import TableTarget
@@ -193,3 +195,33 @@ def test_any_tree_at_all():
     assert tally.accepted.sum() == tally.depths.sum() == tally.sizes.sum() == tally.rounds
     assert (tally.accepted * np.arange(len(tally.accepted))).sum() + tally.rounds >= tally.new_tokens
     assert (tally.sizes * np.arange(len(tally.sizes))).sum() == tally.drafted + tally.rounds
+
+
+# What a drafter sees of a recorded row --------------------------------------------------------------------------------
+
+
+class Wrong(Drafter):
+    """Drafts what is never right; at known prices, if it has any."""
+
+    name, eos_token_ids = "wrong", (7,)
+
+    def __init__(self, prices: Table | None = None):
+        self.price_table, self.ends = prices, set[frozenset[int]]()
+
+    def draft(self, row, most):
+        self.ends.add(row.ends)
+        return DraftTree.chain(row.last_token, [9] * min(8, most))
+
+
+def test_a_recorded_row_ends_where_its_model_ends_answers():
+    drafter = Wrong()
+    replay(drafter, RecordedAnswer(np.arange(3), np.arange(5)), 0, Tally())
+    assert drafter.ends == {frozenset({7})}
+
+
+def test_a_replay_at_known_prices_learns_what_stands_and_forgets_the_row():
+    drafter, tally = Wrong(Table(Prices({"fixed": 1.0, "node": 0.05}), {})), Tally()
+    replay(drafter, RecordedAnswer(np.zeros(3, np.int64), np.zeros(300, np.int64)), 0, tally)
+    assert 0 < tally.drafted < 300 < tally.rounds * 8
+    (known,) = walk._budget(drafter).drafts.values()
+    assert not known.begun

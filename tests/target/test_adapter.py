@@ -17,7 +17,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.adapter import CONFIG, WEIGHTS
+from paceline.formats.adapter import CONFIG, WEIGHTS, Adapter
 from paceline.plugins import to_gguf
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer, quantise_folder
@@ -102,6 +102,15 @@ def test_tied_embeddings_change_as_peft_changes_them(changes: dict[str, Any], tm
     base = models.make("smollm", tmp_path / "base")
     folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], **changes)
     assert (said(folder, dtype="float32") - merged(base, folder)).abs().max() < 1e-4
+
+
+def test_a_matrix_that_it_brings_along_is_the_one_that_it_changes() -> None:
+    """As of an output head that was the embedding: peft writes what the head was."""
+    down, up, own = torch.randn(2, 5), torch.randn(3, 2), torch.randn(3, 5)
+    made = Adapter(Path("adapter"), "base", {"lora_alpha": 4})
+    parts = {"lora_A": down, "lora_B": up, "base_layer": own}
+    vars(made)["tensors"] = {f"a.{part}.weight": tensor for part, tensor in parts.items()}
+    torch.testing.assert_close(made.merged({"a.weight": torch.zeros(3, 5)})["a.weight"], own + 2 * up @ down)
 
 
 def test_a_tied_head_changes_as_in_training_and_its_embedding_stays(tmp_path: Path) -> None:

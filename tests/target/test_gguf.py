@@ -20,14 +20,14 @@ from tests.native import TEXT, logits, off
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.gguf import GGUF, config_of, end_tokens, weights_of
+from paceline.formats.gguf import GGUF, config_of, end_tokens, read_gguf, weights_of
 from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
-from paceline.formats.precision import round_inputs
+from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer
 from paceline.kernels.blocks import Q8_0, Blocks, quantise
 from paceline.kernels.linear import BlockLinear
 from paceline.target.decoder import Decoder
-from paceline.target.load import load, load_tokenizer, tokenizer_for
+from paceline.target.load import build, load, load_tokenizer, tokenizer_for
 
 ELSEWHERE = ("qwen3-bias", *models.HYBRID)  # llama.cpp's Qwen3 has no biases, and files of hybrids are not read
 FAMILIES = [family for family in models.NATIVE if family not in ELSEWHERE]
@@ -174,6 +174,11 @@ def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
     refused(path, "has its weights in Q4_1 and Q8_0", "so int4 cannot be made of it", dtype="int4")
 
 
+def test_of_blocks_that_are_expanded_no_input_is_rounded(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0")
+    refused(path, "m: activations are rounded", "it has none", dtype="float32", activations=8)
+
+
 def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny: Path, tmp_path: Path) -> None:
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
     for dtype in ("int8", "int4-float32"):
@@ -200,6 +205,19 @@ def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> Non
     assert made.notes[1].startswith("m: matrices held as Q8_0: 1 in IQ2_XXS and 1 in Q2_K; ")
     assert off(logits(made), logits(right)) < 0.08
     assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
+    read = replace(read_gguf(path), remarks=["what its file says"])
+    notes = build(read, Precision.of("auto-float32"), torch.device("cpu")).notes
+    assert [*made.notes, "m: what its file says"] == notes
+
+
+@pytest.mark.parametrize(("family", "becomes"), [("llama2", "Q2_K"), ("smollm", "Q8_0")])
+def test_an_embedding_that_is_not_the_head_too_is_not_multiplied(family: str, becomes: str, tmp_path: Path) -> None:
+    folder = models.make(family, tmp_path / "folder", **WIDE, num_hidden_layers=1)
+    path = write(folder, tmp_path / "m.gguf", lambda name: "Q2_K" if "token_embd" in name else "Q8_0")
+    weights, _ = multipliable(read_gguf(path).weights)
+    table = weights["model.embed_tokens.weight"]
+    assert isinstance(table, Blocks)
+    assert table.kind.name == becomes
 
 
 def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
@@ -249,9 +267,9 @@ def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def refused(path: Path, *words: str, dtype: str = "auto") -> None:
+def refused(path: Path, *words: str, dtype: str = "auto", activations: int | None = None) -> None:
     with pytest.raises(ModelError) as error:
-        load(path, dtype=dtype)
+        load(path, dtype=dtype, activations=activations)
     message = str(error.value)
     assert "\n" not in message
     for word in words:

@@ -144,6 +144,7 @@ def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.Monke
     half = models.make("llama2", tmp_path / "h", dtype=torch.bfloat16)
     monkeypatch.setattr(module, "has_units", lambda dtype: True)
     assert load(half).dtype == torch.bfloat16
+    assert load(models.make("llama2", tmp_path / "other", dtype=torch.float16)).dtype == torch.float16
     edit(half / "config.json", dtype=GONE)
     assert load(half).dtype == torch.bfloat16, "the weights tell it too"
     monkeypatch.setattr(module, "has_units", lambda dtype: dtype == torch.float32)

@@ -1,6 +1,7 @@
 """Drafting across tokenizers: what is translated says the same, and the target's text stays the target's."""
 
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from tests.rounds import shown
 from paceline.core.accept import Accepted
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.methods import model
 from paceline.draft.methods.model import Model, OwnTokenizerConfig
-from paceline.draft.models.draft_model import TextModel
-from paceline.draft.models.tokenizers import Translator, VocabBridge, intersection
+from paceline.draft.models.draft_model import Draft, TextModel
+from paceline.draft.models.proposers import Proposal
+from paceline.draft.models.tokenizers import OwnText, Retokenized, Translator, VocabBridge, intersection
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -216,3 +219,12 @@ def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables) -> 
     target.tokenizer = ABC
     made.bind(target)
     assert isinstance(made.model, TextModel)
+
+
+def test_of_text_that_is_tokenized_again_nothing_after_an_end_is_drafted() -> None:
+    row = Row(0, [1, 2], SamplingParams(stop_token_ids=(5,)), max_context=99)
+    chain = Proposal(DraftTree.chain(2, [7, 8]), [0, None, None])
+    bridge = SimpleNamespace(retokenize=lambda row, drafted: [4, 5, 6])
+    made = Retokenized(SimpleNamespace(propose=lambda drafts: [chain]), SimpleNamespace(bridge=bridge))  # type: ignore[arg-type]
+    [(tree, nodes)] = made.propose([Draft.chain(OwnText(row, row.tokens, row.params, row.ends), [2])])
+    assert (tree.tokens.tolist(), nodes) == ([2, 4, 5], [None] * 3)

@@ -15,6 +15,7 @@ from paceline.errors import MethodError, ModelError
 from paceline.formats.heads.vocab import (
     FILE,
     Vocabulary,
+    kept_rows,
     kept_tokens,
     most_frequent,
     read_vocabulary,
@@ -167,6 +168,13 @@ def test_the_option_is_a_number_or_a_file(tmp_path):
 
 
 # Heads ------------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_head_with_tokens_of_its_own_the_rows_of_those_that_are_kept_stay(tmp_path):
+    save_vocabulary(tmp_path / "map.safetensors", Vocabulary(torch.tensor([5, 9, 11])))
+    target = SimpleNamespace(vocab_size=12, device="cpu", tokenizer=None)
+    rows, tokens = kept_rows(torch.tensor([2, 5, 9]), str(tmp_path / "map.safetensors"), tmp_path, target)
+    assert (rows.tolist(), tokens.tolist()) == ([1, 2], [5, 9])
 
 
 @pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
