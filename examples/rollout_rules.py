@@ -40,7 +40,7 @@ from paceline.rollout.policy import Policy
 from paceline.rollout.rules import rule_of
 from paceline.rollout.run import Figures, Rollout, rollout
 from paceline.rollout.store import RolloutStore
-from paceline.workbench.llama import ModelConfig, new_llama
+from paceline.train.llama import ModelConfig, new_llama
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 PAD, BOS, EOS = range(len(SPECIAL))

@@ -9,9 +9,9 @@ from tests.bench.peers import opened, peer
 from tests.paths import REPOSITORY
 
 from paceline.errors import MethodError, PacelineError
-from paceline.workbench.contestant import Contestant, cut
-from paceline.workbench.peers import PEERS, describe, parse_peer
-from paceline.workbench.peers.setup import cut_rounds, model_bytes
+from paceline.peers import PEERS, describe, parse_peer
+from paceline.peers.contestant import Contestant, cut
+from paceline.peers.setup import cut_rounds, model_bytes
 
 
 def test_every_peer_in_the_table_can_be_named():

@@ -10,9 +10,9 @@ from tests import gguf_files, models
 from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
 
 from paceline.errors import MethodError, ModelError, PacelineError, PromptError
-from paceline.workbench.contestant import Ask
-from paceline.workbench.peers import setup
-from paceline.workbench.peers import transformers as ours
+from paceline.peers import setup
+from paceline.peers import transformers as ours
+from paceline.peers.contestant import Ask
 
 ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-early-exit"]
 

@@ -9,8 +9,8 @@ from accelerate.state import AcceleratorState
 from tests import models
 from typer.testing import CliRunner
 
+from paceline.cli.train import app, later
 from paceline.formats.heads.vocab import FILE, read_vocabulary
-from paceline.train.__main__ import app, later
 
 DRAFTERS = ("model", "s2d", "jacobi", "kangaroo", "medusa", "hydra", "amphista", "tools")
 HELP = (*DRAFTERS[:-1], "tools vocab", "tools tree")

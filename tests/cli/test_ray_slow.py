@@ -10,9 +10,9 @@ from tests.ray_work import Doubling, Mortal
 
 from paceline.errors import PacelineError
 from paceline.jsonl import pieces_of
+from paceline.replay.cluster import LOCAL, QUIET, spread
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay
-from paceline.workbench.cluster import LOCAL, QUIET, spread
 
 ray = pytest.importorskip("ray", reason="pip install '.[ray]'")
 

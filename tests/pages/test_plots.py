@@ -5,7 +5,7 @@ from html import unescape
 
 from benchmarks import recording
 
-from paceline.workbench.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
+from paceline.runs.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
 
 
 def test_ticks_are_round_and_span_the_values():

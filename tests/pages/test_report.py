@@ -13,7 +13,7 @@ from paceline.bench.page import page
 from paceline.bench.report import describe, markdown, read_run
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.workbench.report import DASH, interval, number, percent, size, words
+from paceline.runs.report import DASH, interval, number, percent, size, words
 
 VOID = {"meta", "br", "wbr"}
 @dataclass

@@ -21,10 +21,10 @@ from paceline.evals.vision import train as vision
 from paceline.evals.vision.options import TrainOptions, TuneOptions
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.jsonl import RECORDS, REQUESTS, Appender, check_log, replacing, write_whole
+from paceline.runs.runs import Lines
 from paceline.serve.metrics import RequestLog
 from paceline.train.loop import LoopConfig, Progress, Reporter, load_checkpoint, save_checkpoint
 from paceline.train.saving import save_drafter
-from paceline.workbench.runs import Lines
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 

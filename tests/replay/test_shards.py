@@ -7,10 +7,10 @@ import pytest
 
 from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
+from paceline.logs.conversations import ConversationError, Reading, read_pieces, read_trace
+from paceline.logs.transcript import Transcriber, open_tokenizer
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
-from paceline.workbench.conversations import ConversationError, Reading, read_pieces, read_trace
-from paceline.workbench.transcript import Transcriber, open_tokenizer
 
 SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
 from paceline.bench.record import Answer
 from paceline.bench.report import KIND_COLORS, BenchRun, Method, describe
-from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
+from paceline.runs.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SHOWN = 3  # methods whose answers are shown token by token

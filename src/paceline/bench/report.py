@@ -9,9 +9,9 @@ from paceline.bench.metrics import BASELINE, OVERALL, summarize
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.workbench.contestant import PEER
-from paceline.workbench.report import COLORS, macro, render
-from paceline.workbench.runs import RUN, read_about
+from paceline.peers.contestant import PEER
+from paceline.runs.report import COLORS, macro, render
+from paceline.runs.runs import RUN, read_about
 
 WORDS, TABLE = (Path(__file__).with_name(name) for name in ("words.txt.jinja", "table.md.jinja"))
 KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}

@@ -26,8 +26,8 @@ from paceline.certify.scenarios import SPENT, Play
 from paceline.certify.shrink import greedy_reports
 from paceline.certify.verdict import LEVEL, LONG, Finding, Stops
 from paceline.errors import PacelineError
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint, OutOfTime
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Endpoint, OutOfTime
 
 INTERRUPTED = "it was interrupted"
 LEAST_SECONDS = 5.0  # for sampling, however small the budget

@@ -33,9 +33,9 @@ from paceline.certify.verdict import Finding, Greedy
 from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint
-from paceline.workbench.reference import Model, Rounding
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Endpoint
+from paceline.peers.reference import Model, Rounding
 
 if TYPE_CHECKING:
     from paceline.certify.certificate import Asked

@@ -5,7 +5,7 @@ several processes through accelerate, Muon and AdamW, the learning rate, clippin
 exactly, validation by source, and a log.
 
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes only the
-speed: `torchrun --nproc-per-node 2 -m paceline.train ...`."""
+speed: `torchrun --nproc-per-node 2 -m paceline train ...`."""
 
 import json
 import math

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from rich.console import Console
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from paceline.core.segment import Segment
 from paceline.draft.models.fixed_tree import HeadsDrafter, HeadsModel
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder, write_json
 from paceline.target.base import Target
@@ -206,9 +205,9 @@ def measure_heads(target: Target, model: HeadsModel, examples: Iterable[Example]
 
 def command(
     target: TargetName,
-    heads: Annotated[str, typer.Argument(help="Heads to measure, as --draft names them, such as medusa:PATH.")],
-    data: Annotated[Path, typer.Option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False)],
-    answers: Annotated[int, typer.Option(help="Largest number of answers to measure on.", min=1)] = 200,
+    heads: str = option(help="Heads to measure, as --draft names them, such as medusa:PATH.", argument=True),
+    data: Path = option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False),
+    answers: int = option(200, "Largest number of answers to measure on.", least=1),
     threads: Threads = 1,
 ) -> None:
     """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.

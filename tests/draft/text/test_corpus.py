@@ -12,8 +12,8 @@ from paceline.draft.text.store import HEADER, open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, StoreError
 from paceline.formats.tokenizer import Tokenizer
-from paceline.workbench import corpus as reading
-from paceline.workbench.corpus import build, texts
+from paceline.replay import corpus as reading
+from paceline.replay.corpus import build, texts
 
 
 class Letters:
