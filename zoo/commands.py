@@ -8,7 +8,7 @@ import typer
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
-from paceline.jsonl import check_folder
+from paceline.outputs import check_folder
 from paceline.train.options import (
     Compiled,
     Minutes,

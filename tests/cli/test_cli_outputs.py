@@ -13,7 +13,7 @@ from paceline.cli import app
 from paceline.cli.train import recipe
 from paceline.core.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.jsonl import (
+from paceline.outputs import (
     GGUF,
     OUTPUTS,
     PAGE,

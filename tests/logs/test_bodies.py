@@ -6,9 +6,9 @@ import lzma
 
 import pytest
 
-from paceline.jsonl import opened, records
 from paceline.logs.bodies import ConversationError, asked, said
 from paceline.logs.conversations import read_trace
+from paceline.textfiles import opened, records
 
 ASKED = [{"role": "user", "content": "Hello?"}]
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}

@@ -20,8 +20,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked, listed, listed_numbers
-from paceline.jsonl import check_folder
 from paceline.net.keys import check_server
+from paceline.outputs import check_folder
 from paceline.runs.runs import new_folder
 
 if TYPE_CHECKING:

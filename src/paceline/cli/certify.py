@@ -17,8 +17,9 @@ from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked
 from paceline.interrupt import Interrupt
-from paceline.jsonl import CERTIFICATE, ISSUE, JUNIT, PAGE, readable, write_whole, writes, writes_in
 from paceline.net.keys import check_server
+from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
+from paceline.textfiles import readable
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.formats.place import check_place
 from paceline.given import checked, listed
-from paceline.jsonl import check_folder
+from paceline.outputs import check_folder
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store

@@ -26,7 +26,7 @@ from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.jsonl import readable
+from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven

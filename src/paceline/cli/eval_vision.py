@@ -16,7 +16,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
 from paceline.given import listed
-from paceline.jsonl import check_folder
+from paceline.outputs import check_folder
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 

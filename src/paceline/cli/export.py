@@ -8,7 +8,7 @@ import typer
 from paceline.cli.parameters import Grouped, app_of, with_options
 from paceline.cli.train import later
 from paceline.draft.spec import option
-from paceline.jsonl import GGUF, writes
+from paceline.outputs import GGUF, writes
 
 export = app_of(help="Write models and drafters as other engines read them.", no_args_is_help=True)
 

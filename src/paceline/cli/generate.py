@@ -17,8 +17,9 @@ from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
-from paceline.jsonl import ANSWERS, Appender, Writer, appends, readable, standard_output, text_of
+from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
 from paceline.runs.runs import rows
+from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job

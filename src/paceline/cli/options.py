@@ -16,7 +16,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.jsonl import readable, text_of
+from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.show import Screen

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from paceline.jsonl import OUTPUTS, check_apart
+from paceline.outputs import OUTPUTS, check_apart
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 def with_options(command: Callable[..., T]) -> Callable[..., T]:
     """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields.
 
-    What the command writes is apart from what it reads, or PacelineError: see `jsonl.check_apart`."""
+    What the command writes is apart from what it reads, or PacelineError: see `outputs.check_apart`."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():

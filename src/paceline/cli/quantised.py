@@ -14,7 +14,8 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.jsonl import check_folder, check_new_folder, readable, text_of, write_json
+from paceline.outputs import check_folder, check_new_folder, write_json
+from paceline.textfiles import readable, text_of
 
 
 @with_options

@@ -22,8 +22,9 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked, listed
-from paceline.jsonl import REPLAYED, readable, seekable, write_json, writes_in
 from paceline.logs.chat_templates import source_of
+from paceline.outputs import REPLAYED, write_json, writes_in
+from paceline.textfiles import readable, seekable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt

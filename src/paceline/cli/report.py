@@ -10,7 +10,8 @@ import typer
 
 from paceline.cli.parameters import with_options
 from paceline.errors import PacelineError
-from paceline.jsonl import PAGE, check_file, loads, write_whole, writes
+from paceline.jsonl import loads
+from paceline.outputs import PAGE, check_file, write_whole, writes
 from paceline.runs.runs import is_run
 
 NAME = "report.html"

@@ -24,7 +24,7 @@ from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.given import checked
-from paceline.jsonl import REQUESTS, appends
+from paceline.outputs import REQUESTS, appends
 from paceline.serve.settings import Settings
 
 if TYPE_CHECKING:

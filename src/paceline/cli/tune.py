@@ -17,9 +17,10 @@ from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
 from paceline.given import checked, listed_numbers
-from paceline.jsonl import TABLE, check_file, check_folder, output, readable, write_json
 from paceline.logs.chat_templates import source_of
 from paceline.net.keys import Keys, check_server
+from paceline.outputs import TABLE, check_file, check_folder, output, write_json
+from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.logs.transcript import RecordedAnswer

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError, kind_of
-from paceline.jsonl import NotJSON, Piece, as_object, listed, loads, opened, records
+from paceline.jsonl import NotJSON, as_object, loads
 from paceline.logs import bodies
 from paceline.logs.bodies import ConversationError, Ignore, Message, Record
 from paceline.logs.tool_calls import as_text
+from paceline.textfiles import Piece, listed, opened, records
 
 log = logging.getLogger("paceline")
 
@@ -229,8 +230,8 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
 
 
 def read_records(file: BufferedReader, name: str | Path, piece: Piece | None = None) -> Iterator[tuple[str, Any]]:
-    """(where, record) of an opened file, or of a piece of it, as `jsonl.records` has them; but a list of messages is
-    one record, and a page of records is many."""
+    """(where, record) of an opened file, or of a piece of it, as `textfiles.records` has them; but a list of messages
+    is one record, and a page of records is many."""
     for where, record in records(file, name, ConversationError, piece, _parts):
         if isinstance(record, bytes) and b'"data"' in record and b'"meta"' in record:
             with suppress(NotJSON):

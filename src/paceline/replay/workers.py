@@ -19,12 +19,12 @@ from paceline.draft.registry import describe
 from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.given import listed
-from paceline.jsonl import Piece, pieces_of
 from paceline.logs.conversations import ConversationError, Reading, read_pieces
 from paceline.logs.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.replay.report import Done, Report
 from paceline.replay.walk import Tally, replay, replayable, warm_up
 from paceline.serve.reading import usual_marks
+from paceline.textfiles import Piece, pieces_of
 
 PORTION = 8  # conversations in a portion
 LOOK_SECONDS = 0.2  # between two checks whether a replay was stopped

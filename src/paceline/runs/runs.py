@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.jsonl import RECORDS, Appender, Closing, NotJSON, as_object, check_folder, loads, lock, write_whole
+from paceline.jsonl import NotJSON, as_object, loads
+from paceline.outputs import RECORDS, Appender, Closing, check_folder, lock, write_whole
 
 RUN = "run.json"
 ENOUGH = 6

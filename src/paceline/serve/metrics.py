@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.core.request import Delta
-from paceline.jsonl import REQUESTS, Appender
+from paceline.outputs import REQUESTS, Appender
 from paceline.serve.said import serving
 from paceline.serve.worker import Job, Worker
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from paceline.errors import PacelineError, install
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import MAYBE_PACKED, PACKED, text_of
 from paceline.logs import conversations
 from paceline.logs.conversations import FORMS, Conversation
 from paceline.logs.transcript import Transcriber
+from paceline.textfiles import MAYBE_PACKED, PACKED, text_of
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
 

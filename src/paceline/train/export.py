@@ -13,7 +13,7 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS, open_head
 from paceline.formats.shape import Shape
-from paceline.jsonl import replacing, write_json
+from paceline.outputs import replacing, write_json
 from paceline.target.load import open_weights, read_config
 from paceline.train.options import Out
 from paceline.train.saving import save_tensors

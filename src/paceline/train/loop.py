@@ -25,7 +25,9 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import STEPS, Appender, loads, objects, replacing
+from paceline.jsonl import loads
+from paceline.outputs import STEPS, Appender, replacing
+from paceline.textfiles import objects
 from paceline.train.options import CHECKPOINT
 from paceline.train.saving import save_tensors
 

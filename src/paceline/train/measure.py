@@ -23,7 +23,7 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, write_json
+from paceline.outputs import check_folder, write_json
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train.data import Example, Rows, batches, read_examples

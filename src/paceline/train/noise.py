@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.folder import TUNED_FILE
-from paceline.jsonl import write_json
+from paceline.outputs import write_json
 from paceline.train.data import Rows, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss

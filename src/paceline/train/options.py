@@ -22,7 +22,9 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.jsonl import as_object, check_folder, objects, output, readable, write_json
+from paceline.jsonl import as_object
+from paceline.outputs import check_folder, output, write_json
+from paceline.textfiles import objects, readable
 
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training

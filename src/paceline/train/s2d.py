@@ -30,7 +30,7 @@ from paceline.draft.methods.s2d import NEVER
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import CONFIG, KIND
-from paceline.jsonl import write_json
+from paceline.outputs import write_json
 from paceline.target.load import read_config
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks

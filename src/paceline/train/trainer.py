@@ -27,8 +27,8 @@ from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import as_checkpoint
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import check_folder
 from paceline.kernels.blocks import Weights
+from paceline.outputs import check_folder
 from paceline.peers.setup import expanded, folder_of
 from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config

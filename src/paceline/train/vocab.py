@@ -21,8 +21,8 @@ from paceline.formats.heads import vocab
 from paceline.formats.heads.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import check_file as writable
-from paceline.jsonl import check_folder, output
+from paceline.outputs import check_file as writable
+from paceline.outputs import check_folder, output
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.train.data import Example, read_examples
 from paceline.train.options import AnswerOptions, TargetName, use_threads

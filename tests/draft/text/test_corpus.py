@@ -201,7 +201,7 @@ def test_shards_make_the_same_corpus(tmp_path, monkeypatch, most):
             worked.append(item)
             yield make(*options)(item)
 
-    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 100)
+    monkeypatch.setattr("paceline.textfiles.PIECE_BYTES", 100)
     monkeypatch.setattr(reading, "spread", serially)
     monkeypatch.setattr(reading, "load_tokenizer", lambda name: LETTERS)
     records = [{"text": "abcdef"}, {"text": "gh."}, *({"text": "ijk" * i} for i in range(1, 30))]
