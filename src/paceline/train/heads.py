@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,7 +35,8 @@ from paceline.draft.spec import option
 from paceline.formats.heads.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.train.layers import DecoderLayers
 from paceline.train.loss import IGNORE, chunked_cross_entropy
-from paceline.train.options import DrafterOptions
+from paceline.train.measure import measure_folder
+from paceline.train.options import DrafterOptions, TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
 from paceline.train.trainer import HeadConfig, Trainer, train_head
 
@@ -321,3 +323,20 @@ def amphista_command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
     that."""
     return train_head(setup.training(config), config)
+
+
+def tree_command(
+    target: TargetName,
+    heads: str = option(help="Heads to measure, as --draft names them, such as medusa:PATH.", argument=True),
+    data: Path = option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False),
+    answers: int = option(200, "Largest number of answers to measure on.", least=1),
+    threads: Threads = 1,
+) -> None:
+    """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
+
+    paceline train tools tree smollm2 medusa:downloads/heads --data answers.jsonl
+
+    Use it for heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and
+    `amphista` do the same when they end."""
+    use_threads(threads)
+    measure_folder(heads, target, data, answers)

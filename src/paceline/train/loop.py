@@ -28,7 +28,6 @@ from paceline.interrupt import Interrupt
 from paceline.jsonl import loads
 from paceline.outputs import STEPS, Appender, replacing
 from paceline.textfiles import objects
-from paceline.train.options import CHECKPOINT
 from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # 
 
 Batch = dict[str, Tensor]
 LOG = "log.jsonl"  # the log of a run, in its folder
+CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.

@@ -29,7 +29,6 @@ from paceline.textfiles import objects, readable
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
 
-CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
 ANSWERING = 1 / 3  # of --hours, at most, for answers
 _OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 """In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
@@ -193,6 +192,8 @@ class DrafterOptions(AnswerOptions):
 
         The file answers.seconds.json has what answers took in earlier calls. PacelineError if there are none in their
         time, or if they took all of it before the training began."""
+        from paceline.train.loop import CHECKPOINT
+
         if hasattr(os, "nice"):
             os.nice(19)
         note, began = run / "answers.seconds.json", monotonic()
