@@ -147,15 +147,12 @@ def folder_of(model: str | Path) -> Path:
     return find(model, FILES).resolve()
 
 
-def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, layers: int | None = None) -> int:
+def weight_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
     """Bytes of weights that a forward reads: all of them, the input embedding only where it is the head as well.
 
-    layers: of the first `layers` layers and the head. Counted on a model without storage."""
-    config = copy.deepcopy(config)
-    if layers is not None:
-        config.get_text_config().num_hidden_layers = layers
+    Counted on a model without storage."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
@@ -163,6 +160,6 @@ def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, layers: int | Non
     return int(count * torch.empty(0, dtype=dtype).element_size())
 
 
-def model_bytes(model: str, dtype: torch.dtype, layers: int | None = None) -> int:
+def model_bytes(model: str, dtype: torch.dtype) -> int:
     """`weight_bytes` of a model by name."""
-    return weight_bytes(read_config(folder_of(model)), dtype, layers)
+    return weight_bytes(read_config(folder_of(model)), dtype)

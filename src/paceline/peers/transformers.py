@@ -1,4 +1,4 @@
-"""transformers' own `generate` as contestants: plain, prompt lookup, a draft model, early exit. All in this process.
+"""transformers' own `generate` as contestants: plain, prompt lookup, a draft model. All in this process.
 
 One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
 them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
@@ -7,7 +7,7 @@ tokens of each, and a hook tells how wide the forward before it was."""
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available
 
 from paceline.draft.spec import option
-from paceline.errors import MethodError, ModelError
+from paceline.errors import ModelError
 from paceline.peers.contestant import Ask, Contestant, Reply
 from paceline.peers.setup import Rounds, Setup, folder_of, weight_bytes
 from paceline.target.hf import quiet
@@ -33,22 +33,13 @@ class LookupConfig:
 
 
 @dataclass(frozen=True)
-class DraftingConfig:
+class AssistedConfig:
+    checkpoint: str
     tokens: int = option(20, "num_assistant_tokens: most tokens drafted a round")
     schedule: Literal["constant", "heuristic", "heuristic_transient"] = option(
         "constant", "num_assistant_tokens_schedule: how `tokens` changes with acceptance"
     )
     confidence: float = option(0.4, "assistant_confidence_threshold: drafting stops below it; 0: off")
-
-
-@dataclass(frozen=True)
-class AssistedConfig(DraftingConfig):
-    checkpoint: str = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class EarlyExitConfig(DraftingConfig):
-    layers: int | None = option(None, "assistant_early_exit; none: a quarter of them")
 
 
 class Plain(Contestant):
@@ -137,28 +128,17 @@ class Lookup(Plain):
         return {"prompt_lookup_num_tokens": self.config.tokens, "max_matching_ngram_size": self.config.ngram}
 
 
-class _WithModel(Plain):
-    """A model drafts. What the "heuristic" schedule learns is kept from call to call, in the draft's configuration."""
+class Assisted(Plain):
+    """A smaller model of the same vocabulary drafts (J. Gante, Assisted Generation, 2023). Its configuration keeps what
+    the "heuristic" schedule learns from call to call."""
 
+    Config = AssistedConfig
+    config: AssistedConfig
     alone = True
-    config: DraftingConfig
 
     def open(self) -> None:
         super().open()
         self.forget()
-
-    def forget(self) -> None:
-        self._drafting = _drafting(self.config)
-
-
-class Assisted(_WithModel):
-    """A smaller model of the same vocabulary drafts (J. Gante, Assisted Generation, 2023)."""
-
-    Config = AssistedConfig
-    config: AssistedConfig
-
-    def open(self) -> None:
-        super().open()
         self.assistant = _shared(self.setup, folder_of(self.config.checkpoint), "assistant")
         theirs, ours = (model.config.get_text_config().vocab_size for model in (self.assistant, self.model))
         if theirs != ours:
@@ -168,6 +148,9 @@ class Assisted(_WithModel):
             )
         self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
         self.settings["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
+
+    def forget(self) -> None:
+        self._drafting = _drafting(self.config)
 
     def close(self) -> None:
         self.assistant = None
@@ -185,43 +168,13 @@ class Assisted(_WithModel):
             yield
 
 
-class EarlyExit(_WithModel):
-    """The target's own first layers and its head draft (Elhoushi et al., LayerSkip, 2024)."""
-
-    Config = EarlyExitConfig
-    config: EarlyExitConfig
-
-    def open(self) -> None:
-        super().open()
-        depth = self.model.config.get_text_config().num_hidden_layers
-        self.layers = max(1, depth // 4) if self.config.layers is None else self.config.layers
-        if not 0 < self.layers < depth:
-            raise MethodError(f"{self.name}: layers is {self.layers}; the model has {depth}, so 1 to {depth - 1}.")
-        self.draft_bytes = weight_bytes(self.model.config, self.setup.torch_dtype, self.layers)
-        self.settings["layers"] = self.layers
-
-    def _wishes(self) -> dict[str, Any]:
-        return {"assistant_early_exit": self.layers}
-
-    @contextmanager
-    def _mode(self) -> Iterator[None]:
-        # generate() drafts with this very model, cut short by its configuration; an interrupt would leave it so.
-        config = self.model.config.get_text_config()
-        depth = config.num_hidden_layers
-        try:
-            with _configured(self.model, self._drafting):
-                yield
-        finally:
-            config.num_hidden_layers = depth
-
-
 class _Rounds(Rounds, BaseStreamer):
-    """Listens to generate(). calls: forwards that drafted, of the assistant, or of the target beyond one a round."""
+    """Listens to generate(). calls: forwards of the assistant."""
 
     def __init__(self, began: float):
         super().__init__(began)
         self._prompt = True
-        self._width = self._forwards = self._drafts = 0
+        self._width = self._drafts = 0
 
     @contextmanager
     def listening(self, model: Any, assistant: Any) -> Iterator[None]:
@@ -232,7 +185,6 @@ class _Rounds(Rounds, BaseStreamer):
             yield
 
     def _forward(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        self._forwards += 1
         self._width = kwargs["input_ids"].shape[1]
 
     def _draft(self, module: Any, args: Any) -> None:
@@ -250,7 +202,7 @@ class _Rounds(Rounds, BaseStreamer):
         pass
 
     def facts(self, prompt: int) -> dict[str, Any]:
-        return super().facts(prompt) | {"calls": self._drafts + self._forwards - len(self.widths)}
+        return super().facts(prompt) | {"calls": self._drafts}
 
 
 def how(ask: Ask, limit: int) -> dict[str, Any]:
@@ -266,7 +218,7 @@ def how(ask: Ask, limit: int) -> dict[str, Any]:
     }
 
 
-def _drafting(config: DraftingConfig) -> GenerationConfig:
+def _drafting(config: AssistedConfig) -> GenerationConfig:
     """Where generate() looks up how to draft: the drafting model's own generation configuration."""
     return GenerationConfig(
         num_assistant_tokens=config.tokens,
