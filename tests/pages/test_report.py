@@ -99,7 +99,7 @@ def loops(summary, **figures):
 
 
 def odd(about, summary):
-    """A lossy method, one without answers, a bug and a tie, loops, parts out of order, and another process."""
+    """A lossy method, one without answers, a bug and a tie, loops, other parts, and another process."""
     about["methods"][2]["lossless"] = False
     about["methods"].append({"method": "late"})
     loops(summary, looping=0.0, too_short=0.75, parts_ms={"other": 1.0, "accept": 1.0, "forward": 2.0, "draft": 1.0})
@@ -132,7 +132,7 @@ RUNS = {"whole": {"tasks": TASKS[:2]}, "odd": ODD, "bare": {"tasks": (), "change
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_figure_is_in_its_place(tmp_path, name):
-    """On the page and in the table; bars are as long as their figures, and parts in the order of the loop."""
+    """On the page and in the table; bars are as long as their figures."""
     run = read_run(make_run(tmp_path, **RUNS[name]))
     page_only, definitions = plainly(page(run)).split("\nDefinitions\n")
     assert "speed-up" in definitions

@@ -182,36 +182,19 @@ def plot(
         is_faint = line.colors[0] == FAINT
         marked = [] if is_faint else list(zip(spots, line.tips, line.colors, strict=True))
         curves.append(("L".join(map(" ".join, spots)), line.colors[0], marked))
-    return _drawn(
-        frame,
-        label or f"{up} by {across}",
-        xs=[(frame.at(x, ys[0], xs, ys)[0], _number(x)) for x in xs],
-        ys=ys,
-        curves=curves,
-        across=across,
-        up=up,
-        key=[(line.colors[-1], line.name) for line in lines if line.name and line.points],
+    return Markup(
+        render(
+            HERE / "plot.html.jinja",
+            f=frame,
+            label=label or f"{up} by {across}",
+            xs=[(frame.at(x, ys[0], xs, ys)[0], _number(x)) for x in xs],
+            ys=[(frame.at(xs[0], y, xs, ys)[1], _number(y)) for y in ys],
+            curves=curves,
+            across=across,
+            up=up,
+            key=[(line.colors[-1], line.name) for line in lines if line.name and line.points],
+        )
     )
-
-
-def columns(
-    heights: Sequence[float], names: Sequence[str], tips: Sequence[str], color: str, *, ys: Sequence[float], label: str
-) -> Markup:
-    """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
-    frame = SMALL
-    step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
-    bars, below = [], []
-    for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):
-        left, top = frame.left + i * step, frame.at(0, height, (0, 1), ys)[1]
-        tall = f"{frame.height - frame.bottom - float(top):.1f}"
-        bars.append((f"{left + 0.1 * step:.1f}", top, f"{0.8 * step:.1f}", tall, tip))
-        below += [(f"{left + step / 2:.1f}", name)] if name else []
-    return _drawn(frame, label, xs=below, ys=ys, bars=bars, bar_color=color)
-
-
-def _drawn(frame: Frame, label: str, *, ys: Sequence[float], **values: Any) -> Markup:
-    placed = [(frame.at(0, y, (0, 1), ys)[1], _number(y)) for y in ys]
-    return Markup(render(HERE / "plot.html.jinja", f=frame, label=label, ys=placed, **values))
 
 
 def _number(tick: float) -> str:
