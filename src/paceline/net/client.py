@@ -132,6 +132,7 @@ class Completion:
     finish_reason  "stop", "length" or what else the server says.
     usage          the server's count of tokens, empty if it reports none.
     logprobs       of each token, as servers of chats give them, where they were asked for.
+    prompt_logprobs  of each token of the prompt, from vLLM: of the best ones, and of the token itself, by id.
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
     speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and
@@ -147,6 +148,7 @@ class Completion:
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
     tool_calls: list[dict[str, str]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     speculation: dict[str, Any] = field(default_factory=dict)
@@ -191,6 +193,8 @@ class Completion:
         self.text += _writable(message.get("content") or message.get("refusal") or "")
         self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
         self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
+        for place in choice.get("prompt_logprobs") or ():  # the first token's has none
+            self.prompt_logprobs.append({int(token): float(one["logprob"]) for token, one in (place or {}).items()})
         self.tokens += choice.get("token_ids") or ()
         for at, call in enumerate(message.get("tool_calls") or ()):
             if not 0 <= (at := call.get("index", at)) < MOST_PARTS:
