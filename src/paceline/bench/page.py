@@ -8,18 +8,15 @@ from typing import Any
 from markupsafe import Markup
 
 from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
-from paceline.bench.record import Answer
 from paceline.bench.report import KIND_COLORS, BenchRun, Method, describe
 from paceline.runs.report import COLORS, DASH, FAINT, SMALL, Curve, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-SHOWN = 3  # methods whose answers are shown token by token
 DEEPEST = 16  # depths of a draft in the plots
 
 
 def page(run: BenchRun) -> str:
     """The report as one HTML page."""
-    colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
     return render(
         TEMPLATE,
@@ -39,9 +36,6 @@ def page(run: BenchRun) -> str:
         schedules=_schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
-        shown=SHOWN,
-        colors=colors,
-        answers=answers,
         OVERALL=OVERALL,
         DASH=DASH,
         KIND_COLORS=KIND_COLORS,
@@ -75,30 +69,6 @@ def _depths(method: Method, others: Sequence[Method]) -> Markup:
     line = Curve([(d, 100 * s) for d, s in enumerate(shares, 1)], tips, [method.color] * len(shares))
     label = f"Accepted by depth, {method.label}"
     return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
-
-
-def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tuple[Method, Answer]]]]]:
-    """Colours by drafter; and of each task its question with the answers of the fastest methods that tell runs."""
-    chosen = []
-    for task, by_method in run.shown.items():
-        answers = [
-            (method, by_method[method.name])
-            for method in run.measured
-            if method.kind != "plain"
-            and method.name in by_method
-            and any(turn.runs for turn in by_method[method.name].turns)
-        ][:SHOWN]
-        if answers:
-            chosen.append((task, answers[0][1].question, answers))
-    drafters = dict.fromkeys(
-        who
-        for _, _, answers in chosen
-        for _, answer in answers
-        for turn in answer.turns
-        for who, _, _ in turn.runs
-        if who
-    )
-    return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen
 
 
 def _schedules(run: BenchRun) -> dict[str, Any] | None:
