@@ -70,3 +70,32 @@ def test_help_is_that_of_the_fields() -> None:
     assert "Does it." in words
     assert "-n, --max-tokens" in words
     assert "Most new tokens. [default: 42; x>=1]" in words
+
+
+Rate = Annotated[float, option(help="Of learning.", least=0, most=1)]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """As a recipe declares its options, without Typer."""
+
+    target: Annotated[str, option(help="A model.", argument=True)]
+    rate: Rate = 0.5
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["m", "--out", "o"], "m 0.5 o None"), (["m", "f", "--out", "o", "--rate", "1"], "m 1.0 o f"),
+    (["--out", "o"], "Missing argument"), (["m"], "--out"), (["m", "--out", "o", "--rate", "2"], "less than or equal to 1"),
+])  # fmt: skip
+def test_a_function_of_dataclasses_becomes_a_command(arguments: list[str], says: str) -> None:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @app.command()
+    @with_options
+    def command(
+        asked: Trained, out: Annotated[Path, option(help="Folder.")],
+        file: Path | None = option(None, "A file.", argument=True),
+    ) -> None:  # fmt: skip
+        print(asked.target, asked.rate, out, file)
+
+    assert says in CliRunner().invoke(app, arguments).output
