@@ -85,7 +85,8 @@ class Trained:
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (["m", "--out", "o"], "m 0.5 o None"), (["m", "f", "--out", "o", "--rate", "1"], "m 1.0 o f"),
-    (["--out", "o"], "Missing argument"), (["m"], "--out"), (["m", "--out", "o", "--rate", "2"], "less than or equal to 1"),
+    (["--out", "o"], "Missing argument"), (["m"], "--out"),
+    (["m", "--out", "o", "--rate", "2"], "less than or equal to 1"),
 ])  # fmt: skip
 def test_a_function_of_dataclasses_becomes_a_command(arguments: list[str], says: str) -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
