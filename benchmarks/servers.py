@@ -35,8 +35,8 @@ import numpy as np
 from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.net.endpoint import Started
 from paceline.target.load import load_tokenizer
-from paceline.workbench.endpoint import Started
 
 ROOM = 2048
 """Tokens of a prompt and its answer at most."""

@@ -35,12 +35,12 @@ from transformers import LlamaForCausalLM
 
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, replacing, write_whole
+from paceline.outputs import check_folder, replacing, write_whole
 from paceline.rollout.policy import Policy
 from paceline.rollout.rules import rule_of
 from paceline.rollout.run import Figures, Rollout, rollout
 from paceline.rollout.store import RolloutStore
-from paceline.workbench.llama import ModelConfig, new_llama
+from paceline.train.llama import ModelConfig, new_llama
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 PAD, BOS, EOS = range(len(SPECIAL))

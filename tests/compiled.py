@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
-from paceline.workbench.walk import tokens_only
+from paceline.replay.walk import tokens_only
 from tests.draft.rows import target
 from tests.draft.stores import ALL, corpus
 

@@ -22,7 +22,8 @@ from paceline.draft.registry import create
 from paceline.draft.survival import Survival
 from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, Drafts, PricedRound, Trials
 from paceline.engine.engine import Engine
-from paceline.workbench.walk import RecordedAnswer, Tally, Walk
+from paceline.logs.transcript import RecordedAnswer
+from paceline.replay.walk import Tally, Walk
 from tests import drafters
 from tests.asks import asked
 from tests.fakes import Restless, TableTarget

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from paceline.cli import UsageError, _with_addresses, app, main
 from paceline.cli.generate import told_apart
 from paceline.cli.options import SMOLLM2
+from paceline.cli.train import recipe
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.formats import folder, gguf, place, shape
-from paceline.train.__main__ import recipe
 from tests import models
 from tests.cli.command import WHERE
 from tests.paths import REPOSITORY

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.workbench.cluster import LOCAL, spread
+from paceline.replay.cluster import LOCAL, spread
 
 
 class Rows:

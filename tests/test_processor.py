@@ -13,7 +13,7 @@ from paceline import kernels, processor
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.kernels import amx, integer
-from paceline.workbench import environment
+from paceline.runs import environment
 from tests import models
 
 X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
@@ -88,7 +88,7 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_doctor_says_how_busy_the_machine_is(
     load: float | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.workbench.environment.load", lambda: load)
+    monkeypatch.setattr("paceline.runs.environment.load", lambda: load)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert main(["doctor"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("load"))

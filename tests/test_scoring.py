@@ -15,7 +15,7 @@ from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
-from paceline.workbench.worker import Worker
+from paceline.serve.worker import Worker
 from tests import models, native
 from tests.serve.live import engine, serving
 

@@ -8,7 +8,7 @@ import typer
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
-from paceline.jsonl import check_folder
+from paceline.outputs import check_folder
 from paceline.train.options import (
     Compiled,
     Minutes,
@@ -19,7 +19,6 @@ from paceline.train.options import (
     Threads,
     Tokens,
     use_threads,
-    with_options,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def tokenizer(
     typer.echo(f"{len(learnt):,} tokens, written to {out}")
 
 
-@with_options
 def pretrain(
     stage: StageOptions,
     tokenizer: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `tokenizer` wrote.")],
@@ -108,7 +106,6 @@ def pretrain(
     return lm.pretrain(stage.job(tokenizer, PRETRAIN, peak_lr=lr), lm.SIZES[size])
 
 
-@with_options
 def chat(stage: StageOptions, model: Model, lr: Rate = 1e-3) -> bool:
     """Tune a pretrained model on conversations; only what the assistant says is learnt.
 
@@ -121,7 +118,6 @@ def chat(stage: StageOptions, model: Model, lr: Rate = 1e-3) -> bool:
     return lm.chat(stage.job(model, CHAT, peak_lr=lr, warmup_steps=50, decay=0.6), model)
 
 
-@with_options
 def settle(stage: StageOptions, model: Model, lr: Rate = 2e-4) -> bool:
     """Unlearn loops: the model's own answers that repeat themselves become unlikely, beside ordinary conversations.
 
@@ -134,7 +130,6 @@ def settle(stage: StageOptions, model: Model, lr: Rate = 2e-4) -> bool:
     return settle(stage.job(model, SETTLE, peak_lr=lr, warmup_steps=20, decay=0.5), model)
 
 
-@with_options
 def distil(stage: StageOptions, model: Model, lr: Rate = 2e-3) -> bool:
     """Train a small draft model to say what the target would say; it has the target's tokenizer.
 

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Ll
 from paceline.errors import PacelineError
 from paceline.train.data import Document, Rows, Source, first_batch, row_counts
 from paceline.train.draft import DistilLoss
+from paceline.train.llama import ModelConfig, new_llama
 from paceline.train.loop import LoopConfig, Stream, read_log, train
 from paceline.train.loss import LmLoss
 from paceline.train.trainer import open_teacher
-from paceline.workbench.llama import ModelConfig, new_llama
 from zoo.text import Build, DataConfig, StageMixture, chat_rows, lay_end_to_end, load_documents, render
 from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from paceline.bench.suites import SUITES, read_suite
-from paceline.workbench import conversations
+from paceline.logs import conversations
 
 RUN = 10
 """Words in a row that two texts must not share. GPT-3's check took 13 (Brown et al. 2020, appendix C)."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.jsonl import objects, write_whole
+from paceline.outputs import write_whole
+from paceline.textfiles import objects
 from paceline.train.data import Document, Message, Source, assistant, read, user
 from zoo.german import german_sentence
 from zoo.overlap import Overlap

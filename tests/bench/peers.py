@@ -6,8 +6,8 @@ from tests import models
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.peers import create_peer
 from paceline.target.load import load
-from paceline.workbench.peers import create_peer
 
 PROMPTS = [[0, 9, 40, 41, 42, 9, 40, 41], [0, 50, 51, 52], [0, 7, 30, 31, 7, 30, 31, 7, 30]]
 NEW = 24

@@ -3,7 +3,7 @@
 import json
 
 from paceline.bench.record import Answer
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}

@@ -11,7 +11,7 @@ from tests.models import make_repetitive
 from paceline.bench import benchmark as benchmarks
 from paceline.bench.benchmark import Benchmark, Watch, bench
 from paceline.bench.options import Options
-from paceline.workbench.contestant import Contestant, NotInstalled, Reply
+from paceline.peers.contestant import Contestant, NotInstalled, Reply
 
 PEERS = ("transformers", "transformers-lookup")
 PROMPTS = ("the cat", "the dog", "the mat")

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.bench.endpoint import _client
 from paceline.cli.watch import reading
-from paceline.workbench.contestant import Reply
-from paceline.workbench.servers import Drafting
+from paceline.net.servers import Drafting
+from paceline.peers.contestant import Reply
 
 
 def test_a_client_that_is_busy_says_so():

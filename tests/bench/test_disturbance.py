@@ -5,7 +5,7 @@ import pytest
 from paceline.bench.checks import ROUNDS, disturbances, is_impossible
 from paceline.bench.metrics import OVERALL
 from paceline.bench.record import Answer
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 
 def row(method, speedup, accepted):

@@ -20,9 +20,9 @@ from paceline.bench.report import markdown, read_run
 from paceline.bench.setting import Watch
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Reply
-from paceline.workbench.conversations import Reading
-from paceline.workbench.servers import Request, Server, send
+from paceline.logs.conversations import Reading
+from paceline.net.servers import Request, Server, send
+from paceline.peers.contestant import Reply
 
 QUICK = Options(max_tokens=8, warm_up=0)
 

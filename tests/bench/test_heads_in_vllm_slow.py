@@ -14,9 +14,9 @@ from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import names
 from paceline.engine.engine import Engine
+from paceline.peers import create_peer
+from paceline.peers.contestant import Ask
 from paceline.train.export import export_medusa
-from paceline.workbench.contestant import Ask
-from paceline.workbench.peers import create_peer
 
 NEW = 64
 

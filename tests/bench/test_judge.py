@@ -8,9 +8,9 @@ from tests import models
 
 from paceline.core.noise import Noise
 from paceline.core.segment import Segment
+from paceline.peers import reference
+from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 from paceline.target.load import load
-from paceline.workbench import reference
-from paceline.workbench.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 
 
 class Judged(NamedTuple):

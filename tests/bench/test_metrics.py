@@ -33,7 +33,7 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 
 def turn(tokens, seconds=1.0, **told):

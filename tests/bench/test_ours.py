@@ -5,8 +5,8 @@ from itertools import count
 from paceline.bench import ours
 from paceline.bench.ours import Ours
 from paceline.draft.methods.recycling import Recycling
+from paceline.peers.contestant import Ask
 from paceline.target.load import load, load_tokenizer
-from paceline.workbench.contestant import Ask
 
 
 def test_a_drafter_does_not_learn_while_it_is_woken(demo, monkeypatch):

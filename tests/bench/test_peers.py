@@ -9,9 +9,9 @@ from tests.bench.peers import opened, peer
 from tests.paths import REPOSITORY
 
 from paceline.errors import MethodError, PacelineError
-from paceline.workbench.contestant import Contestant, cut
-from paceline.workbench.peers import PEERS, describe, parse_peer
-from paceline.workbench.peers.setup import cut_rounds, model_bytes
+from paceline.peers import PEERS, describe, parse_peer
+from paceline.peers.contestant import Contestant, cut
+from paceline.peers.setup import cut_rounds, model_bytes
 
 
 def test_every_peer_in_the_table_can_be_named():
@@ -71,11 +71,11 @@ def test_bytes_a_forward_reads(tiny, tmp_path):
     layer = 2 * hidden * hidden + 2 * hidden * 32 + 3 * hidden * 96 + 2 * hidden
     whole = 4 * layer + hidden + rows * hidden  # the head, not the input embedding
     assert model_bytes(str(tiny), torch.float32) == 4 * whole
-    assert model_bytes(str(tiny), torch.bfloat16, layers=1) == 2 * (whole - 3 * layer)
+    assert model_bytes(str(tiny), torch.bfloat16) == 2 * whole
     tied = models.make("smollm", tmp_path)
     assert model_bytes(str(tied), torch.float32) == 4 * (3 * layer + hidden + rows * hidden)
-    with opened("transformers-early-exit,layers=1", tiny) as one:
-        assert (one.target_bytes, one.draft_bytes) == (4 * whole, 4 * (whole - 3 * layer))
+    with opened(f"transformers-assisted:{tied}", tiny) as one:
+        assert (one.target_bytes, one.draft_bytes) == (4 * whole, 4 * (3 * layer + hidden + rows * hidden))
 
 
 def test_cutting():

@@ -10,7 +10,7 @@ import pytest
 from tests.bench.peers import check, opened, peer
 
 from paceline.errors import ModelError
-from paceline.workbench.contestant import Ask, NotInstalled
+from paceline.peers.contestant import Ask, NotInstalled
 
 
 class FakeLlama:

@@ -14,10 +14,10 @@ from tests.bench.peers import PROMPTS, check, opened, peer
 
 import paceline
 from paceline.errors import ModelError, PacelineError
+from paceline.peers import served, vllm
+from paceline.peers.contestant import Ask, NotInstalled
+from paceline.peers.served import rounds
 from paceline.target.load import read_config
-from paceline.workbench.contestant import Ask, NotInstalled
-from paceline.workbench.peers import served, vllm
-from paceline.workbench.peers.served import rounds
 
 SCRIPT = Path(__file__).with_name("served_peer.py")
 COMMAND = f"{sys.executable} {SCRIPT} --port {{port}}"
@@ -238,7 +238,7 @@ def test_a_server_is_stopped_between_answers_and_dies_with_us(tiny):
             assert one.answer([[4, 6]], Ask(max_tokens=2))
     assert becomes(process.pid, ("", "Z"))
     program = (
-        "import os\nfrom paceline.workbench.endpoint import Started\n"
+        "import os\nfrom paceline.net.endpoint import Started\n"
         f"server = Started({COMMAND!r}).__enter__()\nserver.pause(True)\n"
         "print(server._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )

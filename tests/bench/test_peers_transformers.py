@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 from tests import gguf_files, models
 from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
 
-from paceline.errors import MethodError, ModelError, PacelineError, PromptError
-from paceline.workbench.contestant import Ask
-from paceline.workbench.peers import setup
-from paceline.workbench.peers import transformers as ours
+from paceline.errors import ModelError, PacelineError, PromptError
+from paceline.peers import setup
+from paceline.peers import transformers as ours
+from paceline.peers.contestant import Ask
 
-ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-early-exit"]
+ALONE = ["transformers-lookup", "transformers-assisted:{draft}"]
 
 
 @pytest.mark.parametrize("spec", ["transformers", *ALONE])
@@ -36,7 +36,7 @@ def test_transformers_says_what_our_engine_says(spec, tiny, draft):
         assert rounds < NEW * len(PROMPTS)  # some draft was accepted, so the rounds above were worth a check
         assert drafted >= NEW * len(PROMPTS) - rounds
     calls = sum(turn.calls for turn in turns)
-    assert calls == (drafted if "assisted" in spec or "early" in spec else 0)
+    assert calls == (drafted if "assisted" in spec else 0)
 
 
 def test_a_batch_is_answered_as_its_prompts_are_alone(tiny):
@@ -120,38 +120,9 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tiny, tmp_path):
     assert ours._LOADED == {}
 
 
-def test_early_exit_leaves_the_others_alone(tiny):
-    plain, early = peer("transformers", tiny), peer("transformers-early-exit,layers=2,tokens=3,confidence=0", tiny)
-    plain.open()
-    early.open()
-    model = plain.model
-    before = plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens
-    (turn,) = early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
-    assert (max(turn.nodes or []), early.settings["layers"]) == (3, 2)
-
-    def interrupt(*_):
-        if model.config.num_hidden_layers == 2:
-            raise KeyboardInterrupt
-
-    hook = model.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
-    hook.remove()
-    assert (model.config.num_hidden_layers, plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens) == (4, before)
-    early.close()
-    plain.close()
-
-
-def test_early_exit_wants_some_layers_and_not_all(tiny):
-    one = peer("transformers-early-exit,layers=4", tiny)
-    with pytest.raises(MethodError, match="layers is 4; the model has 4, so 1 to 3"):
-        one.open()
-    one.close()
-
-
-def test_what_a_schedule_learnt_is_forgotten(tiny):
+def test_what_a_schedule_learnt_is_forgotten(tiny, draft):
     """The heuristic schedule keeps its draft length from call to call."""
-    with opened("transformers-early-exit,layers=3,tokens=2,schedule=heuristic,confidence=0", tiny) as one:
+    with opened(f"transformers-assisted:{draft},tokens=2,schedule=heuristic,confidence=0", tiny) as one:
         first, later = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0] for _ in range(2)]
         one.forget()
         (again,) = one.answer(PROMPTS[2:], Ask(max_tokens=NEW))
@@ -168,7 +139,7 @@ def test_transformers_is_silent(tiny, draft, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("spec", ["transformers", "transformers-early-exit"])
+@pytest.mark.parametrize("spec", ["transformers"])
 def test_transformers_is_woken(spec, tiny):
     with opened(spec, tiny) as one:
         [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))

@@ -12,8 +12,8 @@ from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Ask
-from paceline.workbench.peers import create_peer
+from paceline.peers import create_peer
+from paceline.peers.contestant import Ask
 
 NEW = 16
 PLAIN = "vllm,eager=true"

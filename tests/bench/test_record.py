@@ -1,4 +1,4 @@
-"""A run's answers as they are written and read back. What a folder survives is tested with `workbench.runs`."""
+"""A run's answers as they are written and read back. What a folder survives is tested with `runs.runs`."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from paceline.bench.record import Answer, read_answers, settled
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 
 def answer(question="q", **changes):

@@ -9,7 +9,7 @@ from paceline.bench.record import Answer
 from paceline.bench.runner import Options, Runner, fitting, grouped
 from paceline.bench.suites import Question
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.peers.contestant import Ask, Contestant, Reply
 
 QUESTIONS = [
     Question("a", "writing", "mt-bench", ("one", "two")), Question("b", "math", "mt-bench", ("three",)),

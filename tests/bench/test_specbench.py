@@ -15,7 +15,7 @@ from paceline.bench.record import Answer
 from paceline.bench.specbench import export
 from paceline.bench.suites import Question, Suite
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 CATEGORIES = ("writing", "coding", "translation", "rag", "rag", "qa")
 EIGHT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -19,7 +19,7 @@ from paceline.bench import suites
 from paceline.bench.suites import Question, fingerprint, read_suite
 from paceline.errors import PacelineError
 from paceline.folders import cache_folder
-from paceline.workbench.conversations import SPEC_BENCH
+from paceline.logs.conversations import SPEC_BENCH
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 

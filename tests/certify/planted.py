@@ -27,9 +27,9 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.formats.tokenizer import Tokenizer
+from paceline.peers.reference import PlainDecoding, Reference
 from paceline.target import layout
 from paceline.target.decoder import Decoder
-from paceline.workbench.reference import PlainDecoding, Reference
 from tests import drafters, models, native
 
 VOCAB = 288

@@ -13,8 +13,8 @@ from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.core.sampling import SamplingParams
-from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Endpoint
+from paceline.net.client import Completion
+from paceline.net.endpoint import Endpoint
 from tests.certify.planted import BUGS, Tolerant, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")

@@ -15,9 +15,9 @@ from paceline.certify.command import certify_server
 from paceline.certify.options import Scope, Subject, Watch
 from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, page
-from paceline.workbench import endpoint
-from paceline.workbench.client import Client, Completion
-from paceline.workbench.endpoint import Remote
+from paceline.net import endpoint
+from paceline.net.client import Client, Completion
+from paceline.net.endpoint import Remote
 from tests.pairs import paired
 from tests.web import Handler, serving
 

@@ -9,8 +9,8 @@ import pytest
 from paceline.certify.options import Scope
 from paceline.certify.sampled import Distribution, KnownCase, Sampled, TextCase
 from paceline.certify.stats import chi_square, tail
-from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Endpoint
+from paceline.net.client import Completion
+from paceline.net.endpoint import Endpoint
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""

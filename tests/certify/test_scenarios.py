@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 from xml.etree import ElementTree
@@ -10,15 +11,16 @@ import numpy as np
 import pytest
 
 from paceline.certify.asking import Control
-from paceline.certify.certificate import Asked, certify
-from paceline.certify.options import REQUESTS, STRUCTURED, Scope, Watch
+from paceline.certify.certificate import certify
+from paceline.certify.options import REQUESTS, STRUCTURED, Scope
 from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, issue, junit, page
+from paceline.certify.parts import Learnt, Run
 from paceline.certify.sampled import Sampled
 from paceline.certify.scenarios import FEATURES, FORMS, SCENARIOS, Play, probe, user
 from paceline.certify.shrink import greedy_reports
 from paceline.errors import PacelineError
-from paceline.workbench.client import CompletionError
+from paceline.net.client import CompletionError
 from tests.certify.tables import (
     BUGS,
     CHARS,
@@ -393,15 +395,14 @@ def test_filters_at_a_temperature_are_asked_where_both_order_them_alike(owner, o
 
 def test_a_shift_that_is_asked_for_can_be_found_whatever_time_that_takes():
     plan = Scope(shift=0.3, leave_out=REST)
-    asked = Asked(TableServer(), Reported(control_of(TableServer()), PROMPTS), plan, Watch())
-    asked.scenarios(perf_counter())
+    run, oracle = Run(TableServer(), plan), Reported(control_of(TableServer()), PROMPTS)
+    played = oracle.scenarios(run, Learnt(), perf_counter())
     requests = []
     for level in (1e-3, 0.05):  # what rounding moves
-        asked.play.noise.level = level
-        asked.sampled = Sampled(slack=asked.play.noise)
-        asked.first(inf)
-        requests.append(asked.sampled.looks[-1].requests)
-        assert not asked.sampled.looks[-1].accuses
+        played.played.noise.level = level
+        (look,) = oracle.first(run, replace(played, sampled=Sampled(slack=played.played.noise)), inf).sampled.looks[-1:]
+        requests.append(look.requests)
+        assert not look.accuses
     assert 100 < 1.2 * requests[0] < requests[1]
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.scenarios import SCENARIOS, SHORTEST, SPENT, Play, user
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Endpoint
 
 KNOWN = {"messages", "max_tokens", "temperature", "seed", "logprobs", "top_logprobs", "stop", "stream"}
 TEXT = [f" w{n}" for n in range(400)]

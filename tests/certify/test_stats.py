@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from paceline.certify import stats
-from paceline.workbench import chance
+from paceline.runs import chance
 
 
 def test_what_cannot_happen_proves_everything():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.train.__main__ import RECIPES
+from paceline.cli.train import RECIPES
 
 
 @dataclass

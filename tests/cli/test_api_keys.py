@@ -11,7 +11,7 @@ from paceline.cli import app
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import build
-from paceline.workbench.client import api_key
+from paceline.net.client import api_key
 
 COMMANDS = {
     "watch": "watch {url} --once",

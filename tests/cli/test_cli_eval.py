@@ -11,7 +11,7 @@ from tests.pages.test_report import Seen
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
 from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import Progress, align
-from paceline.workbench.runs import RUN, rows
+from paceline.runs.runs import RUN, rows
 
 ROOT = Path(__file__).parents[2]
 NAUGHTY = "\x1b[31mWelcome <script>alert(1)</script>\x1b[0m"

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.workbench.test_bodies import ASKED, delta, stream
+from tests.logs.test_bodies import ASKED, delta, stream
 
 
 def replayed(command, tiny, source, stdin=b""):

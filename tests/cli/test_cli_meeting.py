@@ -16,12 +16,12 @@ from paceline.cli.tune import TuneOptions, _answers
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.replay.corpus import texts
 from paceline.replay.tune import Tuning
 from paceline.serve.metrics import RequestLog
+from paceline.serve.worker import Job
 from paceline.train import data
 from paceline.train.generated import generated_rows
-from paceline.workbench.corpus import texts
-from paceline.workbench.worker import Job
 
 ASK = [f"the cat and the dog {i}" for i in range(3)]
 

@@ -10,9 +10,10 @@ import typer
 from tests.cli.command import WHERE
 
 from paceline.cli import app
+from paceline.cli.train import recipe
 from paceline.core.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.jsonl import (
+from paceline.outputs import (
     GGUF,
     OUTPUTS,
     PAGE,
@@ -23,8 +24,7 @@ from paceline.jsonl import (
     check_file,
     check_folder,
     check_new_folder,
-)  # fmt: skip
-from paceline.train.__main__ import recipe
+)
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [

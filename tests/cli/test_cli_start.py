@@ -11,10 +11,10 @@ import pytest
 import paceline
 from paceline.__main__ import main as process_main
 from paceline.cli.frame import GROUPED
+from paceline.cli.train import RECIPES
 from paceline.draft.registry import describe, names
 from paceline.serve.reading import FORMATS, REASONING
 from paceline.serve.settings import Settings
-from paceline.train.__main__ import RECIPES
 
 
 def test_help_does_not_wait_for_torch():
@@ -212,8 +212,8 @@ def test_one_method_in_full(command):
     (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
 ])
 def test_a_package_that_is_missing_is_named_with_its_extra(command, monkeypatch, arguments, line):
-    read = {name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))}
-    read = {name for name in read if not name.endswith(".options")}  # the command line has read these already
+    read = {name for name in sys.modules if name.startswith(("paceline.evals", "paceline.net", "paceline.runs"))}
+    read = {name for name in read if not name.endswith((".options", ".keys"))}  # the command line reads these
     for name in read:  # an import replaces its parent's attribute, too, which later tests want as it was
         parent, _, child = name.rpartition(".")
         monkeypatch.setattr(sys.modules[parent], child, sys.modules[name], raising=False)

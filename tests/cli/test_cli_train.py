@@ -9,8 +9,9 @@ from accelerate.state import AcceleratorState
 from tests import models
 from typer.testing import CliRunner
 
+from paceline.cli.parameters import app_of
+from paceline.cli.train import later
 from paceline.formats.heads.vocab import FILE, read_vocabulary
-from paceline.train.__main__ import app, later
 
 DRAFTERS = ("model", "s2d", "jacobi", "kangaroo", "medusa", "hydra", "amphista", "tools")
 HELP = (*DRAFTERS[:-1], "tools vocab", "tools tree")
@@ -111,8 +112,9 @@ def test_a_command_may_lie_in_a_module_that_is_imported_late(monkeypatch, tmp_pa
         "        raise typer.Exit(130)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
-    later("mine", "my_recipe:mine", "Train mine.")
+    app = app_of()  # Typer keeps the commands that it has read of the whole command line's.
+    for name in ("mine", "other"):
+        later(name, "my_recipe:mine", f"Train {name}.", app)
     assert "Train mine." in CliRunner().invoke(app, ["--help"]).output
     assert "my_recipe" not in sys.modules
     done = CliRunner().invoke(app, ["mine", "demo", "--steps", "5"])

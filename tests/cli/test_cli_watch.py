@@ -8,8 +8,8 @@ import pytest
 from tests.served import Served
 
 from paceline.cli.watch import reading
-from paceline.workbench.client import CompletionError
-from paceline.workbench.servers import Drafting
+from paceline.net.client import CompletionError
+from paceline.net.servers import Drafting
 
 OWN = {
     "num_spec_steps": 60, "num_draft_tokens": 90, "num_accepted_draft_tokens": 54, "acceptance_histogram": [30, 6, 24],

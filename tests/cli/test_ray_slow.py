@@ -9,10 +9,10 @@ from tests.paths import REPOSITORY
 from tests.ray_work import Doubling, Mortal
 
 from paceline.errors import PacelineError
-from paceline.jsonl import pieces_of
+from paceline.replay.cluster import LOCAL, QUIET, spread
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay
-from paceline.workbench.cluster import LOCAL, QUIET, spread
+from paceline.textfiles import pieces_of
 
 ray = pytest.importorskip("ray", reason="pip install '.[ray]'")
 
@@ -38,7 +38,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     """Two files; the pieces of the first are small."""
-    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 500)
+    monkeypatch.setattr("paceline.textfiles.PIECE_BYTES", 500)
     said = ["the little cat", "and the little dog", "sat on the mat;", "the old teacher", "looks for the key"]
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for f, file in enumerate(files):

@@ -7,7 +7,7 @@ import pytest
 from paceline.draft.cost import forward_times
 from paceline.errors import PacelineError
 from paceline.replay.report import Cost, predict, read_cost
-from paceline.workbench.walk import Tally
+from paceline.replay.walk import Tally
 
 
 def tally(sizes: dict[int, int], new_tokens: int, seconds: float = 0.0) -> Tally:

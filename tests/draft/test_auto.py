@@ -18,7 +18,8 @@ from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
+from paceline.logs.transcript import RecordedAnswer
+from paceline.replay.walk import Tally, replay, replayable
 from tests.asks import asked
 from tests.fakes import TableTarget
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from paceline.draft.base import Drafter
-from paceline.workbench import transcript, walk
-from paceline.workbench.conversations import read_trace
+from paceline.logs import transcript
+from paceline.logs.conversations import read_trace
+from paceline.replay import walk
 
 BOS, EOS = 1, 2
 

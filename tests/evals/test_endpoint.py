@@ -7,9 +7,9 @@ import pytest
 
 from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.options import Decoding
+from paceline.net.client import CompletionError, Retry, find_model, parse
+from paceline.net.endpoint import Remote
 from paceline.target.load import load_tokenizer
-from paceline.workbench.client import CompletionError, Retry, find_model, parse
-from paceline.workbench.endpoint import Remote
 from tests import models
 from tests.evals.endpoint import Scripted
 

@@ -23,7 +23,7 @@ from paceline.evals.align.judge import ModelScorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
 from paceline.evals.align.page import markdown, page
 from paceline.evals.align.run import Progress, align
-from paceline.workbench.runs import rows
+from paceline.runs.runs import rows
 from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 

@@ -11,9 +11,9 @@ from paceline.evals.align.local import LocalBackend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import open_backend, open_judge
+from paceline.net.endpoint import Remote
+from paceline.net.keys import Keys
 from paceline.target.load import load_tokenizer
-from paceline.workbench.endpoint import Remote
-from paceline.workbench.options import Keys
 from tests import models
 from tests.evals.endpoint import Scripted
 from tests.evals.fakes import item, scenario

@@ -5,7 +5,7 @@ from html import unescape
 
 from benchmarks import recording
 
-from paceline.workbench.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
+from paceline.runs.report import COLORS, FAINT, SMALL, Curve, plot, ticks
 
 
 def test_ticks_are_round_and_span_the_values():
@@ -20,7 +20,6 @@ def test_names_and_tips_are_text():
     drawn = plot([Curve([(1, 2.0)], ["<i>tip"], [COLORS[0]], "<b>name")], "<across", "<up", label="<label")
     for words in ("&lt;i&gt;tip", "&lt;b&gt;name", "&lt;across", "&lt;up", "&lt;label"):
         assert words in drawn
-    assert columns([1], ["<n"], ["<t"], COLORS[0], ys=(0, 1), label='"<l').count("&lt;") == 3
 
 
 def test_no_tick_is_negative_unless_a_value_is():
@@ -57,14 +56,6 @@ def test_points_lie_where_the_axes_say():
     drawn = plot([Curve([(0, 0.0), (1, 100.0)], ["", ""], [COLORS[0]] * 2)], frame=SMALL, xs=(0, 1), ys=(0, 100))
     right, foot = SMALL.width - SMALL.right, SMALL.height - SMALL.bottom
     assert f"M{SMALL.left:.1f} {foot:.1f}L{right:.1f} {SMALL.top:.1f}" in drawn
-
-
-def test_columns_stand_on_the_axis():
-    drawn = columns([0, 50, 100], ["0", "", "2"], ["a", "b", "c"], COLORS[0], ys=(0, 100), label="shares")
-    inner = SMALL.height - SMALL.top - SMALL.bottom
-    for height in (0, inner / 2, inner):
-        assert f'height="{height:.1f}"' in drawn
-    assert drawn.count("<rect") == 3
 
 
 def test_the_recorded_answer_is_as_its_program_draws_it():

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 import pytest
-from tests.bench.runs import TASKS, WHY, answer, make_run
+from tests.bench.runs import TASKS, WHY, make_run
 from tests.golden import plainly, same
 
 from paceline.bench.page import page
 from paceline.bench.report import describe, markdown, read_run
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.workbench.report import DASH, interval, number, percent, size, words
+from paceline.runs.report import DASH, interval, number, percent, size, words
 
 VOID = {"meta", "br", "wbr"}
 @dataclass
@@ -54,8 +54,6 @@ class Seen(HTMLParser):
         self.tables = [
             [[cell.text for cell in row.find("td", "th")] for row in table.find("tr")] for table in root.find("table")
         ]
-        self.runs = [(one.attributes["style"], one.text) for one in root.find(of="run")]  # what is coloured
-        self.said = [one.text for one in root.find(of="said")]
 
     def handle_starttag(self, tag, attrs):
         new = Element(tag, {name: value or "" for name, value in attrs})
@@ -99,7 +97,7 @@ def loops(summary, **figures):
 
 
 def odd(about, summary):
-    """A lossy method, one without answers, a bug and a tie, loops, parts out of order, and another process."""
+    """A lossy method, one without answers, a bug and a tie, loops, other parts, and another process."""
     about["methods"][2]["lossless"] = False
     about["methods"].append({"method": "late"})
     loops(summary, looping=0.0, too_short=0.75, parts_ms={"other": 1.0, "accept": 1.0, "forward": 2.0, "draft": 1.0})
@@ -132,7 +130,7 @@ RUNS = {"whole": {"tasks": TASKS[:2]}, "odd": ODD, "bare": {"tasks": (), "change
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_figure_is_in_its_place(tmp_path, name):
-    """On the page and in the table; bars are as long as their figures, and parts in the order of the loop."""
+    """On the page and in the table; bars are as long as their figures."""
     run = read_run(make_run(tmp_path, **RUNS[name]))
     page_only, definitions = plainly(page(run)).split("\nDefinitions\n")
     assert "speed-up" in definitions
@@ -159,27 +157,6 @@ def test_who_won(tmp_path, gains, says):
     assert [sentence for sentence in says if sentence not in text] == []
 
 
-def test_answers_are_the_first_of_each_task_by_the_three_fastest(tmp_path):
-    gains = {"none": 1.0, "a": 1.1, "b": 1.4, "c": 1.3, "d": 1.2, "peer:x": 5.0}
-    found = seen(make_run(tmp_path, gains, text="one two three four five"))
-    shown = [f"one two three four five {task} 0, {name}." for task in TASKS for name in "bcd"]
-    assert found.said == shown
-    legend, runs = found.runs[:3], found.runs[3:]
-    assert ([text for _, text in legend], len({style for style, _ in legend})) == (["b", "c", "d"], 3)
-    assert [style for style, _ in runs] == [style for style, _ in legend] * len(TASKS)
-    assert runs[0][1] == " three four five mt-bench 0,"
-    assert "9 tokens" not in found.text
-    assert "8 tokens, 5 of them drafted, in 2 rounds." in found.text
-
-
-def test_a_failed_answer_is_not_shown_but_the_later_one(tmp_path):
-    make_run(tmp_path, {"none": 1.0, "sam": 2.0}, tasks=())
-    tries = [answer("sam", "qa", "q1", f"this is try {n} here") for n in (1, 2)]
-    tries[0].failed = "the device fell off"
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one.row()) + "\n" for one in tries))
-    assert seen(tmp_path).said == ["this is try 2 here"]
-
-
 def test_what_a_model_wrote_is_text(tmp_path):
     hostile = "</div><script>alert(1)</script> & \x1b[31m\x00 \u202e it"
     why = "<img src=x onerror=alert(1)>"
@@ -193,7 +170,6 @@ def test_what_a_model_wrote_is_text(tmp_path):
     found = seen(tmp_path)
     assert not {"script", "img"} & set(found.tags)
     assert found.text.count(why) >= 6
-    assert "<script>alert(1)</script> & \u241b[31m\u2400" in found.said[0]
 
 
 def test_not_finite_figures_are_missing(tmp_path):
@@ -223,7 +199,6 @@ def test_a_killed_run(tmp_path):
     file.write_bytes(lines[0] + lines[1] + lines[1][:cut])
     found = seen(tmp_path)
     assert "The run is not complete" in found.text
-    assert found.said == ["Der Kater saß und fraß mt-bench 0, sam."]
     assert "Not complete." in markdown(read_run(tmp_path))
     assert "not complete" not in seen(make_run(tmp_path / "whole")).text
 
@@ -251,7 +226,6 @@ def test_a_run_that_was_killed_before_its_figures_were_written(tmp_path, capsys,
     ("run.json", '{"kind": "bench", "identity": {}, "methods": ["sam"]}', 'do not list methods and their results'),
     ("summary.json", '{"results": {"sam": 1}}', 'do not list methods and their results'),
     ("summary.json", '{"results": [{"method": "sam"}]}', 'do not list methods and their results'),
-    ("answers.jsonl", '{"method": "sam"}\n', "answers.jsonl, line 1: not an answer"),
 ])
 def test_broken_folders_get_one_line(tmp_path, capsys, file, content, message):
     make_run(tmp_path)

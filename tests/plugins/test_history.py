@@ -11,7 +11,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, OneAtATime
-from paceline.workbench.walk import tokens_only
+from paceline.replay.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
 VOCAB = 40

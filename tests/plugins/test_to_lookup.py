@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from paceline.draft.text.store import writing
-from paceline.jsonl import GGUF, check_file
+from paceline.outputs import GGUF, check_file
 from paceline.plugins import to_gguf
 
 

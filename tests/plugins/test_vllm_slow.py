@@ -19,11 +19,11 @@ from paceline.certify.page import findings
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.net.endpoint import Remote, Started
+from paceline.peers import create_peer
+from paceline.peers.contestant import Ask
+from paceline.peers.reference import Reference
 from paceline.train.export import export_medusa
-from paceline.workbench.contestant import Ask
-from paceline.workbench.endpoint import Remote, Started
-from paceline.workbench.peers import create_peer
-from paceline.workbench.reference import Reference
 
 TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")
 LENGTH = 48

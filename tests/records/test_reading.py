@@ -16,11 +16,12 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.shapes import read_paths
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import NotJSON, Piece, loads, objects, pieces_of
+from paceline.jsonl import NotJSON, loads
+from paceline.logs.conversations import Reading, read_trace
+from paceline.replay.corpus import texts
 from paceline.replay.report import read_cost
+from paceline.textfiles import Piece, objects, pieces_of
 from paceline.train.data import parse_source, read
-from paceline.workbench.conversations import Reading, read_trace
-from paceline.workbench.corpus import texts
 
 DEEP = "[" * 200_000 + "]" * 200_000
 BROKEN = {

@@ -13,18 +13,18 @@ import pytest
 import torch
 from tests.disk import full_after
 
-from paceline import jsonl
+from paceline import outputs
 from paceline.cli.generate import _appended
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.evals.vision import train as vision
 from paceline.evals.vision.options import TrainOptions, TuneOptions
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.jsonl import RECORDS, REQUESTS, Appender, check_log, replacing, write_whole
+from paceline.outputs import RECORDS, REQUESTS, Appender, check_log, replacing, write_whole
+from paceline.runs.runs import Lines
 from paceline.serve.metrics import RequestLog
 from paceline.train.loop import LoopConfig, Progress, Reporter, load_checkpoint, save_checkpoint
 from paceline.train.saving import save_drafter
-from paceline.workbench.runs import Lines
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 
@@ -125,7 +125,7 @@ def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_taken_again(
         monkeypatch.undo()
         write_whole(path, '{"a": 2}\n')
 
-    monkeypatch.setattr(jsonl, "lock", locked)
+    monkeypatch.setattr(outputs, "lock", locked)
     with Appender.open(path, RECORDS) as lines:
         lines.append([{"a": 3}])
     assert path.read_text() == '{"a": 2}\n{"a": 3}\n'

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from paceline.draft.recording import Recording
-from paceline.jsonl import Piece, pieces_of
+from paceline.logs.conversations import ConversationError, Reading, read_pieces, read_trace
+from paceline.logs.transcript import Transcriber, open_tokenizer
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
-from paceline.workbench.conversations import ConversationError, Reading, read_pieces, read_trace
-from paceline.workbench.transcript import Transcriber, open_tokenizer
+from paceline.textfiles import Piece, pieces_of
 
 SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
 
@@ -18,7 +18,7 @@ SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     """A file in several pieces, and one that is gzipped. A category comes late, and one in the second file alone."""
-    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 400)
+    monkeypatch.setattr("paceline.textfiles.PIECE_BYTES", 400)
     plain, zipped = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
     plain.write_bytes(lines(16, ("even", "odd", "even", "odd", "late")))
     zipped.write_bytes(gzip.compress(lines(9, ("odd", "other"))))

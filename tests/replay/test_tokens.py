@@ -7,14 +7,14 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.logs.chat_templates import template_names
+from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.transcript import Transcriber, open_tokenizer
 from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest
 from paceline.serve.reading import usual_marks
 from paceline.serve.settings import Settings
-from paceline.workbench.chat_templates import template_names
-from paceline.workbench.conversations import Conversation, ConversationError, Reading
-from paceline.workbench.transcript import Transcriber, open_tokenizer
-from paceline.workbench.worker import Worker
+from paceline.serve.worker import Worker
 from tests import models, native
 from tests.serve.live import engine
 from tests.target.test_chat_templates import ALTERNATING, SYSTEM_FIRST

@@ -19,9 +19,10 @@ from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
+from paceline.logs.transcript import RecordedAnswer
+from paceline.replay import walk
+from paceline.replay.walk import Tally, replay, replayable, tokens_only
 from paceline.target.base import Needs
-from paceline.workbench import walk
-from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable, tokens_only
 from tests import drafters
 from tests.fakes import TableTarget
 

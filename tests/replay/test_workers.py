@@ -15,10 +15,9 @@ from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.errors import MethodError, PacelineError
+from paceline.logs.transcript import RecordedAnswer, Transcript
 from paceline.replay.report import OVERALL, Report
 from paceline.replay.workers import PORTION, start, sweep
-from paceline.workbench.transcript import Transcript
-from paceline.workbench.walk import RecordedAnswer
 from tests.paths import REPOSITORY
 
 RECORDING = Recording(None, (9,), 10)

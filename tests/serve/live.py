@@ -16,7 +16,7 @@ from paceline.serve.listener import GracefulServer, limited
 from paceline.serve.metrics import RequestLog
 from paceline.serve.routes import create_app
 from paceline.serve.settings import Settings
-from paceline.workbench.worker import Worker
+from paceline.serve.worker import Worker
 
 
 def engine(model, drafts=("sam", "suffix", "none"), **options):

@@ -22,8 +22,8 @@ from paceline.engine.prefixes import Prefix
 from paceline.serve import audit as module
 from paceline.serve.audit import Audit, judge
 from paceline.serve.structure import Grammars, Matched
+from paceline.serve.worker import Worker
 from paceline.target.cache import RaggedCache
-from paceline.workbench.worker import Worker
 from tests.certify.planted import OneByOne, World
 from tests.fakes import TableTarget
 from tests.paths import REPOSITORY

@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.serve import guard
 from paceline.serve.guard import Bodies, Guard
 from paceline.serve.settings import Settings
-from paceline.workbench.worker import Busy
+from paceline.serve.worker import Busy
 
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize",

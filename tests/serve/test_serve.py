@@ -22,13 +22,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter, DraftTree
 from paceline.engine.engine import Engine
 from paceline.errors import RowError
+from paceline.net.servers import Drafting, Request, Server, send
 from paceline.serve.fields import Tool
 from paceline.serve.metrics import Metrics
 from paceline.serve.responses import speculation
 from paceline.serve.said import shown_drafts
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
-from paceline.workbench.servers import Drafting, Request, Server, send
 from tests import models
 from tests.fakes import TableTarget
 from tests.serve.live import engine, serving

@@ -23,10 +23,10 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.logs.transcript import open_tokenizer
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Closing, Grammars, _Answers
 from paceline.serve.tools import schema
-from paceline.workbench.transcript import open_tokenizer
 from tests import drafters, models
 from tests.draft.folders import Folders, specs
 from tests.draft.tongues import tongues

@@ -7,8 +7,8 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
+from paceline.logs.tool_calls import prepared
 from paceline.serve.chats import Chats, _plain
-from paceline.workbench.tool_calls import prepared
 from tests import models, native
 from tests.serve.live import engine, serving, spelled
 

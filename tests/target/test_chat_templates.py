@@ -40,7 +40,7 @@ TOOLS = (
 )
 SHIPPED = {
     file.name: file.read_text("utf-8")
-    for file in (files("paceline.workbench") / "templates").iterdir() if file.name.endswith(".jinja")
+    for file in (files("paceline.logs") / "templates").iterdir() if file.name.endswith(".jinja")
 }  # fmt: skip
 TEMPLATES = {
     "plain": models.CHAT_TEMPLATE, "demo": DEMO, "system first": SYSTEM_FIRST, "alternating": ALTERNATING,

@@ -81,7 +81,7 @@ def launched(target, answers, out, processes, rows=8):
     launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
     shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]
     places = ["--data", str(answers), "--out", str(out), "--checkpoints", f"{out}-run"]
-    recipe = ["-m", "paceline.train", "model", str(target), *places, *shape]
+    recipe = ["-m", "paceline", "train", "model", str(target), *places, *shape]
     command = [sys.executable, *(launcher if processes > 1 else []), *recipe]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

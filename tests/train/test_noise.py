@@ -12,7 +12,7 @@ from paceline.engine.engine import Engine
 from paceline.formats.adapter import Adapter
 from paceline.formats.folder import tuned_note
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.jsonl import write_whole
+from paceline.outputs import write_whole
 from paceline.target.load import load
 from paceline.train.data import split_rows
 from paceline.train.loop import LoopConfig

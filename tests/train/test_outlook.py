@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from paceline.cli.train import app
 from paceline.draft.cost import forward_times
 from paceline.train import generated, options, outlook
-from paceline.train.__main__ import app
 from paceline.train.eagle import EagleLoss
 from paceline.train.loop import read_log
 from paceline.train.measure import Fit

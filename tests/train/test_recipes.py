@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from paceline.cli.train import app
 from paceline.core.sampling import SamplingParams
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.load import load
-from paceline.train.__main__ import app
 from paceline.train.loop import Reporter, read_log
 from tests import gguf_files, models
 from tests.train.conftest import following_answers

@@ -11,9 +11,9 @@ from paceline.train.draft import begin_embedding
 from paceline.train.eagle import Eagle3Loss, EagleLoss
 from paceline.train.heads import AmphistaConfig, AmphistaLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss
 from paceline.train.kangaroo import KangarooLoss
+from paceline.train.llama import ModelConfig, new_llama
 from paceline.train.mtp import MtpLoss
 from paceline.train.student import Student
-from paceline.workbench.llama import ModelConfig, new_llama
 from tests import models
 
 

@@ -17,7 +17,7 @@ from paceline.evals.vision import child
 from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.evaluate import run
 from paceline.evals.vision.options import RunOptions
-from paceline.workbench.client import Retry
+from paceline.net.client import Retry
 from tests.evals.endpoint import Scripted
 
 from .sets import data, sample

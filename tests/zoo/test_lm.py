@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from paceline.errors import PacelineError
 from paceline.train.data import Source
+from paceline.train.llama import ModelConfig
 from paceline.train.loop import LoopConfig, Progress, learning_rate, share_done
-from paceline.workbench.llama import ModelConfig
 from zoo.lm import Job, chat, distil, pretrain
 from zoo.text import DataConfig
 from zoo.tokenizer import train_tokenizer

@@ -21,10 +21,10 @@ from paceline.bench.setting import Setting, Watch, set_up
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
 from paceline.formats.folder import tuned_note
-from paceline.workbench.contestant import Contestant
-from paceline.workbench.environment import machine
-from paceline.workbench.peers import create_peer, parse_peer
-from paceline.workbench.runs import RUN, Run, check
+from paceline.peers import create_peer, parse_peer
+from paceline.peers.contestant import Contestant
+from paceline.runs.environment import machine
+from paceline.runs.runs import RUN, Run, check
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from paceline.bench.record import Answer
 from paceline.bench.setting import Setting, Watch
 from paceline.core.noise import Noise
 from paceline.formats.precision import exact_dtype
+from paceline.peers.contestant import PEER
+from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 from paceline.target.load import load
-from paceline.workbench.contestant import PEER
-from paceline.workbench.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
 
 JUDGED = 20  # differing answers of a method that are judged; a method that differs more often has one cause for all
 FACTOR = 1.1  # speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible

@@ -19,12 +19,12 @@ from paceline.bench.runner import QuestionGroup, Stopped
 from paceline.bench.setting import Watch
 from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
 from paceline.errors import PacelineError
-from paceline.workbench.client import Completion
-from paceline.workbench.contestant import Ask, Contestant, Reply
-from paceline.workbench.conversations import Reading
-from paceline.workbench.environment import environment
-from paceline.workbench.runs import Run
-from paceline.workbench.servers import Drafting, Request, Senders, Server, fingerprint, read_requests
+from paceline.logs.conversations import Reading
+from paceline.net.client import Completion
+from paceline.net.servers import Drafting, Request, Senders, Server, fingerprint, read_requests
+from paceline.peers.contestant import Ask, Contestant, Reply
+from paceline.runs.environment import environment
+from paceline.runs.runs import Run
 
 WINDOW = 8  # requests of a window for each that is under way at once
 FEWEST, MOST = 16, 256  # requests of a window

@@ -13,8 +13,8 @@ import numpy as np
 
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import WINDOW, Answer, good, is_looping
-from paceline.workbench.contestant import Reply, in_common
-from paceline.workbench.runs import ENOUGH
+from paceline.peers.contestant import Reply, in_common
+from paceline.runs.runs import ENOUGH
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
 OVERALL = "overall"  # the category of all tasks together; no task may have this name

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from paceline import peers
 from paceline.core.rules import check_schedule, ruled
 from paceline.draft import registry
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.workbench import peers
-from paceline.workbench.chat_templates import source_of
-from paceline.workbench.options import Keys, checked
+from paceline.given import checked
+from paceline.logs.chat_templates import source_of
+from paceline.net.keys import Keys
 
 MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
 

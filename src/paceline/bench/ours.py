@@ -23,9 +23,9 @@ from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Schedule, Turn, create_schedule, fitted
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.peers.contestant import Ask, Contestant, Reply
 from paceline.target.base import Target
 from paceline.target.rectangles import RectangularTarget
-from paceline.workbench.contestant import Ask, Contestant, Reply
 
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""

@@ -8,20 +8,15 @@ from typing import Any
 from markupsafe import Markup
 
 from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
-from paceline.bench.record import Answer
 from paceline.bench.report import KIND_COLORS, BenchRun, Method, describe
-from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
+from paceline.runs.report import COLORS, DASH, FAINT, SMALL, Curve, number, percent, plot, render
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-SHOWN = 3  # methods whose answers are shown token by token
-LONGEST, DEEPEST = 16, 16  # tokens of a round, and depths of a draft, in the plots; longer rounds share the last column
-PARTS = ("draft", "forward", "accept", "bookkeeping")  # of a round, in the order of the loop
-PART_COLORS = COLORS[2:10]  # different from KIND_COLORS
+DEEPEST = 16  # depths of a draft in the plots
 
 
 def page(run: BenchRun) -> str:
     """The report as one HTML page."""
-    colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
     return render(
         TEMPLATE,
@@ -36,14 +31,11 @@ def page(run: BenchRun) -> str:
         unfinished=[method for method in run.methods if method.why],
         most=_most(run),
         best={category: _best(run, category) for category in [OVERALL, *run.tasks]},
-        panels=[(m, _lengths(m), _depths(m, run.measured)) for m in run.measured if m.get("lengths")],
-        parts=_parts(run.measured),
+        panels=[(m, of) for m in run.measured if (of := _depths(m, run.measured))],
+        parts=dict.fromkeys(part for m in run.measured for part in m.get("parts_ms") or ()),
         schedules=_schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
-        shown=SHOWN,
-        colors=colors,
-        answers=answers,
         OVERALL=OVERALL,
         DASH=DASH,
         KIND_COLORS=KIND_COLORS,
@@ -63,20 +55,6 @@ def _best(run: BenchRun, category: str) -> Method | None:
     return max(rated, key=lambda method: float(method.get("speedup", category)), default=None)
 
 
-def _lengths(method: Method) -> Markup:
-    """How many tokens rounds brought: share of rounds by tokens."""
-    counts = [float(count) for count in method.get("lengths")][1:]
-    heights = counts[: LONGEST - 1] + ([sum(counts[LONGEST - 1 :])] if len(counts) >= LONGEST else [])
-    heights += [0.0] * (LONGEST - len(heights))
-    total = max(sum(counts), 1.0)
-    each = [str(n) for n in range(1, LONGEST)] + [f"{LONGEST}+"]
-    shares = [height / total for height in heights]
-    tips = [f"{method.label}: {percent(s, 1)} of rounds brought {n}" for s, n in zip(shares, each, strict=True)]
-    names = [n if n in ("1", "4", "8", "12", each[-1]) else "" for n in each]
-    label = f"Tokens a round, {method.label}"
-    return columns([100 * share for share in shares], names, tips, method.color, ys=(0, 50, 100), label=label)
-
-
 def _depths(method: Method, others: Sequence[Method]) -> Markup:
     """Drafts accepted to a depth, of those that reach it, before those of the other methods."""
     shares = (method.get("accepted_by_depth") or ())[:DEEPEST]
@@ -91,40 +69,6 @@ def _depths(method: Method, others: Sequence[Method]) -> Markup:
     line = Curve([(d, 100 * s) for d, s in enumerate(shares, 1)], tips, [method.color] * len(shares))
     label = f"Accepted by depth, {method.label}"
     return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
-
-
-def _parts(methods: Sequence[Method]) -> dict[str, Any]:
-    """Milliseconds of a round by part: the parts' colours, the longest round, and the methods that were timed."""
-    timed = [method for method in methods if method.get("parts_ms")]
-    parts = dict.fromkeys(part for method in timed for part in method.get("parts_ms"))
-    names = sorted(parts, key=lambda part: PARTS.index(part) if part in PARTS else len(PARTS))
-    most = max((sum(method.get("parts_ms").values()) for method in timed), default=0.0)
-    colors = {part: PART_COLORS[i % len(PART_COLORS)] for i, part in enumerate(names)}
-    return {"colors": colors, "most": most, "methods": timed}
-
-
-def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tuple[Method, Answer]]]]]:
-    """Colours by drafter; and of each task its question with the answers of the fastest methods that tell runs."""
-    chosen = []
-    for task, by_method in run.shown.items():
-        answers = [
-            (method, by_method[method.name])
-            for method in run.measured
-            if method.kind != "plain"
-            and method.name in by_method
-            and any(turn.runs for turn in by_method[method.name].turns)
-        ][:SHOWN]
-        if answers:
-            chosen.append((task, answers[0][1].question, answers))
-    drafters = dict.fromkeys(
-        who
-        for _, _, answers in chosen
-        for _, answer in answers
-        for turn in answer.turns
-        for who, _, _ in turn.runs
-        if who
-    )
-    return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen
 
 
 def _schedules(run: BenchRun) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.bench.record import Answer, good
-from paceline.workbench.contestant import Reply
+from paceline.peers.contestant import Reply
 
 Floats = NDArray[np.float64]
 Answers = Sequence[Answer]

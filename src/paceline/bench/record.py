@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Reply
-from paceline.workbench.runs import rows
+from paceline.peers.contestant import Reply
+from paceline.runs.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
-"""The kind of run for `workbench.runs`, and two of its files."""
+"""The kind of run for `runs.runs`, and two of its files."""
 WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
 Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 

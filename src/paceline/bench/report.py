@@ -1,17 +1,17 @@
 """A run as a report reads it, from the files in its folder; its findings in sentences, and as a Markdown table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.bench.metrics import BASELINE, OVERALL, summarize
-from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, read_answers, settled
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.workbench.contestant import PEER
-from paceline.workbench.report import COLORS, macro, render
-from paceline.workbench.runs import RUN, read_about
+from paceline.peers.contestant import PEER
+from paceline.runs.report import COLORS, macro, render
+from paceline.runs.runs import RUN, read_about
 
 WORDS, TABLE = (Path(__file__).with_name(name) for name in ("words.txt.jinja", "table.md.jinja"))
 KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
@@ -74,15 +74,13 @@ class BenchRun:
 
     about    run.json, its identity among the rest; summary  summary.json.
     methods  the fastest first; those without a speed-up last, in the order of the run.
-    tasks    in the order of the summary.
-    shown    of each task the first question answered, by method."""
+    tasks    in the order of the summary."""
 
     folder: Path
     about: dict[str, Any]
     summary: dict[str, Any]
     methods: list[Method]
     tasks: list[str]
-    shown: dict[str, dict[str, Answer]] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -139,7 +137,7 @@ def read_run(folder: Path) -> BenchRun:
         tasks = list(dict.fromkeys(row["category"] for row in summary["results"] if row["category"] != OVERALL))
     except (TypeError, KeyError, AttributeError):
         raise PacelineError(f"{folder / RUN} and {SUMMARY} do not list methods and their results") from None
-    return BenchRun(folder, about, summary, methods, tasks, _first_answers(folder / ANSWERS))
+    return BenchRun(folder, about, summary, methods, tasks)
 
 
 def _summary(folder: Path, methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -162,16 +160,6 @@ def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]])
         rows.setdefault(row["method"], {})[row["category"]] = row
     methods = [Method(name, of.get(name, {}), by_category) for name, by_category in rows.items()]
     return sorted(methods, key=lambda method: -(method.get("speedup") or 0.0))
-
-
-def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
-    """Of each task the first question in the file, and every method's first answer to it."""
-    first: dict[str, dict[str, Answer]] = {}
-    question: dict[str, str] = {}
-    for answer in read_answers(file):
-        if question.setdefault(answer.task, answer.question) == answer.question and not answer.failed:
-            first.setdefault(answer.task, {}).setdefault(answer.method, answer)
-    return first
 
 
 def describe(what: str, run: BenchRun) -> str:

@@ -18,8 +18,8 @@ from paceline.bench.options import Options
 from paceline.bench.record import Answer, Done, answered
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
-from paceline.workbench.contestant import Ask, Contestant
-from paceline.workbench.environment import Peak, load
+from paceline.peers.contestant import Ask, Contestant
+from paceline.runs.environment import Peak, load
 
 Prompt = Callable[[Question, Sequence[str]], Any]
 """The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""

@@ -17,10 +17,10 @@ from paceline.core.rules import check_schedule
 from paceline.errors import PromptError
 from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
+from paceline.logs.transcript import Transcriber
+from paceline.runs.environment import environment
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
-from paceline.workbench.environment import environment
-from paceline.workbench.transcript import Transcriber
 
 SPARE = 256
 

@@ -13,7 +13,7 @@ from uuid import NAMESPACE_URL, uuid5
 from paceline.bench.metrics import BASELINE
 from paceline.bench.record import Answer
 from paceline.bench.suites import Suite
-from paceline.jsonl import write_whole
+from paceline.outputs import write_whole
 
 VANILLA = "vanilla"  # what Spec-Bench calls plain decoding
 RUNS = 3  # runs that speed.py's mean report is over

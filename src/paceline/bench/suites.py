@@ -26,8 +26,9 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, install, meant
 from paceline.folders import cache_folder
-from paceline.jsonl import MAYBE_PACKED, opened, write_whole
-from paceline.workbench.conversations import MT_BENCH, Conversation, conversation, is_spec_bench, read_records
+from paceline.logs.conversations import MT_BENCH, Conversation, conversation, is_spec_bench, read_records
+from paceline.outputs import write_whole
+from paceline.textfiles import MAYBE_PACKED, opened
 
 T = TypeVar("T")
 log = logging.getLogger("paceline")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.certify.verdict import CONTEXT
-from paceline.workbench.client import Completion, CompletionError, Retry
-from paceline.workbench.endpoint import Endpoint, Remote
+from paceline.net.client import Completion, CompletionError, Retry
+from paceline.net.endpoint import Endpoint, Remote
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
 BEST = 5  # tokens of a place whose log-probabilities are compared to measure rounding

@@ -23,14 +23,14 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
-from paceline.jsonl import write_json, write_whole
+from paceline.net.client import CompletionError
+from paceline.net.endpoint import Endpoint, Remote
+from paceline.outputs import write_json, write_whole
+from paceline.peers import HOSTS, create_peer
+from paceline.peers.reference import Model, PlainDecoding, Reference
+from paceline.runs.environment import environment
 from paceline.target.base import Target
 from paceline.target.load import load
-from paceline.workbench.client import CompletionError
-from paceline.workbench.endpoint import Endpoint, Remote
-from paceline.workbench.environment import environment
-from paceline.workbench.peers import HOSTS, create_peer
-from paceline.workbench.reference import Model, PlainDecoding, Reference
 
 if TYPE_CHECKING:
     from paceline.certify.asking import Control, Messages

@@ -22,8 +22,8 @@ from paceline.certify import stats
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
 from paceline.core.sampling import SamplingParams, probabilities
-from paceline.workbench.chance import outside
-from paceline.workbench.reference import Rounding, distributions
+from paceline.peers.reference import Rounding, distributions
+from paceline.runs.chance import outside
 
 BEST = "the best token"
 RANKED = 20  # best tokens that are told apart from the rest

@@ -12,11 +12,11 @@ from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.formats.tokenizer import Tokenizer
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Body, Endpoint
+from paceline.peers.contestant import SAMPLING, Ask, Contestant, Reply
 from paceline.serve.local import Local
 from paceline.target.base import Target
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.contestant import SAMPLING, Ask, Contestant, Reply
-from paceline.workbench.endpoint import Body, Endpoint
 
 UNREAD = frozenset({"messages", "prompt", "logprobs", "return_token_ids"})
 TAKEN = frozenset({"temperature", "seed", "max_tokens", "ignore_eos", *SAMPLING})  # fields that a contestant takes

@@ -26,10 +26,11 @@ from paceline.core.sampling import SamplingParams, warp
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Body, Endpoint
-from paceline.workbench.reference import Rounding, noise_of
-from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
+from paceline.logs.transcript import RecordedAnswer
+from paceline.net.client import Completion
+from paceline.net.endpoint import Body, Endpoint
+from paceline.peers.reference import Rounding, noise_of
+from paceline.replay.walk import Tally, replay, replayable
 
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
 BROKEN = "\N{REPLACEMENT CHARACTER}"

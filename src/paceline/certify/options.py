@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
-from paceline.workbench.options import Keys, listed
-from paceline.workbench.peers import HOSTS, PEERS
+from paceline.given import listed
+from paceline.net.keys import Keys
+from paceline.peers import HOSTS, PEERS
 
 SHIFT = 0.02  # `Scope.shift` where none is asked for
 STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form

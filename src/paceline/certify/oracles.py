@@ -1,52 +1,32 @@
-"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control.
-
-Both oracles have
-
-parts     what the endpoint is asked, in this order, each with the share of the budget after which that ends.
-plainly   whose answers those of scenarios are compared with; None: no scenario is played. chats: their prompts.
-control   opens the endpoint without drafts: where what is sampled differs, only that counts which differs from it, too.
-shift     the smallest shift to find where none is asked for; None: as small as the budget allows.
-cases()   what beginnings of sampled answers are tested by, and how many requests they take.
-long()    requests for long sampled answers: how each is sampled, and its body without a seed.
-reader()  what counts the tokens of long answers of an endpoint. It raises Unreadable.
-judged()  what a certificate says beside sampled answers: greedy ones, the engine, what was not tested.
-reports() of what was found in sampled answers, by the smallest requests that show it."""
+"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from math import ceil, inf
+from typing import Any, ClassVar
 
 from paceline.certify import stats
 from paceline.certify.asking import Control, Fields, Messages, places
 from paceline.certify.conditional import Conditional, Words, is_raw, read, read_places
 from paceline.certify.engines import request, takes
-from paceline.certify.greedy import Reader, Rounds, acceptance, measured, replayed
+from paceline.certify.greedy import PASSES, Reader, Rounds, acceptance, measured, replayed, stop_strings
 from paceline.certify.options import REQUESTS, SHIFT
-from paceline.certify.sampled import KnownCase, TextCase, best_view, distribution_of, level_of, needed
-from paceline.certify.scenarios import MIXED
+from paceline.certify.parts import Learnt, Oracle, Part, Read, Run, Unreadable
+from paceline.certify.sampled import KnownCase, Sampled, TextCase, best_view, distribution_of, level_of, needed
+from paceline.certify.scenarios import MIXED, SPENT
 from paceline.certify.shrink import sampled_report
-from paceline.certify.verdict import Finding, Greedy
+from paceline.certify.verdict import Finding, Greedy, Stops
 from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint
-from paceline.workbench.reference import Model, Rounding
-
-if TYPE_CHECKING:
-    from paceline.certify.certificate import Asked
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Endpoint
+from paceline.peers.reference import Model, Rounding
 
 Prompts = Sequence[Sequence[int]]
-Read = Callable[[str, Fields, Completion], None]
-"""Counts the tokens of a long sampled answer: of how it was sampled, its request and the answer."""
-
-
-class Unreadable(PacelineError):
-    """Answers whose tokens cannot be judged, and why."""
 
 
 # By the model ---------------------------------------------------------------------------------------------------------
@@ -61,7 +41,7 @@ REQUESTS_EACH = 16  # sampled requests for each long answer, where their number 
 
 
 @dataclass
-class Exact:
+class Exact(Oracle):
     """The model of an engine that takes token ids: it reads every answer.
 
     exact, own  the model in float32, and in the engine's dtype (None where that is float32).
@@ -81,12 +61,66 @@ class Exact:
     plainly: Control | None = None
     chats: Sequence[Messages] = ()
 
-    parts: ClassVar = {"greedy": 0.2, "stops": 0.25, "first": 0.4, "long": 0.6, "scenarios": 1.0}
     shift: ClassVar = SHIFT
+    sampled: ClassVar = 0.6
 
     def __post_init__(self) -> None:
         self.rounding = Rounding(self.exact, self.own)
-        self.greedy = Reader(self.rounding, self.recording.eos_token_ids)
+        self.answers = Reader(self.rounding, self.recording.eos_token_ids)
+
+    def parts(self) -> list[Part]:
+        played = [] if self.plainly is None else [Part("scenarios", 1.0, self.scenarios, ends=True)]
+        return [
+            Part("greedy", 0.2, self.greedy), Part("stops", 0.25, self.stops), Part("first", 0.4, self.first),
+            Part("long", self.sampled, self.long), *played,
+        ]  # fmt: skip
+
+    def broke(self, run: Run, what: str, error: CompletionError) -> None:
+        raise PacelineError(f"{run.endpoint.name} failed: {error}") from None
+
+    def greedy(self, run: Run, learnt: Learnt, until: float) -> Learnt:
+        """The passes that fit the engine, and one answer always."""
+        first, left_out, prompts = list[Completion](), list[str](), self.prompts
+        run.watch.say("greedy answers")
+        for each in PASSES:
+            if not each.fits(run.endpoint):
+                continue
+            company = each.company.format(batch=run.endpoint.slots)
+            size = 1 if each.alone else run.at_once(until)
+            replies, read = list[Completion](), 0
+            with self.asking(run, "greedy answers"):
+                while read < len(prompts) and not run.watch.over(until if first or read else inf):
+                    if read == len(replies):
+                        replies += each.ask(run.endpoint, prompts[read : read + size], run.scope.max_tokens, read)
+                    params = each.params(read, run.scope.max_tokens)
+                    self.answers.read(read, prompts[read], replies[read].tokens, params, company)
+                    read += 1
+                    run.watch.step(read, len(prompts))
+            first = first or replies[:read]
+            if read < len(prompts):
+                rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
+                left_out.append(f"{'' if each.seeded else 'greedy '}answers {company}{rest}: {SPENT}")
+        return replace(learnt, replies=first, left_out=left_out)
+
+    def stops(self, run: Run, learnt: Learnt, until: float) -> Learnt:
+        """Stop strings that are cut out of the replies of the first pass."""
+        if self.recording.tokenizer is None or not takes(run.endpoint, {"stop": ()}):
+            return learnt
+        pairs, done, ended = zip(self.prompts, learnt.replies, strict=False), 0, Stops()
+        asked = [(prompt, stop) for prompt, one in pairs for stop in stop_strings(one.text)]
+        run.watch.say("stop strings")
+        with self.asking(run, "stop strings"):
+            while done < len(asked) and not run.watch.over(until):
+                some, most = asked[done : done + run.at_once(until)], run.scope.max_tokens
+                replies = run.endpoint.ask([request(prompt, max_tokens=most, stop=[stop]) for prompt, stop in some])
+                for (prompt, stop), one in zip(some, replies, strict=True):
+                    ended.answers += 1
+                    whole, before = self.decode(prompt, one.tokens), self.decode(prompt, one.tokens[:-1])
+                    right = whole[: whole.index(stop)] if stop in whole else whole
+                    if one.text != right or stop in before:
+                        ended.wrong.append({"stop": stop, "text": one.text, "right": right})
+                done += len(some)
+        return replace(learnt, ended=ended)
 
     def decode(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
         """The text of all tokens of an answer."""
@@ -95,33 +129,33 @@ class Exact:
         detokenizer = tokenizer.detokenizer(list(prompt))
         return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
-    def cases(self, asked: Asked, until: float) -> tuple[list[KnownCase], int]:
+    def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[KnownCase], int]:
         """Ways to sample, each with the exact distribution of first tokens, and how many requests they take."""
         cases = list[KnownCase]()
-        asked.watch.say("the exact distribution of first tokens")
+        run.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
-            if asked.watch.stopped() or (cases and asked.watch.over(until)):
+            if run.watch.stopped() or (cases and run.watch.over(until)):
                 break
             start = self.starts[(i + 2) % len(self.starts)]  # penalties with a text of few different tokens
-            length = asked.scope.length
+            length = run.scope.length
             fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
-            if takes(asked.endpoint, fields):
+            if takes(run.endpoint, fields):
                 distribution = distribution_of(self.rounding, start, SamplingParams(**fields), length)
                 if distribution.df:
                     cases.append(KnownCase(name, request(start, **fields), distribution))
-            asked.watch.step(i + 1, len(WAYS))
-        number = asked.scope.requests
-        return cases, needed(cases, asked.scope.shift or SHIFT) if cases and number is None else number or 0
+            run.watch.step(i + 1, len(WAYS))
+        number = run.scope.requests
+        return cases, needed(cases, run.scope.shift or SHIFT) if cases and number is None else number or 0
 
-    def long(self, asked: Asked) -> list[tuple[str, Fields]]:
+    def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
         """Requests after beginnings that repeat themselves, and after the prompts of greedy answers, in every way."""
-        scope = asked.scope
-        if not asked.sampled.cases:
+        scope = run.scope
+        if not learnt.sampled.cases:
             return []
         space = self.max_context - scope.max_tokens
         prompts = [list(one) * max(1, min(REPEATED, space // len(one))) for one in self.starts]
         prompts += map(list, self.prompts)
-        ways = [(name, way) for name, way in WAYS.items() if takes(asked.endpoint, way)]
+        ways = [(name, way) for name, way in WAYS.items() if takes(run.endpoint, way)]
         number = ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens)
         if scope.requests is not None:
             number = min(number, -(-scope.requests // REQUESTS_EACH))
@@ -132,16 +166,16 @@ class Exact:
             every.append((name, request(prompts[i % len(prompts)], **fields)))
         return every
 
-    def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
+    def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
         def counted(name: str, body: Fields, reply: Completion) -> None:
             read(self.rounding, body["prompt"], reply.tokens, SamplingParams(**WAYS[name]), name, counts)
 
         return counted
 
-    def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+    def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
         """Greedy answers as the model reads them, what was not tested, and how often drafts were accepted."""
-        engine, replies, reference = asked.endpoint, asked.replies, list[Rounds]()
-        asked.watch.say("how often drafts are accepted")
+        engine, replies, reference = run.endpoint, learnt.replies, list[Rounds]()
+        run.watch.say("how often drafts are accepted")
         if self.draft is not None and replies:
             texts = [one.tokens for one in replies]
             reference = replayed(self.draft, self.recording, self.prompts[: len(texts)], texts, chains=self.chains)
@@ -153,19 +187,20 @@ class Exact:
             missing.append("drafts in sampled answers: none was made")
         elif sampled["draft_tokens"] is None:
             missing.append("drafts in sampled answers: the engine does not say how many it made")
-        if not asked.ended.answers:
+        if not learnt.ended.answers:
             missing.append("stop strings")
         if engine.slots == 1:
             missing.append("batches")
         elif not engine.mixes:
             missing.append("greedy and sampled requests in one batch")
         return {
-            "greedy": self.greedy.found,
+            "greedy": self.answers.found,
             "engine": engine.name,
             "draft": self.draft,
             "ran_on": engine.facts,
             "not_tested": missing,
             "acceptance": acceptance(measured(replies), reference),
+            "also": ["scenarios"] if learnt.play is not None and learnt.play.bugs else [],
         }
 
 
@@ -184,32 +219,44 @@ SHORT_EACH = 4  # short sampled answers for each long one, where their number wa
 
 
 @dataclass
-class Reported:
+class Reported(Oracle):
     """What a server reports of its own answers, and the answers of a control. Greedy answers are those of scenarios."""
 
     plainly: Control
     chats: Sequence[Messages]
 
-    parts: ClassVar = {"scenarios": 0.35, "long": 0.6, "first": 0.85}
     shift: ClassVar = None
+    sampled: ClassVar = 0.85
 
     def __post_init__(self) -> None:
         self.control = None if self.plainly.is_self else lambda: self.plainly.source
 
-    def _ways(self, asked: Asked) -> dict[str, Fields]:
+    def parts(self) -> list[Part]:
+        return [
+            Part("scenarios", 0.35, self.scenarios, ends=True), Part("long", 0.6, self.long),
+            Part("first", self.sampled, self.first),
+        ]  # fmt: skip
+
+    def scenarios(self, run: Run, learnt: Learnt, until: float) -> Learnt:
+        """Also what they show: whether two models are compared, and how much rounding moves."""
+        learnt = super().scenarios(run, learnt, until)
+        sampled = Sampled(slack=learnt.played.noise)
+        return replace(learnt, two_models=learnt.played.two_models(), sampled=sampled, counts=Conditional())
+
+    def _ways(self, run: Run, learnt: Learnt) -> dict[str, Fields]:
         """How answers are sampled, by what the server takes."""
-        features = asked.play.features
+        features = learnt.played.features
         # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
         ignored = {"min_p", "top_k", "frequency_penalty"} if self.control is None else set()
         known = {"temperature", "top_p", *features} - ignored
         neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *features}}
-        alike = self.control is not None and _alike(asked.endpoint, self.control())
+        alike = self.control is not None and _alike(run.endpoint, self.control())
         ways = {n: way for n, way in SERVER_WAYS.items() if alike or len(way) == 1 or way["temperature"] == 1}
         return {name: neutral | way for name, way in ways.items() if way.keys() <= known}
 
-    def cases(self, asked: Asked, until: float) -> tuple[list[TextCase], int]:
+    def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[TextCase], int]:
         """Prompts whose answers are free and copied, each sampled in every way."""
-        scope, noise, ways = asked.scope, asked.play.noise, {} if self.control is None else self._ways(asked)
+        scope, noise, ways = run.scope, learnt.played.noise, {} if self.control is None else self._ways(run, learnt)
         cases = [
             TextCase(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way}, noise)
             for name, way in ways.items() for text in (self.chats[0], MIXED[0])
@@ -222,24 +269,24 @@ class Reported:
                 number = number * 9 // 8  # rounding takes its part of what is found
         return cases, max(number, TextCase.least * len(cases))
 
-    def long(self, asked: Asked) -> list[tuple[str, Fields]]:
-        scope, ways = asked.scope, self._ways(asked)
-        if "log-probabilities" not in asked.play.features:
+    def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
+        scope, ways = run.scope, self._ways(run, learnt)
+        if "log-probabilities" not in learnt.played.features:
             return []
         number = SERVER_TOKENS // scope.max_tokens
         if scope.requests is not None:
             number = min(number, -(-scope.requests // SHORT_EACH))
         pairs = ((name, prompt) for prompt in cycle([*self.chats, *MIXED]) for name in ways)
         return [
-            (name, asked.play.asked({"messages": list(prompt), "max_tokens": scope.max_tokens, **ways[name]}))
+            (name, learnt.played.asked({"messages": list(prompt), "max_tokens": scope.max_tokens, **ways[name]}))
             for name, prompt in islice(pairs, number)
         ]
 
-    def reader(self, asked: Asked, endpoint: Endpoint, counts: Conditional) -> Read:
+    def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
         """Counts tokens by the log-probabilities that come with them; Unreadable if some tokens come without."""
-        most = asked.play.features["log-probabilities"].get("top_logprobs")
+        most = learnt.played.features["log-probabilities"].get("top_logprobs")
         first = {"messages": list(self.chats[0]), "max_tokens": 1}
-        bodies = [asked.play.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]
+        bodies = [learnt.played.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]
         hot, cold = map(places, endpoint.ask(bodies))
         # Those that come with the best ones at their places are no sample: drafts decide which ones they are.
         some = Unreadable("some tokens come without the best ones at their places (top_logprobs)")
@@ -255,25 +302,21 @@ class Reported:
 
         return counted
 
-    def heard(self, asked: Asked) -> None:
-        """Take what scenarios showed."""
-        asked.two_models, asked.sampled.slack, asked.counts = asked.play.two_models(), asked.play.noise, Conditional()
-
-    def reports(self, asked: Asked, sampled: dict[str, Any]) -> list[dict[str, Any]]:
-        if asked.found and asked.counts is not None:
-            requests, most = self.long(asked), asked.scope.max_tokens
-            bodies = (body for one in asked.found for name, body in requests if f"({name})" in one.what)
-            body, number = next(bodies, requests[0][1]), asked.counts.tokens // most
-            return [sampled_report(asked.endpoint, body, number, asked.found[0])]
+    def reports(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> list[dict[str, Any]]:
+        if learnt.found and learnt.counts is not None:
+            requests, most = self.requests(run, learnt), run.scope.max_tokens
+            bodies = (body for one in learnt.found for name, body in requests if f"({name})" in one.what)
+            body, number = next(bodies, requests[0][1]), learnt.counts.tokens // most
+            return [sampled_report(run.endpoint, body, number, learnt.found[0])]
         if sampled["lossless"]:
             return []
-        worst = min(asked.sampled.cases, key=lambda case: best_view(case).p)
+        worst = min(learnt.sampled.cases, key=lambda case: best_view(case).p)
         found, seen = Finding(**sampled["findings"][0]), best_view(worst).facts["seen"]
-        return [sampled_report(asked.endpoint, worst.body, worst.requests, found, seen)]
+        return [sampled_report(run.endpoint, worst.body, worst.requests, found, seen)]
 
-    def judged(self, asked: Asked, sampled: dict[str, Any]) -> dict[str, Any]:
+    def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
         """Greedy answers as the scenarios found them, and what a server without a control leaves open."""
-        play, is_self = asked.play, self.control is None
+        play, is_self = learnt.played, self.control is None
         greedy = Greedy(play.answers, play.tokens, play.divergences)
         if not play.answers:
             greedy.why = play.rows[0]["why"]
@@ -281,9 +324,9 @@ class Reported:
             greedy.why = "the server reports no log-probabilities (logprobs, top_logprobs), which tell ties from bugs"
         return {
             "greedy": greedy,
-            "engine": f"{asked.endpoint.name}, against {self.plainly.name}",
+            "engine": f"{run.endpoint.name}, against {self.plainly.name}",
             "draft": None,
-            "ran_on": {"endpoint": asked.endpoint.url},
+            "ran_on": {"endpoint": run.endpoint.url},
             "not_tested": ["what the log-probabilities share with the answers: give a control"] * is_self,
             "acceptance": acceptance((), ()),
         }

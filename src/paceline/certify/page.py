@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.certify.verdict import CANNOT_SAY, LOSSLESS, TWO_MODELS
-from paceline.workbench.report import render
+from paceline.runs.report import render
 
 PAGE, ISSUE, JUNIT, FINDINGS, POWER = (
     Path(__file__).with_name(f"{name}.jinja")

@@ -20,9 +20,9 @@ from paceline.certify.options import Scope, Watch
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
 from paceline.core.sampling import SamplingParams
-from paceline.workbench.client import Completion
-from paceline.workbench.endpoint import Body, Endpoint
-from paceline.workbench.reference import Rounding, distributions
+from paceline.net.client import Completion
+from paceline.net.endpoint import Body, Endpoint
+from paceline.peers.reference import Rounding, distributions
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED

@@ -31,8 +31,8 @@ from paceline.certify.asking import (
 )  # fmt: skip
 from paceline.certify.options import REQUESTS, STRUCTURED, Watch
 from paceline.certify.verdict import Divergence
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Endpoint, OutOfTime
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Endpoint, OutOfTime
 
 Sign = Callable[[Completion], bool]
 Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ncx2
 
-from paceline.workbench.chance import Floats
+from paceline.runs.chance import Floats
 
 POWER = 0.95  # with this probability a shift of the stated size is found
 LEAST_COUNT = 5.0  # smallest expected count of an outcome

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
-from paceline.workbench.reference import is_tie
+from paceline.peers.reference import is_tie
 
 SHOWN = 5  # divergences that a certificate shows of each verdict
 CONTEXT = 12  # tokens that it shows before one

@@ -28,16 +28,16 @@ from paceline.cli.generate import generate
 from paceline.cli.launch import Launching, launch
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
+from paceline.cli.parameters import Grouped, app_of
 from paceline.cli.quantised import quality, quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.serve import serve
+from paceline.cli.train import app as train
 from paceline.cli.tune import tune
 from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install, out_of_memory
-from paceline.train.__main__ import app as train
-from paceline.workbench.options import Grouped, app_of
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 

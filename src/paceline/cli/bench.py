@@ -14,13 +14,15 @@ import typer
 
 from paceline.bench.options import Benchmark
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
-from paceline.jsonl import check_folder
-from paceline.workbench.options import check_server, checked, listed, listed_numbers, with_options
-from paceline.workbench.runs import new_folder
+from paceline.given import checked, listed, listed_numbers
+from paceline.net.keys import check_server
+from paceline.outputs import check_folder
+from paceline.runs.runs import new_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -151,7 +153,7 @@ def bench(
 
 def _show(outcome: Result, of_servers: bool) -> None:
     from paceline.bench.metrics import OVERALL
-    from paceline.workbench.report import render
+    from paceline.runs.report import render
 
     console = standard_output()
     overall = [result for result in outcome.results if result["category"] == OVERALL]

@@ -10,13 +10,16 @@ import typer
 
 from paceline.certify.options import Subject, Watch
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
+from paceline.given import checked
 from paceline.interrupt import Interrupt
-from paceline.jsonl import CERTIFICATE, ISSUE, JUNIT, PAGE, readable, write_whole, writes, writes_in
-from paceline.workbench.options import check_server, checked, with_options
+from paceline.net.keys import check_server
+from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
+from paceline.textfiles import readable
 
 
 @dataclass(frozen=True)

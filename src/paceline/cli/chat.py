@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.options import one_line
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, statistics
 from paceline.errors import PacelineError, PromptError
-from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer

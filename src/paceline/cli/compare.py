@@ -23,7 +23,7 @@ from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore,
 from paceline.cli.prompts import Job
 from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
-from paceline.workbench.contestant import Ask, Contestant, Reply, in_common
+from paceline.peers.contestant import Ask, Contestant, Reply, in_common
 
 FEWEST, MOST = 5, 15  # turns that are timed
 STEADY = 0.05  # spread (interquartile range over median) of the ratios at which no more turns are needed
@@ -145,7 +145,7 @@ class Compared:
 
     def lines(self, drafter: str, dtype: torch.dtype, blocks: str | None = None) -> list[str]:
         """Both speeds, their ratio, whether the outputs are identical, and any doubts. blocks: `Target.quantised`."""
-        from paceline.workbench.report import render
+        from paceline.runs.report import render
 
         drafted, plain = self.pair
         at = self.first_difference

@@ -11,12 +11,13 @@ import typer
 from rich.filesize import decimal
 
 from paceline.cli import options
+from paceline.cli.parameters import Grouped, app_of, with_options
 from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import StoreError
 from paceline.formats.place import check_place
-from paceline.jsonl import check_folder
-from paceline.workbench.options import Grouped, app_of, checked, listed, with_options
+from paceline.given import checked, listed
+from paceline.outputs import check_folder
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
@@ -67,9 +68,9 @@ def build(
     import transformers
 
     from paceline.draft.text.corpus import PARTS, Plan
+    from paceline.replay.corpus import Sharded, read_here
+    from paceline.replay.corpus import build as build_store
     from paceline.target.load import load_tokenizer
-    from paceline.workbench.corpus import Sharded, read_here
-    from paceline.workbench.corpus import build as build_store
 
     transformers.logging.set_verbosity_error()
     began = time.perf_counter()

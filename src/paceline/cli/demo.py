@@ -19,13 +19,14 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.draft.registry import named
 from paceline.draft.spec import option, parse, split
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.formats.place import check_place
-from paceline.jsonl import readable
-from paceline.workbench.options import checked, with_options
+from paceline.given import checked
+from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -180,7 +181,7 @@ def _refuse(job: Job, error: PacelineError) -> None:
 def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], interrupt: Interrupt) -> None:
     """Show every answer by everybody as it grows, under the prompt."""
     from paceline.cli.drive import ignore
-    from paceline.workbench.contestant import Ask
+    from paceline.peers.contestant import Ask
 
     for contestant in by.values():
         contestant.forget()
@@ -246,7 +247,7 @@ def _total(done: Sequence[Compared]) -> tuple[float, float]:
 def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:
     """What the table says, and no more."""
     from paceline.cli.compare import doubts
-    from paceline.workbench.report import render
+    from paceline.runs.report import render
 
     best, ratio, accepted = max(totals, key=lambda total: total[1])
     done = sorted(runs[best], key=lambda both: both.speedup)

@@ -11,9 +11,10 @@ import typer
 
 from paceline import __version__, processor
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.formats.place import check_place
-from paceline.workbench.options import checked, with_options
+from paceline.given import checked
 
 if TYPE_CHECKING:
     from paceline.target.base import Target
@@ -76,8 +77,8 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from paceline import kernels
+    from paceline.runs.environment import cpu, load
     from paceline.target.load import device_named
-    from paceline.workbench.environment import cpu, load
 
     return {
         "paceline": __version__,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import CONTROLS
 from paceline.evals.align.options import AlignOptions
-from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.evals.align.run import Outcome
@@ -96,7 +96,7 @@ def _show(outcome: Outcome) -> None:
 def _show_answers(out: Path) -> None:
     """Answers on standard output, control characters shown and not obeyed."""
     from paceline.evals.align.figures import GENERATIONS
-    from paceline.workbench.runs import rows
+    from paceline.runs.runs import rows
 
     for row in rows(out / GENERATIONS):
         print(f"--- {row['item']}, {row['method']}\n{row['response'].translate(CONTROLS)}")

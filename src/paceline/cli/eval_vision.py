@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options
+from paceline.cli.parameters import Grouped, app_of, with_options
 from paceline.cli.show import Steps, figures_table, standard_output
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, RunOptions, TrainOptions, TuneOptions
-from paceline.jsonl import check_folder
-from paceline.workbench.options import Grouped, app_of, listed, with_options
+from paceline.given import listed
+from paceline.outputs import check_folder
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline.cli.parameters import Grouped, app_of, with_options
+from paceline.cli.train import later
 from paceline.draft.spec import option
-from paceline.jsonl import GGUF, writes
-from paceline.train.__main__ import later
-from paceline.workbench.options import Grouped, app_of, with_options
+from paceline.outputs import GGUF, writes
 
 export = app_of(help="Write models and drafters as other engines read them.", no_args_is_help=True)
 

@@ -12,13 +12,14 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.options import one_line
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
-from paceline.jsonl import ANSWERS, Appender, Writer, appends, readable, standard_output, text_of
-from paceline.workbench.options import with_options
-from paceline.workbench.runs import rows
+from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
+from paceline.runs.runs import rows
+from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job

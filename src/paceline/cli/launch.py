@@ -22,9 +22,9 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.parameters import Grouped
 from paceline.errors import PacelineError, meant
 from paceline.folders import cache_folder
-from paceline.workbench.options import Grouped
 
 MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 SERVE = [sys.executable, "-m", "paceline", "serve"]
@@ -126,8 +126,8 @@ def _of_serve(context: typer.Context, words: list[str]) -> tuple[list[str], str]
 @contextmanager
 def _server(words: list[str], key: str, log: Path) -> Iterator[tuple[str, str, int]]:
     """A server while the context lasts: its address without /v1, the model's name, and how many tokens it holds."""
-    from paceline.workbench.client import get
-    from paceline.workbench.endpoint import Started
+    from paceline.net.client import get
+    from paceline.net.endpoint import Started
 
     print(f"starting the server; what it says is in {log}", file=sys.stderr, flush=True)
     env = os.environ | {"PACELINE_API_KEY": key}

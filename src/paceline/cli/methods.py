@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import plain_table, say
 from paceline.draft.spec import option
-from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.draft.registry import MethodInfo

@@ -15,8 +15,8 @@ from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
-from paceline.jsonl import readable, text_of
-from paceline.workbench.options import checked
+from paceline.given import checked
+from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.show import Screen

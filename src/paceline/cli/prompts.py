@@ -17,9 +17,10 @@ from typing import Any
 
 from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, PromptError, meant, shortened
-from paceline.jsonl import as_object, opened, records
-from paceline.workbench.bodies import METADATA
-from paceline.workbench.conversations import RESPONSES, conversation
+from paceline.jsonl import as_object
+from paceline.logs.bodies import METADATA
+from paceline.logs.conversations import RESPONSES, conversation
+from paceline.textfiles import opened, records
 
 PREDICTION = "prediction"
 OF_NO_MATTER = ("stream", "stream_options", "store")  # keys that change no answer, as those of METADATA

@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps
 from paceline.core.rules import check_precision
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
-from paceline.jsonl import check_folder, check_new_folder, readable, text_of, write_json
-from paceline.workbench.options import checked, with_options
+from paceline.given import checked
+from paceline.outputs import check_folder, check_new_folder, write_json
+from paceline.textfiles import readable, text_of
 
 
 @with_options

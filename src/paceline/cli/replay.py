@@ -15,14 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
-from paceline.jsonl import REPLAYED, readable, seekable, write_json, writes_in
-from paceline.workbench.chat_templates import source_of
-from paceline.workbench.options import checked, listed, with_options
+from paceline.given import checked, listed
+from paceline.logs.chat_templates import source_of
+from paceline.outputs import REPLAYED, write_json, writes_in
+from paceline.textfiles import readable, seekable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -108,10 +110,10 @@ def replay(asked: ReplayOptions) -> int:
     from paceline.cli.drive import Interrupt
     from paceline.draft.recording import Recording
     from paceline.draft.registry import create
+    from paceline.logs.transcript import open_tokenizer
     from paceline.replay.report import read_cost
+    from paceline.replay.walk import judged
     from paceline.replay.workers import sweep
-    from paceline.workbench.transcript import open_tokenizer
-    from paceline.workbench.walk import judged
 
     cost = read_cost(asked.verify_cost, asked.forward_ms) if asked.verify_cost is not None else None
     for spec in asked.draft or ():
@@ -162,12 +164,12 @@ def replay(asked: ReplayOptions) -> int:
 
 def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt: Interrupt) -> Report:
     """On this machine's cores."""
+    from paceline.logs.conversations import Reading, read_trace
+    from paceline.logs.transcript import Transcriber
     from paceline.replay.report import Report
     from paceline.replay.workers import start
+    from paceline.runs.environment import cores
     from paceline.serve.reading import usual_marks
-    from paceline.workbench.conversations import Reading, read_trace
-    from paceline.workbench.environment import cores
-    from paceline.workbench.transcript import Transcriber
 
     reading = Reading()
     exchanges = read_trace(*asked.traces, limit=asked.limit, reading=reading, **asked.reads)
@@ -192,9 +194,9 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
 
 def _on_ray(asked: ReplayOptions, specs: Sequence[str], interrupt: Interrupt) -> Report:
     """On a Ray cluster."""
+    from paceline.replay.cluster import spread
     from paceline.replay.report import Report
     from paceline.replay.workers import Replayer, ShardedReplay
-    from paceline.workbench.cluster import spread
 
     assert asked.ray is not None
     job = ShardedReplay(asked.traces, specs, asked.tokenizer, asked.template, **asked.reads)

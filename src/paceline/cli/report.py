@@ -8,10 +8,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from paceline.cli.parameters import with_options
 from paceline.errors import PacelineError
-from paceline.jsonl import PAGE, check_file, loads, write_whole, writes
-from paceline.workbench.options import with_options
-from paceline.workbench.runs import is_run
+from paceline.jsonl import loads
+from paceline.outputs import PAGE, check_file, write_whole, writes
+from paceline.runs.runs import is_run
 
 NAME = "report.html"
 CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # of each kind of folder one file

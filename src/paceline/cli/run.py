@@ -11,7 +11,7 @@ from paceline.cli.show import Screen, Steps, statistics
 from paceline.core.request import Delta
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.jsonl import Writer
+from paceline.outputs import Writer
 
 
 class Run:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline import interrupt
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.warned import WARNED
 from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.jsonl import REQUESTS, appends
+from paceline.given import checked
+from paceline.outputs import REQUESTS, appends
 from paceline.serve.settings import Settings
-from paceline.workbench.options import checked, with_options
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -103,7 +104,7 @@ def serve(
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
     from paceline.serve.routes import create_app
-    from paceline.workbench.worker import Worker, in_passing
+    from paceline.serve.worker import Worker, in_passing
 
     environment = os.environ.get("PACELINE_API_KEY")
     if api_key:

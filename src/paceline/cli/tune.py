@@ -11,18 +11,21 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
+from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.errors import PacelineError
-from paceline.jsonl import TABLE, check_file, check_folder, output, readable, write_json
-from paceline.workbench.chat_templates import source_of
-from paceline.workbench.options import Keys, check_server, checked, listed_numbers, with_options
+from paceline.given import checked, listed_numbers
+from paceline.logs.chat_templates import source_of
+from paceline.net.keys import Keys, check_server
+from paceline.outputs import TABLE, check_file, check_folder, output, write_json
+from paceline.textfiles import readable
 
 if TYPE_CHECKING:
+    from paceline.logs.transcript import RecordedAnswer
     from paceline.replay.advice import Choice
     from paceline.replay.tune import Tuning
-    from paceline.workbench.walk import RecordedAnswer
 
 MOST_ANSWERS = 64  # of a log: answers that are replayed for our engine
 MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server and replayed
@@ -173,9 +176,9 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         chat = tuning.tokenizer.has_chat_template
         turns = [question.turns[0] for question in read_suite("demo").questions]
         return tuning.answers([[{"role": "user", "content": turn}] if chat else turn for turn in turns], 96)
+    from paceline.logs.conversations import Reading, read_trace
+    from paceline.logs.transcript import Transcriber
     from paceline.serve.reading import usual_marks
-    from paceline.workbench.conversations import Reading, read_trace
-    from paceline.workbench.transcript import Transcriber
 
     tokenizer, reading = tuning.tokenizer, Reading()
     transcriber = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template))
@@ -197,12 +200,12 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
 def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.bench.suites import read_suite
     from paceline.cli.drive import Interrupt
+    from paceline.logs.conversations import Conversation, ConversationError, Reading, read, read_trace
+    from paceline.logs.transcript import Transcriber, open_tokenizer
+    from paceline.net.servers import Server
     from paceline.replay.advice import Goals
     from paceline.replay.server import DRAFTS, PLAIN, ServerTuning
     from paceline.serve.reading import usual_marks
-    from paceline.workbench.conversations import Conversation, ConversationError, Reading, read, read_trace
-    from paceline.workbench.servers import Server
-    from paceline.workbench.transcript import Transcriber, open_tokenizer
 
     out = asked.out or Path("tuned")
     check_folder(out)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import one_line
+from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.workbench.options import Keys, check_server, with_options
+from paceline.net.keys import Keys, check_server
 
 if TYPE_CHECKING:
-    from paceline.workbench.servers import Drafting
+    from paceline.net.servers import Drafting
 
 TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
 LEAST_DRAFTS = 50  # drafts below which nothing is advised
@@ -65,7 +66,7 @@ def watch(
     costs = _costs(tuned) if tuned is not None else {1: token_cost}
 
     from paceline.cli.drive import Interrupt
-    from paceline.workbench.servers import Drafting
+    from paceline.net.servers import Drafting
 
     key = keys.of(url)
 
@@ -103,7 +104,7 @@ def watch(
 
 def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
     """What the answer to one request says of its drafts; PacelineError if it says nothing."""
-    from paceline.workbench.servers import Drafting, Request, Server, send
+    from paceline.net.servers import Drafting, Request, Server, send
 
     server = Server.find(url, keys)
     more = {"return_meta_info": True} if server.engine == "sglang" else {}

@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 import paceline
 from paceline.core.request import Delta
 from paceline.draft.spec import exchanged
-from paceline.workbench.contestant import Ask, Reply
-from paceline.workbench.peers import llama_cpp, transformers, vllm
+from paceline.peers import llama_cpp, transformers, vllm
+from paceline.peers.contestant import Ask, Reply
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}

@@ -34,8 +34,9 @@ from paceline.formats.heads.vocab import MEMBERS, OFFSETS
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import Shape
-from paceline.jsonl import as_object, replacing
+from paceline.jsonl import as_object
 from paceline.kernels.blocks import Blocks, Weights
+from paceline.outputs import replacing
 from paceline.target.load import load, load_tokenizer, read_blocks
 
 FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0

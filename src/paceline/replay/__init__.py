@@ -1,5 +1,5 @@
 """Replays of recorded generations: what the target would have accepted of a drafter's drafts, without the target.
 
-`workbench.transcript` turns recorded text into tokens, and `workbench.walk` replays one answer with one drafter.
+`logs.transcript` turns recorded text into tokens, and `replay.walk` replays one answer with one drafter.
 `workers` replays all answers on all cores or on a cluster, `report` has the figures and their page, and `tune`
 measures costs and predicts speed-ups."""

@@ -14,10 +14,10 @@ from paceline.core.tree import Floats
 from paceline.draft.cost import forward_times
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.workbench.conversations import Reading
-from paceline.workbench.report import COLORS, Curve, plot, render
-from paceline.workbench.transcript import Transcript
-from paceline.workbench.walk import Tally
+from paceline.logs.conversations import Reading
+from paceline.logs.transcript import Transcript
+from paceline.replay.walk import Tally
+from paceline.runs.report import COLORS, Curve, plot, render
 
 REPLAY = "replay.json"
 TEMPLATE = Path(__file__).with_name("page.html.jinja")

@@ -23,15 +23,15 @@ import numpy as np
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import write_json
+from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.transcript import Transcriber, Transcript
+from paceline.net.client import Completion
+from paceline.net.servers import Drafting, Request, Server, fingerprint, requests_of, send
+from paceline.outputs import write_json
 from paceline.replay import advice
 from paceline.replay.advice import CONFIGURATION, DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
 from paceline.replay.workers import start
-from paceline.workbench.client import Completion
-from paceline.workbench.conversations import Conversation, ConversationError, Reading
-from paceline.workbench.runs import Run, rows
-from paceline.workbench.servers import Drafting, Request, Server, fingerprint, requests_of, send
-from paceline.workbench.transcript import Transcriber, Transcript
+from paceline.runs.runs import Run, rows
 
 Visit = dict[str, Any]
 """A row of the visits: role, load, length, seconds, failed requests, what the counters moved by, and the answers."""

@@ -26,8 +26,9 @@ from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.formats.tokenizer import Tokenizer
+from paceline.logs.transcript import RecordedAnswer
+from paceline.replay.walk import Tally, Walk, drop, replay, replayable, step
 from paceline.target.base import Target
-from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
 WIDEST = 40  # nodes of the largest drafts that are timed
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200

@@ -18,13 +18,13 @@ from paceline.draft.recording import Recording
 from paceline.draft.registry import describe
 from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
-from paceline.jsonl import Piece, pieces_of
+from paceline.given import listed
+from paceline.logs.conversations import ConversationError, Reading, read_pieces
+from paceline.logs.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.replay.report import Done, Report
+from paceline.replay.walk import Tally, replay, replayable, warm_up
 from paceline.serve.reading import usual_marks
-from paceline.workbench.conversations import ConversationError, Reading, read_pieces
-from paceline.workbench.options import listed
-from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
-from paceline.workbench.walk import Tally, replay, replayable, warm_up
+from paceline.textfiles import Piece, pieces_of
 
 PORTION = 8  # conversations in a portion
 LOOK_SECONDS = 0.2  # between two checks whether a replay was stopped

@@ -1,4 +1,4 @@
-"""Rollouts with reuse through a server that generates and scores, such as vLLM's, unchanged.
+"""Rollouts with reuse through an endpoint that generates and scores, such as `Remote` of vLLM's server, unchanged.
 
 One request scores prompt and old answer, the rule decides by the scores, and the server generates the rest from the
 prompt and the accepted prefix, with the remaining budget. A server scores at temperature 1 without filters, so answers
@@ -10,11 +10,13 @@ are drawn at temperature 1 too.
     plain      the published rule, not lossless; one more request as for residual
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from paceline.core.noise import Noise
 from paceline.errors import PacelineError
 from paceline.rollout.rules import TOP, decide_between
 from paceline.rollout.store import Entry, visit_after
+
+if TYPE_CHECKING:
+    from paceline.net.endpoint import Endpoint
 
 BANNED = -100.0  # added to the logits of banned tokens
 SAMPLING = "temperature=1.0, as a server scores"
@@ -34,14 +39,25 @@ class Scored(NamedTuple):
     token: float | None
 
 
-class Server(Protocol):
-    """A server's scoring and generation, both at temperature 1."""
+async def score(endpoint: Endpoint, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
+    """Scores of the tokens from position `begin` on, with the `top` best of each."""
+    done = await endpoint.complete({**_asked(tokens, 1), "prompt_logprobs": top})
+    scored = []
+    for token, place in zip(tokens[begin:], done.prompt_logprobs[begin:], strict=True):
+        best = sorted(place.items(), key=itemgetter(1), reverse=True)[:top]  # The token's own may come beside them.
+        chance = math.exp(place[token]) if token in place else None
+        scored.append(Scored({i: math.exp(logprob) for i, logprob in best}, chance))
+    return scored
 
-    async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
-        """Scores of the tokens from position `begin` on, with the `top` best of each; top 0: the token's own alone."""
 
-    async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
-        """At most `count` more tokens, an end token included, none of them banned."""
+async def generate(endpoint: Endpoint, tokens: Sequence[int], count: int, banned: Sequence[int] = ()) -> list[int]:
+    """At most `count` more tokens, an end token included, none of them banned."""
+    bias = {"logit_bias": {str(token): BANNED for token in banned}} if banned else {}
+    return (await endpoint.complete({**_asked(tokens, count), "return_token_ids": True, **bias})).tokens
+
+
+def _asked(tokens: Sequence[int], count: int) -> dict[str, Any]:
+    return {"prompt": list(map(int, tokens)), "max_tokens": count, "temperature": 1.0}
 
 
 @dataclass(frozen=True)
@@ -94,8 +110,8 @@ class ServedRollout(NamedTuple):
 
 
 async def answer(
-    server: Server, prompt: Sequence[int], old: Entry | None, rule: ServedRule, *, budget: int, ends: frozenset[int],
-    noise: Noise, version: int,
+    endpoint: Endpoint, prompt: Sequence[int], old: Entry | None, rule: ServedRule, *, budget: int,
+    ends: frozenset[int], noise: Noise, version: int,
 ) -> ServedRollout:  # fmt: skip
     """Answer `prompt` with at most `budget` tokens, keeping what the rule accepts of the old answer.
 
@@ -108,29 +124,29 @@ async def answer(
     reused = 0
     if old is not None:
         text = old.tokens[:budget].tolist()
-        scored = await server.score([*prompt, *text], len(prompt), rule.asked)
+        scored = await score(endpoint, [*prompt, *text], len(prompt), rule.asked)
         for i, place in enumerate(scored):
             choice = rule.decide(place, old, i, noise)
             left = choice != text[i]
             if isinstance(choice, frozenset):
-                [choice] = await server.generate([*prompt, *tokens], 1, sorted(choice))
+                [choice] = await generate(endpoint, [*prompt, *tokens], 1, sorted(choice))
                 left = choice != text[i] or not rule.lossless  # as published, a rejection ends the reuse
             tokens.append(choice)
             if left:
                 break
             reused += 1
     if len(tokens) < budget and not ends.intersection(tokens[-1:]):
-        tokens += await server.generate([*prompt, *tokens], budget - len(tokens), ())
-    return ServedRollout(tokens, reused, await _entry(server, prompt, tokens, rule, ends, version, visit))
+        tokens += await generate(endpoint, [*prompt, *tokens], budget - len(tokens))
+    return ServedRollout(tokens, reused, await _entry(endpoint, prompt, tokens, rule, ends, version, visit))
 
 
 async def _entry(
-    server: Server, prompt: Sequence[int], tokens: list[int], rule: ServedRule, ends: frozenset[int], version: int,
+    endpoint: Endpoint, prompt: Sequence[int], tokens: list[int], rule: ServedRule, ends: frozenset[int], version: int,
     visit: int,
 ) -> Entry:  # fmt: skip
     """The entry of the new answer, scored unless the rule needs no old probabilities."""
-    scored = [] if rule.name == "one-hot" else await server.score([*prompt, *tokens], len(prompt), rule.asked)
-    best = [sorted(place.best.items(), key=itemgetter(1), reverse=True)[: rule.asked] for place in scored]
+    scored = [] if rule.name == "one-hot" else await score(endpoint, [*prompt, *tokens], len(prompt), rule.asked)
+    best = [list(place.best.items()) for place in scored]
     width = len(best[0]) if best else 0
     ids: Any = np.array([[i for i, _ in pairs] for pairs in best], np.int32).reshape(len(tokens), width)
     top = np.array([[p for _, p in pairs] for pairs in best]).reshape(len(tokens), width)

@@ -1,5 +1,5 @@
-"""Rollouts with reuse as an agent loop of verl, over its servers. Needs verl (tested with 0.9.1), and its trainer's own
-rollout at temperature 1 without top-p and top-k.
+"""Rollouts with reuse as an agent loop of verl, over its servers. Needs verl (tested with 0.9.1), the extra `watch`,
+and its trainer's own rollout at temperature 1 without top-p and top-k.
 
 In a file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
 
@@ -13,19 +13,19 @@ log-probabilities as `top`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from math import exp
+from math import inf, log
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from paceline.core.noise import Noise
 from paceline.errors import PacelineError
+from paceline.net.client import Completion
+from paceline.net.endpoint import Body, Endpoint
 from paceline.rollout.rules import TOP
-from paceline.rollout.served import BANNED, Scored, ServedRule, answer
+from paceline.rollout.served import ServedRule, answer, generate, score
 from paceline.rollout.store import Key, RolloutStore, digest, visit_after
 
 
@@ -62,7 +62,7 @@ class RolloutReuseLoop(AgentLoopBase):
                     "verl's servers score at temperature 1 without filters, but these rollouts are sampled otherwise "
                     f"({sampling_params}); set temperature=1, top_p=1, top_k=-1."
                 )
-            tokens, reused, logprobs = await server.generate(prompt, budget, ()), 0, None
+            tokens, reused, logprobs = await generate(server, prompt, budget), 0, None
         else:
             # verl repeats each prompt n times in a row and numbers the rows of a batch by their priority.
             row = int(kwargs.get("priority", 0))
@@ -75,7 +75,8 @@ class RolloutReuseLoop(AgentLoopBase):
             self.store.put([(key, done.entry)])
             tokens, reused = done.tokens, done.reused
             wanted = bool(sampling_params.get("logprobs"))
-            logprobs = await server.logprobs(prompt, tokens) if wanted else None
+            scored = await score(server, [*prompt, *tokens], len(prompt), 0) if wanted else []
+            logprobs = [log(place.token) if place.token else -inf for place in scored] if wanted else None
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=tokens[:budget],
@@ -87,37 +88,26 @@ class RolloutReuseLoop(AgentLoopBase):
         )
 
 
-class VerlServer:
-    """verl's client as `paceline.rollout.served.Server`."""
+class VerlServer(Endpoint):
+    """verl's client as an endpoint; it takes what `served` asks for."""
+
+    name = "verl"
 
     def __init__(self, client: Any, sampling_params: dict[str, Any]):
+        super().__init__()
         self._client, self._params = client, sampling_params
         self._id = uuid4().hex  # one for a row, so that its requests go to one server, whose cache has the prompt
 
-    async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
-        more = {"logit_bias": dict.fromkeys(banned, BANNED)} if banned else {}
-        output = await self._ask(tokens, max_tokens=count, **more)
-        return list(output.token_ids)
-
-    async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
-        """See `Server`. verl does not report a token of the text that is not among the `top` best."""
-        fields = (await self._ask(tokens, max_tokens=1, prompt_logprobs=top)).extra_fields
+    async def complete(self, body: Body) -> Completion:
+        """verl does not report a token of the prompt that is not among the best."""
+        params = {**self._params, **{name: body[name] for name in ("max_tokens", "prompt_logprobs") if name in body}}
+        if "logit_bias" in body:
+            params["logit_bias"] = {int(token): bias for token, bias in body["logit_bias"].items()}
+        output = await self._client.generate(self._id, prompt_ids=list(body["prompt"]), sampling_params=params)
+        places = [output.extra_fields.get(name, ()) for name in ("prompt_ids", "prompt_logprobs")]
         # Entry i of both lists is about token i + 1; the last one is padding.
-        places = zip(fields["prompt_ids"][begin - 1 : -1], fields["prompt_logprobs"][begin - 1 : -1], strict=True)
-        scored = []
-        for token, (ids, logprobs) in zip(tokens[begin:], places, strict=True):
-            best = {i: exp(logprob) for i, logprob in zip(ids, logprobs, strict=True)}
-            scored.append(Scored(best, best.get(int(token))))
-        return scored
-
-    async def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Of every token of the answer under the present policy."""
-        scored = await self.score([*prompt, *tokens], len(prompt), 0)
-        return [float(np.log(place.token or 0.0)) for place in scored]
-
-    async def _ask(self, tokens: Sequence[int], **changes: Any) -> Any:
-        params = {**self._params, **changes}  # a copy: servers take entries out
-        return await self._client.generate(self._id, prompt_ids=list(tokens), sampling_params=params)
+        known = [dict(zip(ids, logprobs, strict=True)) for ids, logprobs in zip(*places, strict=True)]
+        return Completion(tokens=list(output.token_ids), prompt_logprobs=[{}, *known[:-1]])
 
 
 def _is_unfiltered(params: dict[str, Any]) -> bool:

@@ -6,5 +6,5 @@ and bodies. `settings.py` says how much requests may ask for, `fields.py` what c
 in its own form.
 `responses.py` writes chats and texts. `chats.py` works a request out and has it answered, for the routes and, without
 HTTP, for `local.py`. `tools.py` is what a chat template is given, `reading.py` how the model's answers are read,
-`structure.py` grammars, `metrics.py` what is noted. The engine runs in the thread of a `workbench.worker`. Knows
+`structure.py` grammars, `metrics.py` what is noted. The engine runs in the thread of a `worker`. Knows
 drafters by the names that requests give them."""

@@ -36,9 +36,9 @@ from paceline.core.sampling import SamplingParams, probabilities, warp
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.engine.engine import Engine
+from paceline.peers.reference import PIECE, SCALES, is_tie, noise_of
+from paceline.runs.chance import TILTS, bounds
 from paceline.target.base import Target
-from paceline.workbench.chance import TILTS, bounds
-from paceline.workbench.reference import PIECE, SCALES, is_tie, noise_of
 
 log = logging.getLogger("paceline.audit")
 

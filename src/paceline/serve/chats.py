@@ -19,6 +19,7 @@ from paceline.core.request import Completion, Delta
 from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, shortened
+from paceline.logs.tool_calls import prepared
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
@@ -27,8 +28,7 @@ from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import serving, shown_drafts
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
-from paceline.workbench.tool_calls import prepared
-from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
+from paceline.serve.worker import EngineFailed, Job, Unavailable, Worker
 
 if TYPE_CHECKING:
     from paceline.serve.metrics import RequestLog

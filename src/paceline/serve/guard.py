@@ -29,7 +29,7 @@ from paceline.jsonl import NotJSON, loads
 from paceline.serve.fields import validated
 from paceline.serve.said import problem, problem_of_messages, problem_of_ollama, readable
 from paceline.serve.settings import Limits, Refused, Settings
-from paceline.workbench.worker import Busy, EngineFailed, Unavailable
+from paceline.serve.worker import Busy, EngineFailed, Unavailable
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from paceline.serve.reading import Piece, Reader
 from paceline.serve.responses import usage
 from paceline.serve.said import once, public
 from paceline.serve.settings import Refused
-from paceline.workbench.worker import Job
+from paceline.serve.worker import Job
 
 
 class TextFormat(JsonSchema):

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from paceline.serve.guard import HEAD, refused
 from paceline.serve.metrics import serving
-from paceline.workbench.worker import Unavailable, Worker
+from paceline.serve.worker import Unavailable, Worker
 
 REST = 2  # seconds that clients have to read what is left for them, after everything has ended
 

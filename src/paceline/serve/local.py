@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from paceline import __version__
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.net.client import Completion, CompletionError
+from paceline.net.endpoint import Body, Endpoint
 from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, TextRequest, validated
 from paceline.serve.responses import styles_of, whole
 from paceline.serve.settings import Settings
-from paceline.workbench.client import Completion, CompletionError
-from paceline.workbench.endpoint import Body, Endpoint
-from paceline.workbench.worker import Worker
+from paceline.serve.worker import Worker
 
 WAITING = 1 << 30  # requests that may wait: the caller knows how many it has
 STOP_SECONDS = 60.0

@@ -19,7 +19,7 @@ from paceline.serve.fields import IMAGE, ChatRequest, Seed, Strict, Thinking, va
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import once, problem_of_messages
 from paceline.serve.settings import Refused
-from paceline.workbench.worker import Job, Unavailable
+from paceline.serve.worker import Job, Unavailable
 
 BILLING = "x-anthropic-billing-header:"
 """How a block begins that Claude Code puts before its system prompt. It differs from session to session, and would keep

@@ -16,9 +16,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.core.request import Delta
-from paceline.jsonl import REQUESTS, Appender
+from paceline.outputs import REQUESTS, Appender
 from paceline.serve.said import serving
-from paceline.workbench.worker import Job, Worker
+from paceline.serve.worker import Job, Worker
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
 """Limits of the buckets of times."""

@@ -13,7 +13,7 @@ from paceline.serve.fields import ChatRequest, Seed, Strict, Tool, validated
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem_of_ollama
 from paceline.serve.settings import Refused
-from paceline.workbench.worker import Job
+from paceline.serve.worker import Job
 
 VERSION = "0.9.0"
 """The version of Ollama whose chats these are: clients decide by it what they may ask."""

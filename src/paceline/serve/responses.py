@@ -19,7 +19,7 @@ from paceline.serve.chats import Chats, Form, Prompted, only_echo
 from paceline.serve.fields import ChatRequest, Common
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem
-from paceline.workbench.worker import Job, Unavailable
+from paceline.serve.worker import Job, Unavailable
 
 MANY = 200  # log-probabilities that are written down in a thread
 Made = TypeVar("Made")

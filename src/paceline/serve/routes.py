@@ -30,7 +30,7 @@ from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.ollama import VERSION, Lines, OllamaRequest, ShowRequest, listed, shown
 from paceline.serve.responses import Chunks, styles_of, whole
 from paceline.serve.settings import Settings
-from paceline.workbench.worker import Job, Worker
+from paceline.serve.worker import Job, Worker
 
 if TYPE_CHECKING:
     from paceline.serve.audit import Audit

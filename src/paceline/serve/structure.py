@@ -21,8 +21,8 @@ import torch
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, shortened
 from paceline.formats.tokenizer import Tokenizer
+from paceline.peers.contestant import in_common
 from paceline.serve.settings import Refused
-from paceline.workbench.contestant import in_common
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

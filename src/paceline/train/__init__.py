@@ -1,4 +1,3 @@
 """Training recipes: drafters for any model, one file a recipe over one shared loop (`loop.py`).
 
-python -m paceline.train --help
-"""
+The command of a recipe is a function of dataclasses of options; `cli/train.toml` names it."""

@@ -2,7 +2,7 @@
 
 A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, packed or not;
 `NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
-have the forms that `workbench.conversations` reads."""
+have the forms that `logs.conversations` reads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from paceline.errors import PacelineError, install
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import MAYBE_PACKED, PACKED, text_of
+from paceline.logs import conversations
+from paceline.logs.conversations import FORMS, Conversation
+from paceline.logs.transcript import Transcriber
+from paceline.textfiles import MAYBE_PACKED, PACKED, text_of
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
-from paceline.workbench import conversations
-from paceline.workbench.conversations import FORMS, Conversation
-from paceline.workbench.transcript import Transcriber
 
 Message = dict[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "assistant")
@@ -180,7 +180,7 @@ class Example:
 def read_examples(
     file: Path, tokenizer: Tokenizer, questions: Path | None = None, *, need_prompts: bool = False
 ) -> Iterator[Example]:
-    """The answers in a JSON Lines file, in any form that `workbench.conversations` reads. A record that is one text is
+    """The answers in a JSON Lines file, in any form that `logs.conversations` reads. A record that is one text is
     an answer without a known prompt. A record may have a "source" or a "category".
 
     questions     Spec-Bench's question.jsonl, which has the prompts and categories of its answers.

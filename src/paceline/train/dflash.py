@@ -30,8 +30,9 @@ from paceline.formats.heads.dflash import CONVOLVED, LARGEST, MASK
 from paceline.formats.shape import Shape, rotary_tables
 from paceline.train.eagle import TapsConfig, TapsLoss, layer_config
 from paceline.train.loss import CHUNK, distance, overlaps
+from paceline.train.options import DrafterOptions
 from paceline.train.student import Student, known_depths
-from paceline.train.trainer import Trainer, head_command
+from paceline.train.trainer import Trainer, train_head
 from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
 SURE_OF = 256  # most positions of a batch by which the confidence head learns: each costs both distributions once more
@@ -50,11 +51,7 @@ class BlockConfig(TapsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(BlockConfig):
-    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
-
-    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
-
-    At the end acceptance is measured by depth on held-out answers."""
+    """What DFlash adds: a Markov head and a confidence head."""
 
     markov: int = option(0, "Rank of the Markov head; 0: no Markov head.", least=0)
     confidence: bool = option(False, "Train a confidence head.", names=("--confidence",))
@@ -66,12 +63,7 @@ class DFlashConfig(BlockConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DFlash2Config(BlockConfig):
-    """Train DFlash2's layers, which convolve a block and choose among its best tokens, for `--draft dflash:OUT`.
-
-    paceline train dflash2 MODEL --prompts mine=prompts.jsonl --generate 5000 --out build/dflash2
-
-    At the end acceptance is measured by depth on held-out answers, of the tokens that the selector chooses. OUT is in
-    the published layout."""
+    """The selector and the window of DFlash2."""
 
     whole = True
     vocab: int | None = option(
@@ -386,5 +378,20 @@ class DFlash2Loss(BlockLoss):
         return super().facts() | kind | sight | drafted
 
 
-command = head_command(DFlashConfig)
-second_command = head_command(DFlash2Config)
+def command(setup: DrafterOptions, config: DFlashConfig) -> bool:
+    """Train layers that fill a block of tokens in one pass, for `--draft dflash:OUT`.
+
+    paceline train dflash MODEL --prompts mine=prompts.jsonl --generate 5000 --markov 64 --confidence --out build/dflash
+
+    At the end acceptance is measured by depth on held-out answers."""
+    return train_head(setup.training(config), config)
+
+
+def second_command(setup: DrafterOptions, config: DFlash2Config) -> bool:
+    """Train DFlash2's layers, which convolve a block and choose among its best tokens, for `--draft dflash:OUT`.
+
+    paceline train dflash2 MODEL --prompts mine=prompts.jsonl --generate 5000 --out build/dflash2
+
+    At the end acceptance is measured by depth on held-out answers, of the tokens that the selector chooses. OUT is in
+    the published layout."""
+    return train_head(setup.training(config), config)

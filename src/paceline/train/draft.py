@@ -15,8 +15,9 @@ from paceline import __version__
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.layers import use_blocks
+from paceline.train.llama import ModelConfig, new_llama
 from paceline.train.loss import Distance
-from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.options import Compiled, DrafterOptions
 from paceline.train.student import Student, chain
 from paceline.train.trainer import (
     LOSS_HELP,
@@ -25,7 +26,6 @@ from paceline.train.trainer import (
     Training,
     pad_token,
 )
-from paceline.workbench.llama import ModelConfig, new_llama
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,6 @@ def train_draft(training: Training, config: DraftConfig = DraftConfig(), compile
     return True
 
 
-@drafter_command
 def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = True) -> bool:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 

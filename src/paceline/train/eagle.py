@@ -31,9 +31,9 @@ from paceline.formats.heads.vocab import OFFSETS, from_offsets, to_offsets
 from paceline.formats.shape import Shape, rotary_tables
 from paceline.target.load import read_config
 from paceline.train.loss import IGNORE, distance
-from paceline.train.options import Layers, layers_of
+from paceline.train.options import DrafterOptions, Layers, layers_of
 from paceline.train.student import Student, spread
-from paceline.train.trainer import HeadConfig, Trainer, head_command
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
 LARGE = 32_768  # a vocabulary of more tokens is large
@@ -96,11 +96,7 @@ def below(used: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
-    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
-
-    paceline train eagle smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
-
-    At the end acceptance is measured by depth on held-out answers."""
+    """The loss of EAGLE's first head."""
 
     soft: float = option(0.1, "Weight of the cross-entropy in the loss; SmoothL1 has the weight 1.", least=0)
     noise: float = option(0.1, "Add uniform noise of at most this to the states, up or down.", least=0)
@@ -173,7 +169,13 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-command = head_command(EagleConfig)
+def command(setup: DrafterOptions, config: EagleConfig) -> bool:
+    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
+
+    paceline train eagle smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
+
+    At the end acceptance is measured by depth on held-out answers."""
+    return train_head(setup.training(config), config)
 
 
 # EAGLE-3 ---------------------------------------------------------------------------------------------------------
@@ -270,11 +272,7 @@ class TapsLoss(Student):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(TapsConfig):
-    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
-
-    paceline train eagle3 smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
-
-    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
+    """The steps and the width of EAGLE-3's layer."""
 
     own = {**LayerConfig.own, "clip": 0.5}
 
@@ -387,4 +385,10 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-eagle3_command = head_command(Eagle3Config)
+def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
+    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
+
+    paceline train eagle3 smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
+
+    At the end acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format."""
+    return train_head(setup.training(config), config)

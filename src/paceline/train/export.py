@@ -4,21 +4,20 @@ Our folders, and published ones, leave out the output head, which is shared with
 the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)"""
 
 import re
+import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from torch import Tensor
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import CONFIG, WEIGHTS
 from paceline.formats.heads.files import open_head
 from paceline.formats.shape import Shape
-from paceline.jsonl import replacing, write_json
+from paceline.outputs import replacing, write_json
 from paceline.target.load import open_weights, read_config
 from paceline.train.options import Out
 from paceline.train.saving import save_tensors
-from paceline.workbench.options import with_options
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
@@ -63,15 +62,14 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     write_json(out / CONFIG, config, indent=2)
 
 
-@with_options
 def command(
-    heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
-    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target of the heads.")],
     out: Out,
+    heads: Path = option(help="Folder of the Medusa heads.", argument=True, exists=True, file_okay=False),
+    target: Path = option(help="Folder of the target of the heads.", argument=True, exists=True, file_okay=False),
 ) -> None:
     """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` have it already.)
 
     paceline export vllm build/medusa path/to/model --out build/medusa-vllm
     """
     export_medusa(heads, target, out)
-    typer.echo(f"wrote {out}", err=True)
+    print(f"wrote {out}", file=sys.stderr)

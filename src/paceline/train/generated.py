@@ -18,9 +18,10 @@ from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import as_object, write_json
+from paceline.jsonl import as_object
+from paceline.outputs import write_json
+from paceline.runs.runs import Lines, check_identity
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
-from paceline.workbench.runs import Lines, check_identity
 
 BATCH = 64  # prompts answered at once
 OPENING = (16, 64)  # least and most tokens of a plain text that are a prompt, which the target continues

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,8 +35,10 @@ from paceline.draft.spec import option
 from paceline.formats.heads.networks import PREFIX, GroundedHeads, JointHeads, ResidualHeads, concat_scaled
 from paceline.train.layers import DecoderLayers
 from paceline.train.loss import IGNORE, chunked_cross_entropy
+from paceline.train.measure import measure_folder
+from paceline.train.options import DrafterOptions, TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
-from paceline.train.trainer import HeadConfig, Trainer, head_command
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +171,7 @@ def own_output_heads(teacher: Any, depth: int) -> nn.ModuleList:
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(OwnHeadsConfig):
-    """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
-
-    paceline train medusa smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
+    """The shape of Medusa's heads."""
 
     layers: int = option(1, "Number of residual blocks of a head.", least=1)
 
@@ -207,17 +205,19 @@ class MedusaLoss(HeadsLoss):
         return {"medusa_num_heads": self.depths, "medusa_num_layers": self.layers, "own_heads": own_heads}
 
 
-medusa_command = head_command(MedusaConfig)
+def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
+    """Train Medusa's heads, for `--draft medusa:OUT`: small networks that read the target's last state.
+
+    paceline train medusa smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+    return train_head(setup.training(config), config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(HeadsConfig):
-    """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
-
-    paceline train hydra smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
+    """The shape of Hydra's heads."""
 
     layers: int = option(4, "Number of blocks of a head; those after the first share their weights.", least=1)
     prefix: bool = option(True, "Put a decoder layer between the target and the heads, as in Hydra++.")
@@ -262,17 +262,19 @@ class HydraLoss(HeadsLoss):
         }
 
 
-hydra_command = head_command(HydraConfig)
+def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
+    """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
+
+    paceline train hydra smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+    return train_head(setup.training(config), config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(OwnHeadsConfig):
-    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
-
-    paceline train amphista smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
-
-    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
-    that."""
+    """The shape of Amphista's network."""
 
     encoder_ffn: bool = option(True, "Put a gated MLP into the encoder, after the attention.")
 
@@ -313,4 +315,28 @@ class AmphistaLoss(HeadsLoss):
         return {"network": {"heads": self.depths, "encoder_ffn": self.ffn, "own_heads": own}}
 
 
-amphista_command = head_command(AmphistaConfig)
+def amphista_command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
+    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
+
+    paceline train amphista smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
+
+    At the end the heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from
+    that."""
+    return train_head(setup.training(config), config)
+
+
+def tree_command(
+    target: TargetName,
+    heads: str = option(help="Heads to measure, as --draft names them, such as medusa:PATH.", argument=True),
+    data: Path = option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False),
+    answers: int = option(200, "Largest number of answers to measure on.", least=1),
+    threads: Threads = 1,
+) -> None:
+    """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
+
+    paceline train tools tree smollm2 medusa:downloads/heads --data answers.jsonl
+
+    Use it for heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and
+    `amphista` do the same when they end."""
+    use_threads(threads)
+    measure_folder(heads, target, data, answers)

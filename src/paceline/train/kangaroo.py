@@ -20,19 +20,15 @@ from paceline.errors import PacelineError
 from paceline.formats.shape import Shape, rotary_tables
 from paceline.target.load import read_config
 from paceline.train.loss import IGNORE
+from paceline.train.options import DrafterOptions
 from paceline.train.student import Student, chain
-from paceline.train.trainer import HeadConfig, Trainer, head_command
+from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, UnrolledAttention
 
 
 @dataclass(frozen=True, kw_only=True)
 class KangarooConfig(HeadConfig):
-    """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
-
-    paceline train kangaroo smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
-
-    At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
-    place."""
+    """An adapter's place and rate."""
 
     passes: ClassVar[int] = 10  # the authors make 20
     # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
@@ -126,4 +122,11 @@ class KangarooLoss(Student):
         return KangarooLoss(self.teacher, self.config).to(self.teacher.device)
 
 
-command = head_command(KangarooConfig)
+def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
+    """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
+
+    paceline train kangaroo smollm2 --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
+
+    At the end the adapter is measured on held-out answers, and for comparison the target's own norm and head in its
+    place."""
+    return train_head(setup.training(config), config)

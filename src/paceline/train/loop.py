@@ -5,7 +5,7 @@ several processes through accelerate, Muon and AdamW, the learning rate, clippin
 exactly, validation by source, and a log.
 
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes only the
-speed: `torchrun --nproc-per-node 2 -m paceline.train ...`."""
+speed: `torchrun --nproc-per-node 2 -m paceline train ...`."""
 
 import json
 import math
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import STEPS, Appender, loads, objects, replacing
-from paceline.train.options import CHECKPOINT
+from paceline.jsonl import loads
+from paceline.outputs import STEPS, Appender, replacing
+from paceline.textfiles import objects
 from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # 
 
 Batch = dict[str, Tensor]
 LOG = "log.jsonl"  # the log of a run, in its folder
+CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from rich.console import Console
 from torch import Tensor
 
@@ -24,11 +22,10 @@ from paceline.draft.models.fixed_tree import HeadsDrafter, HeadsModel
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.errors import PacelineError
-from paceline.jsonl import check_folder, write_json
+from paceline.outputs import check_folder, write_json
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train.data import Example, Rows, batches, read_examples
-from paceline.train.options import TargetName, Threads, use_threads
 from paceline.train.student import Student, known_depths
 
 RANKS = 10  # candidates of each depth that are counted
@@ -204,20 +201,9 @@ def measure_heads(target: Target, model: HeadsModel, examples: Iterable[Example]
     return fits
 
 
-def command(
-    target: TargetName,
-    heads: Annotated[str, typer.Argument(help="Heads to measure, as --draft names them, such as medusa:PATH.")],
-    data: Annotated[Path, typer.Option(help="JSON Lines of answers with their prompts.", exists=True, dir_okay=False)],
-    answers: Annotated[int, typer.Option(help="Largest number of answers to measure on.", min=1)] = 200,
-    threads: Threads = 1,
-) -> None:
-    """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
-
-    paceline train tools tree smollm2 medusa:downloads/heads --data answers.jsonl
-
-    Use it for heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and
-    `amphista` do the same when they end."""
-    use_threads(threads)
+def measure_folder(heads: str, target: str, data: Path, most: int) -> None:
+    """Measure the heads that a spec names on at most so many answers in `data`, and write slots.json next to them.
+    PacelineError for a drafter without a tree of fixed shape."""
     drafter = create(heads)
     if not isinstance(drafter, HeadsDrafter):
         raise PacelineError(f"{heads} does not fill a tree of fixed shape: there is nothing to measure for it")
@@ -227,7 +213,7 @@ def command(
     model = load(target, tokenizer=tokenizer)
     drafter.bind(model)
     drafter.model.use_ranks()
-    examples = list(islice(read_examples(data, tokenizer, need_prompts=True), answers))
+    examples = list(islice(read_examples(data, tokenizer, need_prompts=True), most))
     with console.status(f"{len(examples)} answers ..."):
         fits = measure_heads(model, drafter.model, examples)
     write_slots(drafter.folder, fits)

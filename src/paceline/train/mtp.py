@@ -25,7 +25,7 @@ from paceline.formats.shape import Shape, as_checkpoint
 from paceline.target.load import read_config
 from paceline.train.eagle import LayerConfig, LayerLoss
 from paceline.train.loss import IGNORE
-from paceline.train.options import DrafterOptions, drafter_command
+from paceline.train.options import DrafterOptions
 from paceline.train.student import Student
 from paceline.train.trainer import Trainer, train_head, training_folder
 from paceline.train.unrolled import Memory, Unrolled, attend, begin_as_last
@@ -148,7 +148,6 @@ class MtpLoss(LayerLoss):
         return MtpLoss(self.teacher, self.config, self.head).to(self.teacher.device) if self.head else None
 
 
-@drafter_command
 def command(setup: DrafterOptions, config: MtpConfig) -> bool:
     """Tune a target's multi-token-prediction head for several steps, or begin one, for `--draft mtp:OUT`.
 

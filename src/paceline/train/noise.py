@@ -25,12 +25,12 @@ from torch.nn.functional import cross_entropy
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.folder import TUNED_FILE
-from paceline.jsonl import write_json
+from paceline.outputs import write_json
 from paceline.train.data import Rows, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.measure import RANKS, Fit, slot_lines, write_slots
-from paceline.train.options import Compiled, DrafterOptions, drafter_command
+from paceline.train.options import Compiled, DrafterOptions
 from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
 from paceline.train.trainer import Trainer, TrainerConfig, Training, dtype_of, open_teacher, pad_token, training_folder
 
@@ -269,7 +269,6 @@ def measure_slots(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, se
     return slots
 
 
-@drafter_command
 def command(
     setup: DrafterOptions,
     config: NoisyConfig,

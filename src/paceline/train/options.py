@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import os
 import re
 import sys
@@ -19,22 +18,18 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
-from paceline.jsonl import as_object, check_folder, objects, output, readable, write_json
-from paceline.workbench.options import checked, with_options
+from paceline.given import checked
+from paceline.jsonl import as_object
+from paceline.outputs import check_folder, output, write_json
+from paceline.textfiles import objects, readable
 
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
 
-CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
 ANSWERING = 1 / 3  # of --hours, at most, for answers
-RESUMES = """The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there."""
-"""In the help of every command that trains a drafter."""
-
 _OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 """In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
@@ -51,36 +46,37 @@ def check_trained(out: Path | None) -> Path | None:
     return out
 
 
-Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_trained)]
+Out = Annotated[Path, option(help="Folder to write.", callback=check_trained)]
 Minutes = Annotated[
-    float | None,
-    typer.Option(help="How many minutes to train, including the decay of the learning rate.", min=0),
+    float | None, option(help="How many minutes to train, including the decay of the learning rate.", least=0)
 ]
 Hours = Annotated[
     float | None,
-    typer.Option(
+    option(
         help="How many hours to take in all, answers included (at most a third of them), at the lowest priority: a "
         "night on a machine that others use, too.",
-        min=0.01,
-        max=10_000,
+        least=0.01,
+        most=10_000,
     ),
 ]
 Tokens = Annotated[
-    int | None, typer.Option(
-        help="How many tokens to train on; such a training can be repeated exactly. 0 measures without training.", min=0
+    int | None, option(
+        help="How many tokens to train on; such a training can be repeated exactly. 0 measures without training.",
+        least=0,
     )
-]
-Threads = Annotated[int, typer.Option(help="Number of torch threads.", min=1, max=1024)]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn at random.", min=0)]
-Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
+]  # fmt: skip
+Threads = Annotated[int, option(help="Number of torch threads.", least=1, most=1024)]
+Seed = Annotated[int, option(help="Seed of everything that is drawn at random.", least=0)]
+Rate = Annotated[float, option(help="Peak learning rate.", least=0)]
 TargetName = Annotated[
     str,
-    typer.Argument(
-        help="Target to train for: a folder, a GGUF file, smollm2, or a name on the hub.", callback=checked(check_place)
+    option(
+        help="Target to train for: a folder, a GGUF file, smollm2, or a name on the hub.", argument=True,
+        callback=checked(check_place),
     ),
-]
-SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
-Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
+]  # fmt: skip
+SaveEvery = Annotated[float, option(help="Minutes between two checkpoints.", least=0)]
+Compiled = Annotated[bool, option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
 
 class Layers(tuple[int, ...]):
@@ -196,6 +192,8 @@ class DrafterOptions(AnswerOptions):
 
         The file answers.seconds.json has what answers took in earlier calls. PacelineError if there are none in their
         time, or if they took all of it before the training began."""
+        from paceline.train.loop import CHECKPOINT
+
         if hasattr(os, "nice"):
             os.nice(19)
         note, began = run / "answers.seconds.json", monotonic()
@@ -214,14 +212,8 @@ class DrafterOptions(AnswerOptions):
         if spent >= seconds and not (run / CHECKPOINT).exists():
             raise PacelineError("the answers took all of --hours, and nothing is trained yet: give more hours")
         if spent >= seconds * ANSWERING:
-            typer.echo("the time for answers is over; training goes on with those that are there", err=True)
+            print("the time for answers is over; training goes on with those that are there", file=sys.stderr)
         return answers, max(seconds - spent, 0.0) / 60
-
-
-def drafter_command(command: Callable[..., bool]) -> Callable[..., bool]:
-    """`with_options` for a command that trains a drafter; its help says too how to stop and go on."""
-    command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{RESUMES}"
-    return with_options(command)
 
 
 def use_threads(count: int) -> None:

@@ -30,14 +30,14 @@ from paceline.draft.methods.s2d import NEVER
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import CONFIG, KIND
-from paceline.jsonl import write_json
+from paceline.outputs import write_json
 from paceline.target.load import read_config
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, Distance, LmLoss, chunked_cross_entropy, distance
 from paceline.train.measure import Fit, Fits, fit_lines, rows_of, with_all
-from paceline.train.options import Compiled, DrafterOptions, Layers, drafter_command, layers_of
+from paceline.train.options import Compiled, DrafterOptions, Layers, layers_of
 from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
 from paceline.train.trainer import (
     LOSS_HELP,
@@ -267,7 +267,6 @@ class ExitRecord:
         return thresholds, speed
 
 
-@drafter_command
 def command(setup: DrafterOptions, config: SortedConfig, compiled: Compiled = True) -> bool:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 

@@ -24,8 +24,8 @@ from paceline.formats.adapter import WEIGHTS as ADAPTER
 from paceline.formats.heads.checkpoint import BLOCKS, CONFIG, KIND, WEIGHTS, TargetFacts
 from paceline.formats.heads.vocab import Vocabulary, vocab_size
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import replacing, write_whole
 from paceline.kernels.blocks import Blocks, WeightsByName
+from paceline.outputs import replacing, write_whole
 
 
 def save_drafter(out: Path, kind: str, *, config: dict[str, Any], tensors: WeightsByName, target: TargetFacts) -> None:

@@ -27,19 +27,18 @@ from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import quantised
 from paceline.formats.shape import as_checkpoint
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import check_folder
 from paceline.kernels.blocks import Weights
+from paceline.outputs import check_folder
+from paceline.peers.setup import expanded, folder_of
 from paceline.target.hf import quiet
 from paceline.target.load import load_tokenizer, read_config
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Look, LoopConfig, Stream, read_log, train
 from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
-from paceline.train.options import DrafterOptions, drafter_command
 from paceline.train.outlook import Outlook
 from paceline.train.saving import coverage, drop_adapter, must_keep, save_drafter, save_folder
 from paceline.train.student import StateCache, Student, target_states
-from paceline.workbench.peers.setup import expanded, folder_of
 
 MEASURED = 1 << 15  # most tokens of held-out rows that are measured
 OF_RUN = {"coverage", "loss", "speculators_config", "speculators_version"}
@@ -358,17 +357,6 @@ def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[s
     earlier = before.get("spent")
     total = {key: n for key, n in earlier.items() if type(n) in (int, float)} if isinstance(earlier, dict) else {}
     return total | {key: round(total.get(key, 0) + count, 2) for key, count in spent.items()}
-
-
-def head_command(recipe: type[HeadConfig]) -> Callable[..., bool]:
-    """The command of a recipe for heads; its help is the docstring of the recipe's config."""
-
-    def command(setup: DrafterOptions, config: HeadConfig) -> bool:
-        return train_head(setup.training(config), config)
-
-    command.__doc__ = recipe.__doc__
-    command.__annotations__ |= {"setup": DrafterOptions, "config": recipe, "return": bool}
-    return drafter_command(command)
 
 
 def open_teacher(target: Path) -> Any:

@@ -7,10 +7,9 @@ tokens cannot be drafted. `paceline.formats.heads.vocab` uses the counts."""
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -22,11 +21,11 @@ from paceline.formats.heads import vocab
 from paceline.formats.heads.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
-from paceline.jsonl import check_file as writable
-from paceline.jsonl import check_folder, output
+from paceline.outputs import check_file as writable
+from paceline.outputs import check_folder, output
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.train.data import Example, read_examples
-from paceline.train.options import AnswerOptions, TargetName, use_threads, with_options
+from paceline.train.options import AnswerOptions, TargetName, use_threads
 from paceline.train.saving import coverage, must_keep, save_vocabulary
 
 ASIDE = 10  # one prompt in this number is kept aside for the report, with its answers
@@ -183,11 +182,10 @@ def _table(rows: Sequence[Covered]) -> list[str]:
     ]
 
 
-@with_options
 def command(
     setup: AnswerOptions,
     target: TargetName,
-    more: Annotated[list[Path] | None, typer.Argument(help="More files of answers.", metavar="[FILE]...")] = None,
+    more: list[Path] | None = option(None, "More files of answers.", metavar="[FILE]...", argument=True),
     text: list[Path] | None = option(
         None, "JSON Lines file of the target's answers; more files may follow.", metavar="FILE"
     ),
@@ -227,4 +225,4 @@ def command(
     else:
         assert out is not None
         lines = train_vocabulary(target, files, out, keep, questions)
-    typer.echo("\n".join(lines))
+    print("\n".join(lines))

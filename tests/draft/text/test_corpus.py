@@ -12,8 +12,8 @@ from paceline.draft.text.store import HEADER, open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, StoreError
 from paceline.formats.tokenizer import Tokenizer
-from paceline.workbench import corpus as reading
-from paceline.workbench.corpus import build, texts
+from paceline.replay import corpus as reading
+from paceline.replay.corpus import build, texts
 
 
 class Letters:
@@ -201,7 +201,7 @@ def test_shards_make_the_same_corpus(tmp_path, monkeypatch, most):
             worked.append(item)
             yield make(*options)(item)
 
-    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 100)
+    monkeypatch.setattr("paceline.textfiles.PIECE_BYTES", 100)
     monkeypatch.setattr(reading, "spread", serially)
     monkeypatch.setattr(reading, "load_tokenizer", lambda name: LETTERS)
     records = [{"text": "abcdef"}, {"text": "gh."}, *({"text": "ijk" * i} for i in range(1, 30))]

@@ -15,7 +15,8 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_vali
 from paceline.errors import PacelineError, install, meant
 from paceline.evals.align import sample
 from paceline.evals.align.types import KINDS, Data, Item, Label, Rule, Scenario
-from paceline.jsonl import loads, objects
+from paceline.jsonl import loads
+from paceline.textfiles import objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")

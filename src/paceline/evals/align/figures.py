@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.evals.align.options import ALPHA, Scoring
 from paceline.evals.align.types import KINDS, Rule, Scenario, Verdict
-from paceline.workbench.runs import ENOUGH, read_about, rows
+from paceline.runs.runs import ENOUGH, read_about, rows
 
 KIND = "align"  # the kind of run in run.json
 GENERATIONS, JUDGEMENTS, ERRORS = "generations.jsonl", "judgements.jsonl", "errors.jsonl"

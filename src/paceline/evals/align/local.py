@@ -18,9 +18,9 @@ from paceline.errors import ModelError
 from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.types import digest
 from paceline.formats.facts import Facts
+from paceline.net.client import Completion
 from paceline.serve.local import Local
 from paceline.target.base import Needs
-from paceline.workbench.client import Completion
 
 MOST_TURNS = 256  # turns whose tokens are remembered, for prefixes that continue them
 MOST_SCOPES = 128  # scopes whose drafters are remembered; more than can be active at once

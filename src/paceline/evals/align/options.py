@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from paceline.draft.spec import option
-from paceline.jsonl import check_folder
-from paceline.workbench.options import Keys
+from paceline.net.keys import Keys
+from paceline.outputs import check_folder
 
 ALPHA = 0.3  # the paper's; it recommends 0.2 to 0.5
 COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows the judge

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from paceline.evals.align import figures
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, OVERALL, About, planned_rows, results, scored
-from paceline.workbench.report import COLORS, Curve, plot, render
+from paceline.runs.report import COLORS, Curve, plot, render
 
 TEMPLATE, TABLE, CHOICES = (
     Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "table.md", "choices.txt")

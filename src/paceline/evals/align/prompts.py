@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.evals.align.types import Item, Kind, Rule, Scenario, digest
-from paceline.workbench.report import macro
+from paceline.runs.report import macro
 
 VERSION = "1"
 JUDGE_VERSION = "1"

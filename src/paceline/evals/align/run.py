@@ -30,11 +30,12 @@ from paceline.evals.align.judge import CHECKS, Checks, Judge, ModelJudge, Scorer
 from paceline.evals.align.methods import Method, Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
+from paceline.given import listed
 from paceline.interrupt import Interrupt
-from paceline.workbench.client import Retry, find_model, is_url
-from paceline.workbench.endpoint import Remote
-from paceline.workbench.options import Keys, listed
-from paceline.workbench.runs import Lines, Run, new_folder
+from paceline.net.client import Retry, find_model, is_url
+from paceline.net.endpoint import Remote
+from paceline.net.keys import Keys
+from paceline.runs.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
 HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run

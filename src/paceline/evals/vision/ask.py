@@ -31,10 +31,10 @@ from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
-from paceline.workbench.client import Completion, Retry
-from paceline.workbench.endpoint import Remote
-from paceline.workbench.options import Keys
-from paceline.workbench.runs import Lines
+from paceline.net.client import Completion, Retry
+from paceline.net.endpoint import Remote
+from paceline.net.keys import Keys
+from paceline.runs.runs import Lines
 
 PROMPTS = 2  # version of the wordings below; other wordings are other questions
 YES_NO = 'Does this caption fit the picture? "{caption}"\nAnswer yes or no.'

@@ -21,7 +21,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.captions import VALUES
-from paceline.jsonl import objects
+from paceline.textfiles import objects
 
 Root = Path | zipfile.Path
 Query = dict[str, Any]

@@ -23,8 +23,9 @@ from paceline.evals.vision.captions import VALUES, holds
 from paceline.evals.vision.dataset import Case, Data, read_data, values_of
 from paceline.evals.vision.options import EndpointOptions, RunOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
-from paceline.jsonl import write_json
-from paceline.workbench.options import Keys, listed
+from paceline.given import listed
+from paceline.net.keys import Keys
+from paceline.outputs import write_json
 
 Vectors = NDArray[np.floating[Any]]
 Scores = NDArray[np.floating[Any]]

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from paceline.draft.spec import option, parse, values
 from paceline.errors import MethodError, PacelineError, meant
-from paceline.jsonl import check_folder, output
-from paceline.workbench.options import Keys
+from paceline.net.keys import Keys
+from paceline.outputs import check_folder, output
 
 Split = Literal["all", "train", "test"]
 Scope = Literal["own", "batch"]

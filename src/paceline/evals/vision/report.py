@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision.captions import TITLES
 from paceline.evals.vision.dataset import Case, Data, data_url, read_data
 from paceline.evals.vision.evaluate import REPORT, SCORES
-from paceline.workbench.report import COLORS, Curve, plot, render
+from paceline.runs.report import COLORS, Curve, plot, render
 
 TEMPLATE, PUBLISHED = (Path(__file__).with_name(name) for name in ("page.html.jinja", "published.toml"))
 SIDE = 132  # pixels of a picture on the page

@@ -33,7 +33,7 @@ from paceline.evals.vision.evaluate import BATCH, DualEncoder, score
 from paceline.evals.vision.options import Negatives, Scope, TrainOptions, TuneOptions
 from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
-from paceline.jsonl import STEPS, Appender, Writer, replacing, write_json
+from paceline.outputs import STEPS, Appender, Writer, replacing, write_json
 
 LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
 CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336

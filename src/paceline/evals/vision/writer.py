@@ -24,8 +24,8 @@ from paceline.errors import PacelineError
 from paceline.evals.vision import child
 from paceline.evals.vision.engine import PLAIN, Composition, build_facts, compose, render
 from paceline.evals.vision.options import BuildOptions
-from paceline.jsonl import write_json, write_whole
-from paceline.workbench.runs import check_identity
+from paceline.outputs import write_json, write_whole
+from paceline.runs.runs import check_identity
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
 COMPRESSION = 1  # level of the PNGs: 3 takes twice the time for a tenth of the bytes

@@ -1,0 +1,518 @@
+"""Completions from OpenAI-compatible servers: vLLM, SGLang, llama.cpp, paceline's own, a vendor's.
+
+    urls, model = parse("http://a:8000/v1,http://b:8000/v1#Qwen/Qwen3-14B")
+    async with Client(urls, slots=64) as client:
+        completion = await client.complete({"model": model, "messages": messages, "max_tokens": 100})
+
+Requests go to the servers in turn. Timeouts, broken connections, torn streams and the statuses 408, 409, 425, 429 and
+5xx may pass: the request is tried again after a jittered, exponentially growing pause, and not before Retry-After. Any
+other 4xx is the request's own fault. A server that answered 429 gets no request until its Retry-After is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import ip_address
+from itertools import count
+from pathlib import Path
+from random import uniform
+from time import monotonic, perf_counter
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+
+from paceline.errors import PacelineError, printable
+
+T = TypeVar("T")
+CONNECT_SECONDS, LIST_SECONDS = 10.0, 60.0
+WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Keys of a message that hold what the model wrote."""
+OPENAI = "https://api.openai.com/"
+UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # what JSON of another shape causes
+PASSING = frozenset({408, 409, 425, 429})
+SHORT_TRIES = 3
+"""Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
+MOST_PARTS = 1024  # of a completion: answers or calls
+MOST_BYTES = 1 << 26  # of what a server sends to one request, whatever it is
+MOST_SECONDS = 4 * 3600.0  # of an attempt, streams included
+PAGE_BYTES, PAGE_SECONDS = 16 << 20, 60.0  # of a page such as /metrics
+
+
+class CompletionError(PacelineError):
+    """A completion could not be had: the server refused it, or kept failing."""
+
+
+class _Passing(Exception):
+    """A failure that may pass. after: seconds the server asked to wait."""
+
+    def __init__(self, why: str, after: float = 0.0):
+        super().__init__(why)
+        self.after = after
+
+
+class _CutShort(_Passing):
+    """A completion that was cut off before its budget was spent; it is taken if it stays so."""
+
+    def __init__(self, partial: Completion):
+        super().__init__("the completion was cut off before its budget was spent")
+        self.partial = partial
+
+
+@dataclass(frozen=True)
+class Retry:
+    """tries: attempts at most. base, longest: seconds of the first and the longest pause."""
+
+    tries: int = 8
+    base: float = 0.5
+    longest: float = 30.0
+
+    async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """attempt(number), from 1, until it works. Raises CompletionError when it does not."""
+        for number in count(1):
+            try:
+                return await attempt(number)
+            except _CutShort as error:
+                if number >= min(SHORT_TRIES, self.tries):
+                    return error.partial  # type: ignore[return-value]
+                asked = 0.0
+            except _Passing as error:
+                if number >= self.tries:
+                    raise CompletionError(f"{error}; given up after {number} tries") from None
+                asked = error.after
+            await asyncio.sleep(uniform(0, min(self.longest, self.base * 2 ** (number - 1))) + min(asked, self.longest))
+        raise AssertionError("the loop has no end")
+
+
+SPECULATION_FIELDS = {
+    "num_spec_steps": ("spec_verify_ct",),
+    "num_draft_tokens": (
+        "total_draft_tokens", "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num", "draft_n",
+    ),
+    "num_accepted_draft_tokens": (
+        "total_accepted_draft_tokens", "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num",
+        "draft_n_accepted",
+    ),
+    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+}  # fmt: skip
+"""What an answer says of its drafts, by vLLM's names, which are ours; after each, the names of others: TensorRT-LLM's,
+in a choice's speculative_decoding; SGLang's of its versions, in a choice's meta_info (`"return_meta_info": true`); and
+llama.cpp's, in timings."""
+
+
+def speculation_of(said: object) -> dict[str, Any]:
+    """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
+    if not isinstance(said, dict):
+        return {}
+    spelt = ((name, key) for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name))
+    found = {name: said[key] for name, key in spelt if _counts(said.get(key))}
+    own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
+    if isinstance(drafters := said.get("by_drafter"), dict):
+        both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
+        own["by_drafter"] = {name: counts for name, counts in both.items() if _counts([*counts])}
+    return found | own if "num_draft_tokens" in found else {}
+
+
+def _counts(value: object) -> bool:
+    """Whether this is a number of something, or a list of them."""
+    return all(type(one) is int for one in value) if isinstance(value, list) else type(value) is int
+
+
+@dataclass
+class Completion:
+    """What a server answered.
+
+    reasoning      a thought that the server took out of the text.
+    finish_reason  "stop", "length" or what else the server says.
+    usage          the server's count of tokens, empty if it reports none.
+    logprobs       of each token, as servers of chats give them, where they were asked for.
+    prompt_logprobs  of each token of the prompt, from vLLM: of the best ones, and of the token itself, by id.
+    tool_calls     name and arguments of each call, as texts.
+    tokens         ids of the new tokens, from servers that return them.
+    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and
+                   our by_drafter as (drafted, accepted) of each; empty otherwise.
+    others         the answers after the first, where `n` asked for several.
+    streamed       it came as events.
+    times          seconds from the request to each event that brought a part of the answer; once where it came whole.
+    counts         token ids that each of these events brought; 0 from servers that return none.
+    tries          attempts that it took."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
+    tool_calls: list[dict[str, str]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    speculation: dict[str, Any] = field(default_factory=dict)
+    others: list[Completion] = field(default_factory=list)
+    streamed: bool = False
+    times: list[float] = field(default_factory=list, compare=False)
+    counts: list[int] = field(default_factory=list, compare=False)
+    tries: int = 1
+    began: float = field(default_factory=perf_counter, repr=False, compare=False)
+
+    @property
+    def rounds(self) -> int | None:
+        """Forwards that the answer took, from servers that report drafts; None otherwise."""
+        counts, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
+        own = counts.get("num_rounds")
+        accepted = counts.get("num_accepted_draft_tokens")
+        return own if own is not None or accepted is None else max(new - accepted, 1)
+
+    def take(self, part: dict[str, Any]) -> None:
+        """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
+        if part.get("error"):
+            raise _Passing(f"the server broke off: {printable(part['error'])[:300]}")
+        self.usage = part.get("usage") or self.usage
+        if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
+            raise TypeError("usage counts tokens in whole numbers")
+        of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
+        self.speculation = next(filter(None, map(speculation_of, of_all)), self.speculation)
+        for choice in part.get("choices") or ():
+            self._answer(choice.get("index") or 0)._add(choice)
+
+    def _answer(self, index: int) -> Completion:
+        if not 0 <= index < MOST_PARTS:
+            raise TypeError(f"index {index}")
+        while len(self.others) < index:
+            self.others.append(Completion())
+        return self.others[index - 1] if index else self
+
+    def _add(self, choice: dict[str, Any]) -> None:
+        of_one = choice.get("speculative_decoding"), choice.get("meta_info")
+        self.speculation = next(filter(None, map(speculation_of, of_one)), self.speculation)
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        self.text += _writable(message.get("content") or message.get("refusal") or "")
+        self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
+        self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
+        for place in choice.get("prompt_logprobs") or ():  # the first token's has none
+            self.prompt_logprobs.append({int(token): float(one["logprob"]) for token, one in (place or {}).items()})
+        self.tokens += choice.get("token_ids") or ()
+        for at, call in enumerate(message.get("tool_calls") or ()):
+            if not 0 <= (at := call.get("index", at)) < MOST_PARTS:
+                raise TypeError(f"index {at}")
+            self.tool_calls += [{"name": "", "arguments": ""} for _ in range(at + 1 - len(self.tool_calls))]
+            for key in ("name", "arguments"):
+                self.tool_calls[at][key] += (call.get("function") or {}).get(key) or ""
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if choice.get("token_ids") or any(message.get(part) for part in WRITTEN):
+            self.times.append(perf_counter() - self.began)
+            self.counts.append(len(choice.get("token_ids") or ()))
+
+
+@dataclass
+class _Host:
+    """A server, and when it may be asked again (time.monotonic)."""
+
+    url: str
+    api: openai.AsyncOpenAI
+    free_at: float = 0.0
+
+
+class Client:
+    """One model behind one server or several.
+
+    urls     base addresses, each up to and including /v1. slots: requests under way at once, over all of them.
+    key      the API key; it is sent and never written anywhere.
+    timeout  seconds without a byte before an attempt is given up."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        key: str | None = None,
+        slots: int = 8,
+        timeout: float = 600.0,
+        retry: Retry = Retry(),
+    ):
+        self.retry = retry
+        self._slots = asyncio.Semaphore(slots)
+        self._http = _http(key, timeout, slots)
+        self._hosts = [_Host(url.rstrip("/"), _api(url, self._http)) for url in urls]
+        self._next = 0
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def complete(self, body: dict[str, Any]) -> Completion:
+        """The completion of a request's body, which has "messages" or a "prompt"; "stream" asks for events, and a
+        server that cannot send them may answer at once. Raises CompletionError."""
+
+        async def attempt(number: int) -> Completion:
+            async with self._slots:
+                completion = await self._ask(await self._turn(), dict(body))
+            completion.tries = number
+            spent = completion.usage.get("completion_tokens")
+            if completion.finish_reason == "length" and spent is not None and spent < body.get("max_tokens", 0):
+                raise _CutShort(completion)
+            return completion
+
+        return await self.retry.run(attempt)
+
+    async def post(self, body: dict[str, Any]) -> Any:
+        """The JSON that the first server's own address answers to `body`. Raises CompletionError."""
+        host = self._hosts[0]
+
+        async def attempt(number: int) -> Any:
+            async with self._slots, self._mapped(host):
+                return await host.api.post(host.url, body=body, cast_to=object)
+
+        return await self.retry.run(attempt)
+
+    # One attempt ------------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> _Host:
+        """The next server that is not resting; waits if all of them rest."""
+        while True:
+            now = monotonic()
+            for offset in range(len(self._hosts)):
+                host = self._hosts[(self._next + offset) % len(self._hosts)]
+                if host.free_at <= now:
+                    self._next = (self._next + offset + 1) % len(self._hosts)
+                    return host
+            await asyncio.sleep(max(min(host.free_at for host in self._hosts) - now, 0.01))
+
+    async def _ask(self, host: _Host, body: dict[str, Any]) -> Completion:
+        of = host.api.chat.completions if "messages" in body else host.api.completions
+        asked = {key: body.pop(key) for key in ("model", "messages", "prompt", "stream") if key in body}
+        began = perf_counter()
+        async with (
+            self._mapped(host),
+            of.with_streaming_response.create(**asked, extra_body=body) as response,
+        ):
+            completion = await _read(response, began)
+        if not completion.finish_reason:
+            raise _Passing(f"{host.url}: the answer was torn, it ended without a finish_reason")
+        return completion
+
+    @asynccontextmanager
+    async def _mapped(self, host: _Host) -> AsyncIterator[None]:
+        """Raise _Passing for what may pass, CompletionError for what does not, and after MOST_SECONDS."""
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                yield
+        except TimeoutError:
+            raise CompletionError(f"{host.url} did not come to an end within {MOST_SECONDS / 3600:g} hours") from None
+        except openai.APIStatusError as error:
+            why = f"{host.url} answered {error.status_code}: {printable(error.response.text[:4096])[:300]}"
+            if error.status_code not in PASSING and error.status_code < 500:
+                raise CompletionError(why) from None
+            after = _seconds(error.response.headers.get("retry-after"))
+            if error.status_code == 429:
+                host.free_at = max(host.free_at, monotonic() + min(after, self.retry.longest))
+            raise _Passing(why, after) from None
+        except (openai.APITimeoutError, httpx2.TimeoutException):
+            raise _Passing(f"{host.url} timed out") from None
+        except httpx2.InvalidURL as error:
+            raise CompletionError(f"{host.url} is no address: {error}") from None
+        except (openai.APIError, httpx2.HTTPError) as error:
+            raise _Passing(f"{host.url} broke off: {_cause(error)}") from None
+        except (json.JSONDecodeError, RecursionError):
+            raise _Passing(f"{host.url} sent what is not JSON") from None
+
+
+async def find_model(url: str, key: str | None = None) -> str:
+    """The model that a server offers; CompletionError if there is none, or more than one to choose from."""
+    return only_model(url, await find_models(url, key))
+
+
+def only_model(url: str, names: Iterable[str]) -> str:
+    """The one of the names that a server offers; CompletionError if there is none, or more than one."""
+    every = list(names)
+    if len(every) != 1:
+        raise CompletionError(f"{url} offers {', '.join(every) or 'nothing'}; name one after a #: {url}#model")
+    return every[0]
+
+
+async def find_models(url: str, key: str | None = None) -> dict[str, str]:
+    """The models that a server offers, and who owns each: servers put their own name there. Raises CompletionError."""
+    async with _http(key, CONNECT_SECONDS) as http:
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                models = [model async for model in _api(url, http).models.list()]
+            return {model.id + "": getattr(model, "owned_by", None) or "" for model in models}
+        except (*UNREADABLE, openai.OpenAIError, httpx2.InvalidURL, TimeoutError) as error:
+            how = "; a model is named after a #: http://host:8000/v1#model"
+            raise CompletionError(_unread(url, f"{url}/models", error) + how) from None
+
+
+def get(url: str, path: str, key: str | None = None) -> bytes | None:
+    """The page at `path` beside /v1; None if there is none (status 200 alone counts). Raises CompletionError if the
+    server does not answer, and for pages beyond PAGE_BYTES or PAGE_SECONDS."""
+    address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx2.stream("GET", address, headers=headers, timeout=CONNECT_SECONDS, verify=_tls()) as response:
+            for piece in response.iter_bytes(1 << 16):
+                page += piece
+                if len(page) > PAGE_BYTES or perf_counter() - began > PAGE_SECONDS:
+                    raise CompletionError(f"{address} is longer than {PAGE_BYTES >> 20} MiB, or does not end")
+            return bytes(page) if response.status_code == 200 else None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise CompletionError(_unread(url, address, error)) from None
+
+
+def _unread(url: str, page: str, error: Exception) -> str:
+    """Why a page of the server at `url` cannot be read."""
+    if not is_url(url):
+        return f"{url!r} is no address of a server: write http://HOST:PORT or https://HOST"
+    return f"{page} cannot be read ({_cause(error)}); is the server up?"
+
+
+def is_url(text: str) -> bool:
+    """Whether a model is named by an address."""
+    return text.startswith(("http://", "https://"))
+
+
+def parse(spec: str) -> tuple[list[str], str]:
+    """Addresses and the model's name, "" if it is not given, of "URL[,URL...][#model]"."""
+    urls, _, model = spec.partition("#")
+    return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
+
+
+def api_key(
+    spec: str, variable: str | None = None, file: str | Path | None = None, *, over_http: bool = False
+) -> str | None:
+    """The API key for the servers of "URL[,URL...][#model]": what the environment variable or the file holds.
+    Without either OpenAI's own servers, asked by https, get OPENAI_API_KEY, and all others none.
+
+    Raises PacelineError if there is no key where one was to be, and for a key that would go to another machine by
+    plain http, unless `over_http`."""
+    urls = parse(spec)[0]
+    if variable is None and file is None:
+        return os.environ.get("OPENAI_API_KEY") if all(f"{url}/".startswith(OPENAI) for url in urls) else None
+    if variable is not None and file is not None:
+        raise PacelineError("give the API key by --api-key-env or by --api-key-file, one of the two")
+    where, key = str(file or variable), _read_key(file) if file else os.environ.get(variable or "", "").strip()
+    if not key:
+        what = "is empty" if file is not None else "is not in the environment"
+        raise PacelineError(f"{where}, which was to hold the API key, {what}")
+    if not (key.isascii() and key.isprintable()):
+        raise PacelineError(f"{where} holds no API key: it has characters that no key has")
+    if not over_http and (open_ := next((url for url in urls if not _is_private(url)), None)):
+        raise PacelineError(
+            f"the API key would go to {open_} over plain http, where all on the way can read it: use https, or allow "
+            "it by --key-over-http"
+        )
+    return key
+
+
+def _read_key(file: str | Path) -> str:
+    try:
+        return Path(file).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PacelineError(f"the API key's file {file} cannot be read: {error}") from None
+
+
+def _is_private(url: str) -> bool:
+    """Whether nobody on the way to a server reads what it is sent: it is asked by https, or runs on this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with suppress(ValueError):
+        return parts.scheme == "https" or ip_address(host).is_loopback
+    return parts.scheme == "https" or host == "localhost"
+
+
+_tls = cache(httpx2.create_ssl_context)  # takes tens of milliseconds, and is the same for all
+
+
+def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient:
+    """What requests go through: it sends `key` or none, and reads no more of an answer than MOST_BYTES."""
+
+    async def authorise(request: httpx2.Request) -> None:
+        request.headers.pop("Authorization", None)
+        if key:
+            request.headers["Authorization"] = f"Bearer {key}"
+
+    async def bound(response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        if "Content-Encoding" in response.headers:
+            raise CompletionError(f"{response.url.host} compresses its answer, which nobody asked for")
+        response.stream = _Bounded(response.stream, f"the answer of {response.url.host}")
+
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity"},  # a few bytes may expand to any number
+        verify=_tls(),
+        timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
+        limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
+        follow_redirects=False,  # they would take the key along
+        event_hooks={"request": [authorise], "response": [bound]},
+    )
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The bytes of an answer, MOST_BYTES of them at most; CompletionError for more."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, what: str):
+        self.inner, self.what = inner, what
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        count = 0
+        async for piece in self.inner:
+            if (count := count + len(piece)) > MOST_BYTES:
+                raise CompletionError(f"{self.what} is longer than {MOST_BYTES >> 20} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+def _api(url: str, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
+    """The client of one server. It sends nothing that the environment holds for OpenAI's own."""
+    unsent: Any = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
+    api = openai.AsyncOpenAI(
+        base_url=url.rstrip("/"), api_key="none", max_retries=0, http_client=http, default_headers=unsent
+    )
+    api._custom_headers = unsent  # without those of OPENAI_CUSTOM_HEADERS
+    return api
+
+
+async def _read(response: Any, began: float) -> Completion:
+    """A response of openai, whole or as events. began: when it was asked for (time.perf_counter). What is no completion
+    raises _Passing."""
+    completion = Completion(began=began)
+    try:
+        if "text/event-stream" in response.headers.get("content-type", ""):
+            completion.streamed = True
+            async for event in await response.parse():
+                completion.take(event.to_dict(warnings=False))
+        else:
+            completion.take(await response.json())
+    except UNREADABLE as error:
+        raise _Passing(f"the server sent what is not a completion: {error}") from None
+    return completion
+
+
+def _cause(error: BaseException) -> str:
+    """An error in words; openai's "Connection error." hides the reason in its cause."""
+    inner = error.__cause__ if isinstance(error, openai.APIConnectionError) and error.__cause__ else error
+    return str(inner) or type(inner).__name__
+
+
+def _writable(text: str) -> str:
+    """`text` with half surrogate pairs, which JSON may hold and no file can, as question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _seconds(text: str | None) -> float:
+    """A Retry-After that is a number of seconds; anything else, such as a date, is left to the back-off."""
+    try:
+        seconds = float(text or 0.0)
+    except ValueError:
+        return 0.0
+    return seconds if seconds > 0 else 0.0  # 0 for NaN

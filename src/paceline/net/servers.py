@@ -1,0 +1,352 @@
+"""Running servers over HTTP: which one it is, what its /metrics say of drafts, and requests sent to it under a load.
+
+    server = Server.find("http://127.0.0.1:8000/v1")
+    requests = read_requests("log.jsonl")
+    answers = asyncio.run(send(server, [server.body(one, 128) for one in requests], concurrency=8))
+    answers[0].times                    # seconds from the request to each delivery of tokens
+
+vLLM, SGLang, llama.cpp and our own server are known by name; any other with OpenAI's API can be asked. A request that
+fails is not tried again: a load generator counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import sha256
+from itertools import chain, islice, zip_longest
+from math import isfinite
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from paceline.errors import PacelineError, printable
+from paceline.jsonl import loads
+from paceline.logs.conversations import Conversation, ConversationError, Message, Reading, read
+from paceline.net.client import Client, Completion, CompletionError, Retry, find_models, get, only_model, parse
+from paceline.net.endpoint import LOOK_SECONDS, Answer, answer_all, check_addresses
+from paceline.net.keys import Keys
+
+VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
+"""Where servers say their version, and under which key."""
+METRICS = {
+    "num_requests_running": "running", "num_running_reqs": "running", "requests_processing": "running",
+    "generation_tokens": "tokens", "tokens_predicted": "tokens", "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "drafted", "spec_decode_num_accepted_tokens": "accepted",
+    "spec_accept_length": "length",
+}  # fmt: skip
+"""Fields of Drafting by the names of metrics of vLLM, ours, llama.cpp and SGLang, without prefix and `_total`."""
+BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+BY_DRAFTER = {"spec_decode_drafter_draft_tokens": 0, "spec_decode_drafter_accepted_tokens": 1}
+COUNTS = ("tokens", "drafts", "drafted", "accepted")
+ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
+"""Keys of a record that say when a request came, or for `serve --log` when it ended."""
+MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
+LATEST = 1e15  # numbers from here on, and NaN, are no times
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What /metrics say of drafts: counts since the server started, or of the time between two readings.
+
+    engine       vllm, sglang, llamacpp, paceline; "" if no metric has a known name.
+    running      requests in the batch now. tokens: of answers.
+    drafts       rounds of requests with a draft. drafted, accepted: tokens.
+    by_position  accepted at each position of a draft.
+    by_drafter   (drafted, accepted) of each drafter, from servers that tell them apart: ours.
+    length       mean tokens of a round, the target's own included, where the server tells no counts (SGLang)."""
+
+    engine: str = ""
+    running: float = 0.0
+    tokens: float = 0.0
+    drafts: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    by_position: Sequence[float] = ()
+    by_drafter: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    length: float | None = None
+
+    @property
+    def round_tokens(self) -> float | None:
+        """Mean tokens of a round with a draft, the target's own included; None if unknown."""
+        return 1 + self.accepted / self.drafts if self.drafts else self.length
+
+    @property
+    def survival(self) -> list[float]:
+        """Share of the drafts of which the token at each position was accepted."""
+        return [count / self.drafts for count in self.by_position] if self.drafts else []
+
+    def since(self, before: Drafting) -> Drafting:
+        """The counts between an earlier reading and this one."""
+        if any(getattr(self, name) < getattr(before, name) for name in COUNTS):
+            return self  # the server was started anew, and counts from 0
+        places = zip_longest(self.by_position, before.by_position, fillvalue=0.0)
+        moved: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in COUNTS}
+        drafters = {
+            name: [now - then for now, then in zip(counts, before.by_drafter.get(name, (0, 0)), strict=True)]
+            for name, counts in self.by_drafter.items()
+        }
+        return replace(self, by_position=[now - then for now, then in places], by_drafter=drafters, **moved)
+
+    def counts(self) -> dict[str, int]:
+        """Drafts, their tokens, and those accepted at each place and by each drafter; nothing without a draft."""
+        if not self.drafts:
+            return {}
+        found = {name: int(getattr(self, name)) for name in ("drafts", "drafted", "accepted")}
+        found |= {f"accepted_{place}": int(count) for place, count in enumerate(self.by_position)}
+        for name, (drafted, accepted) in self.by_drafter.items():
+            found |= {f"drafted by {name}": int(drafted), f"accepted by {name}": int(accepted)}
+        return found
+
+    @classmethod
+    def of_answers(cls, answers: Sequence[object]) -> Drafting | None:
+        """The counts of these answers alone, where each of them reports its own; else None.
+
+        Where a server does not count rounds with a draft (llama.cpp), all its rounds count."""
+        counted = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
+        if len(counted) < len(answers) or not all("num_draft_tokens" in one for one in counted):
+            return None
+        names = {"drafts": "num_spec_steps", "drafted": "num_draft_tokens", "accepted": "num_accepted_draft_tokens"}
+        sums: dict[str, Any] = {name: sum(one.get(theirs) or 0 for one in counted) for name, theirs in names.items()}
+        histograms = [one.get("acceptance_histogram") or () for one in counted]
+        places = range(1, max(map(len, histograms), default=0))
+        drafters: dict[str, list[float]] = {}
+        for name, counts in chain.from_iterable(one.get("by_drafter", {}).items() for one in counted):
+            drafters[name] = [a + b for a, b in zip(drafters.get(name, (0, 0)), counts, strict=True)]
+        by_position = [sum(sum(counts[place:]) for counts in histograms) for place in places]
+        return cls(by_position=by_position, by_drafter=drafters, **sums)
+
+    @classmethod
+    def read(cls, url: str, key: str | None = None) -> Drafting | None:
+        """The counts of a server; None if it has no /metrics. Raises CompletionError for what cannot be read."""
+        page = get(url, "/metrics", key)
+        try:
+            return None if page is None else cls.parse(page.decode("utf-8", "replace"))
+        except (ValueError, KeyError, IndexError) as error:
+            raise CompletionError(f"/metrics of {url} is not in Prometheus' text format: {str(error)[:200]}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Drafting:
+        """What a page in Prometheus' text format says. Of several engines or ranks the sum."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        found: dict[str, Any] = {}
+        places: dict[int, float] = {}
+        drafters: dict[str, list[float]] = {}
+        for sample in chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
+            prefix, _, name = sample.name.removesuffix("_total").partition(":")
+            if not isfinite(sample.value) or not prefix.isidentifier():
+                continue
+            if name == BY_POSITION:
+                place = int(sample.labels["position"])
+                places[place] = places.get(place, 0.0) + sample.value
+            elif name in BY_DRAFTER:
+                drafters.setdefault(printable(sample.labels["drafter"]), [0.0, 0.0])[BY_DRAFTER[name]] += sample.value
+            elif what := METRICS.get(name):
+                before = found.get(what, 0.0)
+                found[what] = max(before, sample.value) if what == "length" else before + sample.value
+                found["engine"] = prefix
+        return cls(by_position=[places[place] for place in sorted(places)], by_drafter=drafters, **found)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One model of a running server. url: up to and including /v1; model: the name to ask for; engine: what the server
+    calls itself, as in Drafting; version: "" if it does not say; key: the API key, which is written nowhere."""
+
+    url: str
+    model: str
+    engine: str = ""
+    version: str = ""
+    key: str | None = None
+
+    @classmethod
+    def find(cls, spec: str, keys: Keys = Keys()) -> Server:
+        """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models.
+
+        keys  which key it gets."""
+        urls, model = parse(spec)
+        check_addresses(urls)
+        if len(urls) != 1:
+            raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
+        url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
+        key = keys.of(url)
+        owners = asyncio.run(find_models(url, key))
+        model = model or only_model(url, owners)
+        return cls(url, model, owners.get(model, ""), _version(url, key), key)
+
+    @property
+    def name(self) -> str:
+        """Host and port."""
+        return urlsplit(self.url).netloc
+
+    def drafting(self) -> Drafting | None:
+        """What its /metrics say of drafts; None if it has none."""
+        return Drafting.read(self.url, self.key)
+
+    def body(self, request: Request, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """The body that asks for a stream of at most `max_tokens` tokens, greedy unless `more` says otherwise."""
+        messages = [{key: value for key, value in one.items() if key != "missing"} for one in request.messages]
+        raw = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        prompt: dict[str, Any] = {"messages": messages} if messages else {"prompt": raw}
+        prompt |= {"tools": list(request.tools)} if request.tools else {}
+        ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
+
+
+def _version(url: str, key: str | None) -> str:
+    for path, name in VERSIONS.items():
+        with suppress(CompletionError, ValueError, AttributeError):
+            if said := loads(get(url, path, key) or b"{}").get(name):
+                return printable(said)[:80]
+    return ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: `messages` with the `tools` that may be called, or a `prompt` as the model reads it, in token ids or
+    a text. length: tokens of the logged answer, 0: unknown; at: when it came, in seconds since any moment, or None."""
+
+    id: str
+    messages: Sequence[Message] = ()
+    prompt: Sequence[int] | str = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    length: int = 0
+    at: float | None = None
+
+
+def read_requests(
+    path: str | Path, ignore: Collection[str] = (), limit: int | None = None, reading: Reading | None = None
+) -> list[Request]:
+    """The requests of a log or of a file of prompts. Raises ConversationError.
+
+    ignore, reading  as for `conversations.read_trace`."""
+    reading = reading or Reading()
+    every = (requests_of(one, str(n)) for n, one in enumerate(read(path, ignore=ignore, reading=reading), 1))
+    found = list(islice(chain.from_iterable(every), limit))
+    reading.check_skipped()
+    if not found:
+        raise ConversationError(f"{path} holds no prompt that could be asked")
+    return found
+
+
+def requests_of(one: Conversation, id: str) -> Iterator[Request]:
+    """The requests of a conversation: one for each answer, or its prompt; none of a plain text."""
+    at = _arrival(one.record)
+    if one.tokens is not None:
+        if one.tokens[0]:
+            yield Request(id, prompt=one.tokens[0], length=len(one.tokens[1]), at=at)
+    elif list(one.answers[:1]) == [0]:
+        return  # answers alone: their prompt has a record of its own
+    elif one.is_rendered:
+        yield Request(id, prompt=one.messages[0]["content"], at=at)
+    elif one.answers:
+        for turn, answer in enumerate(one.answers):
+            yield Request(f"{id}.{turn}" if turn else id, one.messages[:answer], tools=one.tools, at=at)
+    elif one.first_prompt:
+        yield Request(id, one.first_prompt, tools=one.tools, at=at)
+
+
+def fingerprint(requests: Sequence[Request]) -> str:
+    """16 hex digits of SHA-256 over prompts and times: two runs sent the same if theirs are the same."""
+    parts = [(one.id, list(one.messages), list(one.prompt), one.at, *one.tools) for one in requests]
+    return sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _arrival(record: Mapping[str, Any]) -> float | None:
+    """Seconds of a record's time, a number or a text in ISO 8601."""
+    for key in ARRIVED:
+        value = record.get(key)
+        if isinstance(value, str):
+            with suppress(ValueError, OverflowError):
+                return datetime.fromisoformat(value).timestamp()
+        elif isinstance(value, (int, float)) and abs(value) < LATEST:
+            took = record.get("seconds") if key == "time" else 0.0  # a line of `serve --log`
+            late = took if isinstance(took, (int, float)) and 0 <= took < LATEST else 0.0
+            return (value / 1000 if value > MILLISECONDS_FROM else value) - late
+    return None
+
+
+class Senders:
+    """`send` from several processes, so that no client is slower than the server; 1: from this one.
+
+        with Senders(2) as senders:
+            answers, busy = senders.send(server, bodies, concurrency=64)
+
+    Each process sends every so manieth request, and has its share of those under way."""
+
+    def __init__(self, processes: int = 1):
+        context = multiprocessing.get_context("spawn")  # a progress bar's thread must not be copied
+        self._stop = context.Event()
+        many = processes if processes > 1 else 0
+        self._pools = [ProcessPoolExecutor(1, context, _begin, (self._stop,)) for _ in range(many)]
+        for ready in [pool.submit(perf_counter) for pool in self._pools]:
+            ready.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+
+    def send(
+        self, server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1,
+        due: Sequence[float] | None = None, stopped: Callable[[], bool] = lambda: False,
+    ) -> tuple[list[Answer], float]:  # fmt: skip
+        """The answers in the order of their requests, and the share of a core that the busiest process used."""
+        pools = self._pools[:concurrency]
+        if len(pools) < 2:
+            return _sent(server, bodies, concurrency, due, stopped, None)
+        self._stop.clear()
+        size, began = len(pools), perf_counter()
+        parts = [
+            pool.submit(
+                _sent, server, bodies[i::size], len(range(i, concurrency, size)), due and due[i::size], None, began
+            )
+            for i, pool in enumerate(pools)
+        ]  # fmt: skip
+        while wait(parts, LOOK_SECONDS)[1]:
+            if stopped():
+                self._stop.set()
+        answers: list[Answer] = [None] * len(bodies)
+        for i, part in enumerate(parts):
+            answers[i::size] = part.result()[0]
+        return answers, max(part.result()[1] for part in parts)
+
+
+_stop: Any
+"""In a process of `Senders`: an event that ends its sending."""
+
+
+def _begin(stop: Any) -> None:
+    global _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    _stop = stop
+
+
+def _sent(
+    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int, due: Sequence[float] | None,
+    stopped: Callable[[], bool] | None, began: float | None,
+) -> tuple[list[Answer], float]:  # fmt: skip
+    """The answers, and the share of a core that this process used meanwhile. stopped None: the event says it."""
+    used, since = process_time(), perf_counter()
+    answers = asyncio.run(send(server, bodies, concurrency, due, stopped or _stop.is_set, began))
+    return answers, (process_time() - used) / (perf_counter() - since)
+
+
+async def send(
+    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1, due: Sequence[float] | None = None,
+    stopped: Callable[[], bool] = lambda: False, began: float | None = None,
+) -> list[Answer]:  # fmt: skip
+    """The answer of a server to each body, as `endpoint.answer_all` has them."""
+    async with Client([server.url], key=server.key, slots=concurrency, retry=Retry(tries=1)) as client:
+        return await answer_all(client.complete, bodies, concurrency, stopped, due, began)

@@ -1,0 +1,218 @@
+"""Engines that are servers: begun for a run, asked over HTTP with token ids, and ended.
+
+    vllm serve Qwen/Qwen3-0.6B --port {port}        any server of OpenAI's API, as it is begun
+    llama-server -m model.gguf --port {port}        llama.cpp's, whose own route says what each round drafted
+
+Time is taken here, from the request to the end of the answer, as the server's users have it. Where a server returns
+token ids with each event of a stream, an event is a round; what was drafted is read from its answers or /metrics."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import httpx2
+
+from paceline.errors import PacelineError
+from paceline.net.client import CONNECT_SECONDS, CompletionError, Retry
+from paceline.net.endpoint import START_SECONDS, Remote, Started
+from paceline.net.servers import Drafting
+from paceline.peers.contestant import Ask, Contestant, NotInstalled, Reply, cut
+from paceline.peers.setup import Setup
+
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+ANSWER_SECONDS = 3600.0  # without a byte, after which a server is taken to hang
+LLAMA_CPP = "llamacpp"  # how llama.cpp's server names itself
+
+
+def environment(setup: Setup) -> dict[str, str]:
+    """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    if setup.device == "cpu":
+        ours["CUDA_VISIBLE_DEVICES"] = ""
+    # numba, which vLLM's n-grams are compiled with, sets the number of torch's threads to its own.
+    return ours | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
+
+
+@dataclass(frozen=True)
+class CommandConfig:
+    command: str = field(kw_only=True)
+
+
+class Served(Contestant):
+    """A server that is begun by a command. engine, how: its name, and how to install it, for errors.
+
+    learns  whether its drafter keeps what it has seen beyond a request; it then starts anew to forget."""
+
+    Config: type = CommandConfig
+    engine, how, learns = "the server", "see its documentation", True
+
+    def __init__(self, name: str, setup: Setup, config: Any, max_batch: int | None = None):
+        super().__init__(name, max_batch=setup.batch if max_batch is None else max_batch, in_process=False)
+        self.setup, self.config = setup, config
+        self.server: Started | None = None
+
+    def command(self) -> str | list[str]:
+        """What begins it; {port} stands for its port."""
+        return str(self.config.command)
+
+    def environment(self) -> dict[str, str]:
+        """Its variables."""
+        return environment(self.setup)
+
+    def python(self) -> str:
+        """The interpreter of its environment; NotInstalled if none was named."""
+        if self.setup.python is None:
+            raise NotInstalled(f"{self.name}: {self.engine} wants an environment of its own: {self.how}")
+        return self.setup.python
+
+    def installed(self, program: str) -> dict[str, Any]:
+        """The JSON that a program prints in its environment. Raises NotInstalled where it cannot be run."""
+        python = self.python()
+        try:
+            done = subprocess.run(
+                [python, "-c", program], env=self.environment(), capture_output=True, text=True, timeout=START_SECONDS
+            )
+        except OSError as error:
+            raise NotInstalled(f"{self.name}: {python} cannot be run ({error.strerror}): {self.how}") from None
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:300]
+            raise NotInstalled(f"{self.name}: {python} cannot run it ({why}): {self.how}")
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+    def open(self) -> None:
+        self.server = Started(self.command(), env=self.environment())
+        try:
+            self.server.__enter__()
+        except PacelineError as error:
+            self.server = None
+            raise PacelineError(f"{self.name}: {error}") from None
+        retry, slots = Retry(tries=1), min(self.max_batch, 1024)
+        self.remote = Remote(self.server.url, slots=slots, timeout=ANSWER_SECONDS, retry=retry)
+        with self._awake():
+            self.remote.ask([{"prompt": [1], "max_tokens": 1}])
+            self.settings |= {"asked": "over HTTP on this machine", "server": self.remote.owner}
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.remote.close()
+            self.server.__exit__()
+            self.server = None
+
+    def forget(self) -> None:
+        if self.learns and self.server is not None:
+            self.close()
+            self.open()
+
+    def wake(self, seconds: float) -> None:
+        began = perf_counter()
+        while self.server is not None and perf_counter() - began < seconds:
+            with self._awake():
+                self.remote.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
+        if self.server is None:
+            raise PacelineError(f"{self.name} is not running")
+        with self._awake():
+            if self.remote.owner == LLAMA_CPP:
+                return [self._of_llama_cpp(prompt, ask, limit) for prompt, limit in zip(prompts, limits, strict=True)]
+            return self._of_openai(prompts, ask, limits)
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The server, which is paused otherwise."""
+        assert self.server is not None
+        self.server.pause(False)
+        try:
+            yield
+        except (CompletionError, httpx2.HTTPError, ValueError, AttributeError) as error:
+            raise PacelineError(f"{self.name}: {error}") from None
+        finally:
+            self.server.pause(True)
+
+    def _of_openai(self, prompts: Sequence[Sequence[int]], ask: Ask, limits: Sequence[int]) -> list[Reply]:
+        """Answers by OpenAI's route for texts, all asked for at once."""
+        bodies = [
+            {
+                "prompt": list(map(int, prompt)), "max_tokens": limit, **ask.sampling(), "seed": seed,
+                "stop_token_ids": list(ask.ends), "ignore_eos": True,  # the ends that count are those
+                "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
+            }
+            for prompt, limit, seed in zip(prompts, limits, ask.seeds or (0,) * len(prompts), strict=True)
+        ]  # fmt: skip
+        before = Drafting.read(self.remote.url)
+        began = perf_counter()
+        done = self.remote.ask(bodies, len(bodies))
+        seconds = perf_counter() - began
+        replies = []
+        for prompt, limit, one in zip(prompts, limits, done, strict=True):
+            by_round = one.tokens and len(one.counts) == len(one.times) and all(one.counts)
+            own = cut(one.tokens, ask.ends, limit)
+            facts: dict[str, Any] = {"text": self.setup.decode(own) if own else one.text, "finish": one.finish_reason}
+            if by_round:
+                facts |= {"lengths": one.counts, "times": one.times}
+            replies.append(Reply(len(prompt), own, seconds=seconds, **facts))
+            replies[-1].count = one.usage.get("completion_tokens") or len(own)
+        if before is not None and (after := Drafting.read(self.remote.url)) is not None:
+            replies[0].batch = after.since(before).counts()
+        return replies
+
+    def _of_llama_cpp(self, prompt: Sequence[int], ask: Ask, limit: int) -> Reply:
+        """An answer by llama.cpp's own route. What it adds by default to what is asked for is off."""
+        asked = {
+            "prompt": list(map(int, prompt)), "n_predict": limit, "temperature": ask.temperature,
+            "seed": ask.seeds[0] if ask.seeds else 0, "samplers": ["penalties", "top_k", "top_p", "temperature"],
+            "top_k": ask.top_k, "top_p": ask.top_p, "repeat_penalty": ask.repetition_penalty, "cache_prompt": False,
+            "return_tokens": True, "timings_per_token": True, "stream": True,
+        }  # fmt: skip
+        assert self.server is not None
+        tokens, events, began = list[int](), list[tuple[float, int, int, int]](), perf_counter()
+        for event in _events(f"{self.server.url.removesuffix('/v1')}/completion", asked):
+            timings, new = event.get("timings") or {}, event.get("tokens") or []
+            if new and not event.get("stop"):
+                tokens += new
+                drafted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+                events.append((perf_counter() - began, len(new), *drafted))
+        seconds, (times, lengths, nodes) = perf_counter() - began, rounds(events)
+        return self.setup.turn(prompt, tokens, ask, lengths=lengths, times=times, nodes=nodes, seconds=seconds)
+
+
+def _events(url: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a stream, as they come."""
+    timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+    with httpx2.stream("POST", url, json=dict(asked), timeout=timeout) as response:
+        if response.status_code != 200:
+            raise ValueError(response.read().decode("utf-8", "replace")[:300])
+        for line in response.iter_lines():
+            if line.startswith("data: ") and line[6:].strip() != "[DONE]":
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise ValueError(str(event["error"])[:300])
+                yield event
+
+
+def rounds(events: Sequence[tuple[float, int, int, int]]) -> tuple[list[float], list[int], list[int]]:
+    """When the tokens of each round came, how many they were, and how many were drafted.
+
+    events  of every event its seconds, its tokens, and the tokens drafted and accepted since the request. The tokens of
+            a round come one by one, after the numbers of their round: a draft of which a were accepted brings a + 1."""
+    times: list[float] = []
+    lengths: list[int] = []
+    nodes: list[int] = []
+    drafted = accepted = open_tokens = 0
+    for seconds, count, drafted_now, accepted_now in events:
+        if open_tokens <= 0:
+            open_tokens = accepted_now - accepted + 1
+            lengths.append(0)
+            times.append(0.0)
+            nodes.append(drafted_now - drafted)
+            drafted, accepted = drafted_now, accepted_now
+        lengths[-1] += count
+        times[-1] = seconds
+        open_tokens -= count
+    return times, lengths, nodes

@@ -1,0 +1,290 @@
+"""Replay recorded answers: draft, accept what the recording confirms, go on after it.
+
+A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
+alone has the same accepted on a recording as with the model.
+
+The first draft is made after the prompt, as in Spec-Bench's programs. Our engine has one more round an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numba import njit
+
+from paceline.core.accept import Accepted
+from paceline.core.request import Row
+from paceline.core.round import Round
+from paceline.core.sampling import SamplingParams
+from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree, IntArray
+from paceline.draft.base import UNLIMITED, Ask, Drafter, Unlimited
+from paceline.draft.registry import create, names
+from paceline.engine.budget import Budget
+from paceline.errors import MethodError, PacelineError
+from paceline.formats.facts import Facts
+from paceline.logs.transcript import RecordedAnswer
+from paceline.target.base import Needs
+
+SLACK = 1024
+"""Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""
+DEEPEST = SLACK  # histograms count deeper drafts, and larger ones, as this
+
+
+def _histogram() -> IntArray:
+    return np.zeros(DEEPEST + 1, np.int64)
+
+
+def _over(count: float, of: int) -> float:
+    return count / of if of else 0.0
+
+
+@dataclass
+class Tally:
+    """Counts over answers.
+
+    draft_rounds     rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
+    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens, depths[d] had a draft d deep.
+    sizes            sizes[n] rounds had n nodes to verify, the root included."""
+
+    answers: int = 0
+    new_tokens: int = 0
+    rounds: int = 0
+    draft_rounds: int = 0
+    drafted: int = 0
+    seconds: float = 0.0
+    accepted: IntArray = field(default_factory=_histogram)
+    depths: IntArray = field(default_factory=_histogram)
+    sizes: IntArray = field(default_factory=_histogram)
+
+    def __iadd__(self, other: Tally) -> Tally:
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
+        return self
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """New tokens a round, the target's own included (Spec-Bench's definition, pooled over all rounds)."""
+        return _over(self.new_tokens, self.rounds)
+
+    @property
+    def draft_rate(self) -> float:
+        """Share of rounds with a draft."""
+        return _over(self.draft_rounds, self.rounds)
+
+    @property
+    def verified_per_round(self) -> float:
+        """Nodes that the target verifies in a round, roots included."""
+        return _over(self.drafted + self.rounds, self.rounds)
+
+    @property
+    def verified_per_token(self) -> float:
+        """Nodes that the target verifies for each new token, roots included; plain decoding is 1."""
+        return _over(self.drafted + self.rounds, self.new_tokens)
+
+    @property
+    def draft_us_per_round(self) -> float:
+        """Microseconds that the drafter spends on a round, all of its work from a row's start to its end."""
+        return _over(1e6 * self.seconds, self.rounds)
+
+    def accepted_by_depth(self) -> list[float]:
+        """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
+        reached = self.depths[::-1].cumsum()[::-1]
+        survived = self.accepted[::-1].cumsum()[::-1]
+        deepest = int(np.flatnonzero(reached).max(initial=0))
+        return [float(survived[d] / reached[d]) for d in range(1, deepest + 1)]
+
+
+def replayable(spec: str, target: Facts) -> Drafter:
+    """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
+    drafter = _bound(spec, target)
+    needs = drafter.needs
+    wants = {
+        "hidden states": bool(needs.hidden_layers),
+        "its best logits": needs.top_k > 0,
+        "layers to run itself": needs.resume_layer is not None,
+        "a call in the middle of its forward": needs.callback_layer is not None,
+    }
+    if any(wants.values()):
+        asked = " and ".join(what for what, wanted in wants.items() if wanted)
+        others = f"Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
+        raise MethodError(f"{spec} asks the target for {asked}, and a recording holds tokens only. {others}")
+    if drafter.times_rounds:
+        instead = "Replay the drafters that it chooses from, or give it a table of `paceline tune` (its option table)."
+        raise MethodError(f"{spec} drafts by how long rounds take, and a recording has no rounds. {instead}")
+    return drafter
+
+
+def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
+    """Methods that can be replayed without a checkpoint: those that a recording can judge, and why not the others."""
+    drafters = {name: _bound(name, target) for name in tokens_only(target)}
+    reasons = {name: "the time that rounds take" if d.times_rounds else d.wants for name, d in drafters.items()}
+    return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
+
+
+def _bound(spec: str, target: Facts) -> Drafter:
+    drafter = create(spec)
+    drafter.bind(target)
+    return drafter
+
+
+_BUDGETS: WeakKeyDictionary[Drafter, Unlimited] = WeakKeyDictionary()
+
+
+def _budget(drafter: Drafter) -> Unlimited:
+    """The budget of a drafter in all its replays: a recording has no prices but those that the drafter was given."""
+    if drafter not in _BUDGETS:
+        _BUDGETS[drafter] = UNLIMITED if drafter.price_table is None else Budget(drafter.price_table)
+    return _BUDGETS[drafter]
+
+
+def tokens_only(target: Facts) -> list[str]:
+    """Methods that can be replayed as they are, without a checkpoint."""
+    short, through = RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), []
+    for name in names():
+        with suppress(PacelineError):
+            drafter = _bound(name, target)
+            if drafter.needs == Needs():
+                replay(drafter, short, 0, Tally())
+                through.append(name)
+    return through
+
+
+PARAMS = SamplingParams(max_tokens=1 << 30, seed=0)
+
+
+class _Recorded(Row):
+    """A row whose tokens are there from the beginning, and are shown round by round."""
+
+    def record(self, text: IntArray) -> None:
+        self._tokens = text
+
+    def tell(self, length: int) -> None:
+        self._length = length
+
+
+class Walk:
+    """A row whose answer is recorded: a greedy target's verdict on drafts, without the target.
+
+    id    no two rows of a drafter share one. ends: the target's end tokens."""
+
+    def __init__(self, id: int, recorded: RecordedAnswer, ends: Sequence[int] = ()):
+        self.text, prompt = np.concatenate([recorded.prompt, recorded.answer]), recorded.prompt
+        self.row = _Recorded(id, prompt, PARAMS, max_context=len(self.text) + SLACK, eos_token_ids=ends)
+        self.row.record(self.text)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the row has the whole answer."""
+        return len(self.row) >= len(self.text)
+
+    def advance(self, tree: DraftTree, tally: Tally) -> int:
+        """Extend the row by what the recording confirms of `tree` and one token more. Returns the last node of `tree`
+        that was confirmed; ValueError for another root."""
+        at, size = len(self.row), len(tree.tokens)
+        probe = _NO_PROBES if tree.probe is None else tree.probe
+        count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)
+        if count < 0:
+            raise ValueError(f"{tree.source} proposed a tree whose root is not the row's last token")
+        tally.rounds += 1
+        tally.drafted += size - 1
+        tally.draft_rounds += size > 1
+        self.row.tell(min(at + count + 1, len(self.text)))
+        return int(node)
+
+    def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
+        """`advance`, and what was accepted, for those who learn from it."""
+        at, path = len(self.row), [self.advance(tree, tally)]
+        while path[-1] > 0:
+            path.append(int(tree.parent[path[-1]]))
+        return Accepted(path[::-1], self.text[at : at + len(path)].tolist())
+
+
+def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) -> None:
+    """Replay one answer, and add what became of the drafts to `tally`.
+
+    The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""
+    walk = Walk(id, recorded, drafter.eos_token_ids)
+    began = perf_counter()
+    drafter.start(walk.row)
+    tally.seconds += perf_counter() - began
+    while not walk.is_over:
+        step(drafter, [walk], tally)
+    drop(drafter, walk, tally)
+    tally.new_tokens += len(recorded.answer)
+    tally.answers += 1
+
+
+def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
+    """A round of one or more rows; returns the trees, cut to what the rows may draft."""
+    rows: list[Row] = [walk.row for walk in walks]
+    budget, learns = _budget(drafter), type(drafter).observe is not Drafter.observe
+    began = perf_counter()
+    allowance = budget.open(rows)
+    drafter.begin_round(allowance)
+    trees = allowance.cut(allowance.ask(drafter, [Ask(row, row.max_draft) for row in rows]))
+    tally.seconds += perf_counter() - began
+    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
+    if not learns and budget is UNLIMITED:
+        for walk, tree in zip(walks, trees, strict=True):
+            walk.advance(tree, tally)
+        return trees
+    accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
+    allowance.close(rows, trees, accepted, 0.0)
+    if learns:
+        # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
+        round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
+        began = perf_counter()
+        drafter.observe(round)
+        tally.seconds += perf_counter() - began
+    return trees
+
+
+def drop(drafter: Drafter, walk: Walk, tally: Tally) -> None:
+    """The row has ended."""
+    walk.row.finish_reason = "stop"
+    began = perf_counter()
+    _budget(drafter).drop(walk.row)
+    drafter.drop(walk.row)
+    tally.seconds += perf_counter() - began
+
+
+_NO_PROBES = np.empty(0, np.bool_)
+
+
+@njit(cache=True)
+def _walk(tokens, parent, probe, text, at, accepted, depths, sizes):  # type: ignore[no-untyped-def]
+    """(tokens accepted, node reached) of the tree along `text[at:]`; (-1, 0) if the root is not text[at - 1].
+
+    Parents come before their children, so one pass over the nodes is enough; of two children with the right token the
+    first is taken, as in `accept`. Adds the round to the three histograms."""
+    n = len(tokens)
+    if tokens[0] != text[at - 1]:
+        return -1, 0
+    depth = np.zeros(n, np.int64)
+    node, count, deepest = 0, 0, 0
+    for child in range(1, n):
+        above = parent[child]
+        depth[child] = depth[above] + 1
+        deepest = max(deepest, depth[child])
+        if above == node and at + count < len(text) and tokens[child] == text[at + count]:
+            if len(probe) > 0 and probe[child]:
+                continue
+            node = child
+            count += 1
+    last = len(accepted) - 1
+    accepted[min(count, last)] += 1
+    depths[min(deepest, last)] += 1
+    sizes[min(n, last)] += 1
+    return count, node
+
+
+def warm_up() -> None:
+    """Compile the walk, or load it from the cache of earlier runs."""
+    one = DraftTree.chain(0, [0])
+    counts = _histogram()
+    _walk(one.tokens, one.parent, _NO_PROBES, one.tokens, 1, counts, counts, counts)
