@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.cost import Prices
 from paceline.engine.crowded import ROUNDS, TIMES, Crowded
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
@@ -53,6 +54,16 @@ def test_it_comes_once_where_rounds_are_held_up(
     if warned:
         assert said[0].startswith(f"rounds take {times:.0f} times as long as on the quiet machine")
         assert f"gets {cores:.1f} of the 2 cores" in said[0]
+
+
+def test_a_shape_of_round_that_seems_to_cost_nothing_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine()
+    machine.crowded._prices = Prices({"fixed": USUAL, "node": -USUAL})
+    for _ in range(3 * ROUNDS):
+        machine.time += USUAL
+        machine.work += USUAL
+        machine.crowded.note(1, 8, 20, USUAL)
+    assert not caplog.records
 
 
 def test_an_engine_says_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,10 +33,12 @@ class Crowded:
         """Record a round as in `Prices.note`, and log a warning after too many rounds that were held up."""
         if self._said:
             return
-        price = max(self._prices.seconds(rows, nodes, context), INSTANT)
-        if not self._prices.known or seconds <= Prices.SPIKE * price:
+        price = self._prices.seconds(rows, nodes, context)
+        # Prices of few rounds may say of another shape that it costs nothing.
+        known = self._prices.known and price > INSTANT
+        if not known or seconds <= Prices.SPIKE * price:
             self._prices.note(rows, nodes, context, seconds)
-        self._slow = self._slow + 1 if self._prices.known and seconds >= TIMES * price else 0
+        self._slow = self._slow + 1 if known and seconds >= TIMES * price else 0
         if self._slow == 1:
             self._since = self._now(), self._worked()
         if self._slow >= ROUNDS:
