@@ -163,7 +163,7 @@ def test_a_head_that_is_there_learns_slower_and_a_broken_one_is_refused_first(le
     mtps.add(tmp_path / "own", mtps.random_head(model))
     for folder, rate in ((target, 2e-3), (tmp_path / "own", 2e-4)):
         setup = DrafterOptions(target=str(folder), out=tmp_path / f"out-{folder.name}", data=[answers], tokens=8)
-        command.__wrapped__(setup, MtpConfig())
+        command(setup, MtpConfig())
         assert made[-1].lr == rate
     mtps.add(tmp_path / "own", {"mtp.layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 64)})
     with pytest.raises(PacelineError, match="latent attention"):

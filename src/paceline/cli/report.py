@@ -45,8 +45,8 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
     """Make a page of a benchmark, an evaluation, a replay or a certificate. The page of a benchmark shows speed-ups,
-    accepted tokens, time by part, and answers in colour. That of an evaluation shows figures with intervals, costs, and
-    answers. The page is one file and loads nothing from anywhere. A run that is not finished can be shown too.
+    accepted tokens and time by part. That of an evaluation shows figures with intervals, costs, and answers. The page
+    is one file and loads nothing from anywhere. A run that is not finished can be shown too.
 
     \b
     paceline report runs/demo

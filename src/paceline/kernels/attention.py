@@ -89,7 +89,9 @@ def _larger(a: Value, b: Value) -> Value:
 
 def _exponential(x: Value) -> Value:
     """e**x for 16 numbers x <= 0, as 2**k times a polynomial, with a relative error below 1e-6. Far below 0 it is 0;
-    for NaN it is NaN."""
+    for NaN it is NaN.
+
+    The polynomial is that of `compiled.exponential` without its highest term, which this error does not need."""
     near = _larger(x, _all(_LOWEST))
     k = v.intrinsic(f"llvm.floor.v{LANES}f32", v.vector(v.F32), v.fma(near, 1.4426950408889634, 0.5))
     r = v.fma(k, 2.12194440e-4, v.fma(k, -0.693359375, near))
