@@ -137,8 +137,8 @@ def _exponential(key, position, token):  # type: ignore[no-untyped-def]
 
 @njit
 def _hash_block(key, position, begin, words):  # type: ignore[no-untyped-def]
-    """Write the first words of BLOCK tokens from `begin` on into words [BLOCK], lane after lane. They are halved, so
-    that they fit into int32."""
+    """Write the first word of the hash of BLOCK tokens, from `begin` on, into words [BLOCK], lane after lane. Words are
+    halved to fit into int32."""
     at, zero, one, first = np.uint64(position), np.uint64(0), np.uint64(1), np.uint64(begin // 4)
     for i in range(BLOCK // 4):
         a, b, c, d = _philox(key, first + np.uint64(i), at, zero, zero)

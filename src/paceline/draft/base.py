@@ -67,7 +67,7 @@ class Allowance:
 
 
 class Unlimited:
-    """A budget without limits. `paceline.engine.budget.Budget` has prices."""
+    """A budget without limits. `paceline.engine.budget.Budget` sets limits by prices."""
 
     now: Callable[[], float] = staticmethod(perf_counter)
 

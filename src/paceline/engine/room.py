@@ -70,7 +70,7 @@ class Room:
 
     def enter(self, row: Row) -> None:
         """Give a row its slot."""
-        if self.cache is not None:  # Alone, a row may exceed the budget as far as it must.
+        if self.cache is not None:  # A lone row may exceed the budget if it must.
             self.cache.reserve(min(row.expected_length, self.cache.max_context), len(self.cache.held) + 1, double=False)
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0

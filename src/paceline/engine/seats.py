@@ -43,7 +43,7 @@ class Seat:
 
     @property
     def hidden(self) -> dict[int, torch.Tensor]:
-        """Its states [n, H] by layer; empty if none are kept."""
+        """The row's states [n, H] by layer; {} if none are kept."""
         if not self.layers or not self.states:
             return {}
         return dict(zip(self.layers, torch.cat(self.states).chunk(len(self.layers), -1), strict=True))

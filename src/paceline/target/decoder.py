@@ -1,8 +1,8 @@
-"""The native decoder: transformers of rotary attention or the gated delta rule, and gated MLPs or mixtures of experts,
-built for decoding.
+"""The native decoder: transformers with rotary attention or the gated delta rule, and gated MLPs or mixtures of
+experts, built for decoding.
 
 `formats/shape.py` has the families and describes the layers of a model. Unlike an implementation for training, the
-decoder joins Q, K, V into one matrix and gate, up into another, packs rows of different lengths without padding, and
+decoder fuses Q, K, V into one matrix, gate and up into another, packs rows of different lengths without padding, and
 writes keys and values directly into the ragged cache. On CPUs with bfloat16 units, weights are stored in the order that
 is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
 
@@ -193,7 +193,7 @@ class Decoder(CachedTarget):
         self.ops, self._programs = self._ops[""], Programs()
 
     def _count_own_nodes(self) -> None:
-        """Find the largest number of nodes of a forward whose products are all ours. The order of sums in oneDNN and
+        """Find up to how many nodes a forward multiplies by our kernels alone. The order of sums in oneDNN and
         MKL depends on the number of threads; in our products and attention it does not."""
         self._own_nodes = min(linear.product.own_rows for linear in self.products)
         self.same_on_any_threads = self._own_nodes == ALL_ROWS

@@ -30,7 +30,7 @@ class Recordable(Inside, Protocol):
     def finish(self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs) -> Any: ...
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
-"""Possible numbers of nodes of a row in a form."""
+"""The values of `Form.width`: how many nodes each row has."""
 KEYS = 256
 """The number of keys that attention reads is a multiple of this, or the whole capacity."""
 MOST_NODES = 256

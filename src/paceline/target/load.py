@@ -58,14 +58,14 @@ def load(
              (in an installed package), or a folder with a LoRA adapter (`Adapter`), which names its base model.
     dtype    "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
              only emulate it. "int8" and "int4" quantise matrices to blocks of eight or four bits, on CPUs and for our
-             decoder; all else is as with "auto", or in the dtype that follows ("int8-float32"). A model in blocks keeps
-             them with "auto" or "auto-float32", and a dtype of 16 or 32 bits expands them.
+             decoder; the rest is as with "auto", or in a dtype that is appended ("int8-float32"). A model in blocks
+             keeps them with "auto" or "auto-float32", and a dtype of 16 or 32 bits expands them.
     device   "auto" (a CUDA device if there is one), or a device name of torch.
     native   True: our decoder; False: transformers' implementation; None: our decoder if it supports the model.
     trust_remote_code  run code from the model's folder.
     exact    True: call `Target.make_exact`; None: only if it costs no time; False: never.
     threads  processor threads of a round; None: chosen by measured time (`Threads`).
-    activations  bits to which products with weights in blocks round their inputs, 8 or 16. None: 16 if that takes
+    activations  bits, 8 or 16, of the rounded inputs of products with quantised weights. None: 16 if that takes
              little more time, else 8 (docs/quantised.md). With 16, "auto" computes all else in float32, and nearly all
              answers equal those of the same weights in float32.
     tokenizer    the model's tokenizer; None: the tokenizer beside its weights, if any.

@@ -113,9 +113,9 @@ class DFlashNetwork:
         return after @ self.weights[W2][columns].transpose(-1, -2)
 
     def confidence(self, states: torch.Tensor, before: torch.Tensor) -> list[float]:
-        """The chance that the token drafted from each of `states` [R, H], after the tokens `before` [R], is accepted.
+        """For each of `states` [R, H], the chance that its drafted token is accepted after the token `before` [R].
 
-        It does not depend on the drafted token, so chains may end by it (DSpark, section 3)."""
+        The chance does not depend on the drafted token, so it may decide where chains end (DSpark, section 3)."""
         read = torch.cat([states, self.weights[W1][before]], -1) if self.form.rank else states
         logits = F.linear(read, *(self.weights[name] for name in CONFIDENCE))[:, 0]
         chances: list[float] = logits.float().sigmoid().tolist()

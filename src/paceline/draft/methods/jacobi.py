@@ -1,11 +1,11 @@
 """jacobi: draft what the target itself predicts after rejected guesses. No draft model.
 
 Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
-(EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
-(arXiv 2305.10427). The rejected nodes below the last accepted node are slots. The first slot stands where the next root
-will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
-The best `candidates` of each slot fill a table with a row for each depth; rows without a slot hold random tokens of the
-text. A tree of fixed shape takes its tokens from the table, by depth and rank. A copied chain is merged with it.
+(EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023 (arXiv
+2305.10427). Rejected nodes below the last accepted one serve as slots. The first slot has the next root's position, so
+its logits propose what follows that root; the slot below it proposes the token after that, and so on. The best
+`candidates` of each slot fill a table with a row for each depth; rows without a slot hold random tokens of the text. A
+tree of fixed shape takes its tokens from the table, by depth and rank. A copied chain is merged with it.
 
     draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
     slots             a    b    c    d        the logits at a propose the token after x, those at b the next one

@@ -95,7 +95,7 @@ class Counts:
 class Mirror(Drafter):
     """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
 
-    side  the draft's side, here or in its process; None before `bind`, and when the process is closed or lost."""
+    side  runs the draft model, in this process or its own; None before `bind`, and once that is closed or lost."""
 
     name = "mirror"
     lossless = "yes"

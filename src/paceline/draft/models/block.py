@@ -1,4 +1,4 @@
-"""Drafts of which all tokens come from one forward: the interface of models that make them, `Block` and `BlockTree`."""
+"""`Block` and `BlockTree`: drafts that are made in one forward, and the interface of the models that make them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Heads:
         return states
 
     def inputs(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """The output heads' inputs [N, depths, H] for the first `depth` depths, or for all.
+        """The output heads' inputs [N, depths, H] for at least the first `depth` depths.
 
         Heads that read drafted tokens do not implement this."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """A corpus: tokenised text from which drafters copy, in a store of kind "corpus".
 
-Each *part* adds the arrays that a data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
-returns them by name. `replay.corpus.build` reads files.
+Each *part* adds the arrays of one data structure, whose module returns them by name from
+`build_part(text, ends, vocab_size, progress)`. `replay.corpus.build` reads files.
 
     text  int32 [n], or uint16 where that is enough: the documents one after another, each ending with the end token
     ends  int64 [d]: the offset after each document

@@ -67,7 +67,7 @@ class RecentNgrams:
         self.learn(np.array(gram))
 
     def after(self, token: int) -> list[Gram]:
-        """The tokens that followed `token`, n - 1 in each tuple, newest first."""
+        """Tuples of the n - 1 tokens that followed `token`, the newest tuple first."""
         return list(map(tuple, _after(self._grams, self._before, self._table, token, self.ways).tolist()))
 
 

@@ -178,8 +178,8 @@ def count_layers(names: Iterable[str]) -> int:
 def layer_config(
     where: Any, config: Entries, tensors: Tensors, target: Facts, count: int | None = None
 ) -> PretrainedConfig:
-    """Make the configuration of a head's layers from its config.json. The tensors decide about biases and norms of
-    heads.
+    """Make the configuration of a head's layers from its config.json. Whether there are biases and
+    norms of queries and keys is told by the tensors' names.
 
     The default of rope_theta is 10000, whatever the target's is, and that of head_dim is hidden_size / heads, because
     published heads were trained so. Rotary tables cover the target's context.
