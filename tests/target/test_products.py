@@ -27,7 +27,8 @@ from paceline.kernels.blocks import (
     quantise,
 )  # fmt: skip
 from paceline.kernels.integer import MANY, IntegerPanels
-from paceline.kernels.linear import BlockLinear, Linear, linear
+from paceline.kernels.linear import MAX_ROWS_OWN, BlockLinear, Linear, OneDnnProduct, linear
+from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.products import Panels
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -360,6 +361,21 @@ def test_helpers_are_made_anew_in_a_forked_process() -> None:
     made = kernels._helpers
     kernels._forget_helpers()
     assert kernels._helpers is not made
+
+
+@needs_halves
+def test_onednn_leaves_few_rows_to_our_kernel() -> None:
+    """As with AMX, by the kernel of this processor."""
+    sizes = (96, 1024), (96,), (MAX_ROWS_OWN + 1, 1024)
+    weight, bias, x = (random(21 + i, *size).bfloat16() for i, size in enumerate(sizes))
+    ours = Panels(weight, bias)
+    alone, shared = OneDnnProduct(weight, bias, None), OneDnnProduct(weight, bias, ours)
+    assert (alone.own_rows, shared.own_rows, ours.own_rows) == (0, MAX_ROWS_OWN, ALL_ROWS)
+    few = x[:MAX_ROWS_OWN]
+    assert torch.equal(shared(few), ours(few))
+    assert torch.equal(shared(x), alone(x))
+    assert not torch.equal(ours(x), alone(x)), "the two must be told apart"
+    assert torch.equal(shared.dense(), weight)
 
 
 @needs_blocks
