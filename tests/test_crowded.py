@@ -56,9 +56,12 @@ def test_it_comes_once_where_rounds_are_held_up(
         assert f"gets {cores:.1f} of the 2 cores" in said[0]
 
 
-def test_a_shape_of_round_that_seems_to_cost_nothing_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("price", [-7 * USUAL, 0.0, 1e-4 * USUAL])
+def test_a_shape_of_round_that_seems_to_cost_next_to_nothing_is_not_judged(
+    price: float, caplog: pytest.LogCaptureFixture
+) -> None:
     machine = Machine()
-    machine.crowded._prices = Prices({"fixed": USUAL, "node": -USUAL})
+    machine.crowded._prices = Prices({"fixed": USUAL, "node": (price - USUAL) / 8})
     for _ in range(3 * ROUNDS):
         machine.time += USUAL
         machine.work += USUAL

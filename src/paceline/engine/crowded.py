@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from time import perf_counter, process_time
 
-from paceline.draft.cost import INSTANT, Prices
+from paceline.draft.cost import Prices
 from paceline.target.threads import MISSING, Threads
 
 log = logging.getLogger("paceline.engine")
@@ -27,6 +27,7 @@ class Crowded:
     def __init__(self, threads: Threads, now: Now = perf_counter, worked: Now = process_time):
         self._threads, self._now, self._worked = threads, now, worked
         self._prices, self._slow, self._said = Prices(), 0, False
+        self._fastest = float("inf")
         self._since = 0.0, 0.0
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
@@ -34,8 +35,9 @@ class Crowded:
         if self._said:
             return
         price = self._prices.seconds(rows, nodes, context)
-        # Prices of few rounds may say of another shape that it costs nothing.
-        known = self._prices.known and price > INSTANT
+        self._fastest = min(self._fastest, seconds)
+        # Prices of few rounds may say of another shape that it costs next to nothing.
+        known = self._prices.known and price > self._fastest / Prices.SPIKE
         if not known or seconds <= Prices.SPIKE * price:
             self._prices.note(rows, nodes, context, seconds)
         self._slow = self._slow + 1 if known and seconds >= TIMES * price else 0
