@@ -39,6 +39,12 @@ def answer(target: Decoder, folder: Path | None, prompt: list[int] = PROMPT, **o
     return done
 
 
+def blocks(disk: PrefixCache | None, tokens: np.ndarray[Any, Any]) -> list[Path]:
+    """The files of all whole blocks of `tokens`."""
+    assert disk is not None
+    return [disk._block(key) for key in disk._keys(tokens, "")][1:]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_later_engine_reads_only_what_is_new(tmp_path: Path, dtype: torch.dtype, exact: bool) -> None:
@@ -113,7 +119,7 @@ def test_is_of_one_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, caplog: Any) -> None:
     whole = answer(decoder(), tmp_path)
-    paths = list(Engine(decoder(), prefix_cache=tmp_path).seats.disk._paths(np.array(PROMPT)))
+    paths = blocks(Engine(decoder(), prefix_cache=tmp_path).seats.disk, np.array(PROMPT))
     paths[1].write_bytes(damage(paths[1].read_bytes()))
     again = answer(decoder(), tmp_path)
     assert (again.reused, again.tokens) == (BLOCK, whole.tokens)
@@ -131,10 +137,10 @@ def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_p
     tight.step()
     assert target.cache.nbytes + tight.room.prefixes.nbytes <= tight.room.budget
     disk, tokens = tight.seats.disk, np.array(PROMPT)
-    assert disk.load(tokens, SHARED) is None
-    [*disk._paths(tokens)][2].write_bytes(b"")
-    assert disk.load(tokens, 2 * BLOCK) is None
-    assert disk.load(tokens, BLOCK).shape[3] == 2 * BLOCK
+    assert disk.load(tokens, SHARED)[0].shape[3] == 0
+    blocks(disk, tokens)[2].write_bytes(b"")
+    assert disk.load(tokens, 2 * BLOCK)[0].shape[3] == 0
+    assert disk.load(tokens, BLOCK)[0].shape[3] == 2 * BLOCK
 
 
 def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
@@ -144,10 +150,10 @@ def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
     def work(_: int) -> bool:
         cache = PrefixCache(tmp_path, target, shape, 10**9)
         cache.store(tokens, lambda length: kv[:, :, :, :length])
-        found = cache.load(tokens, 0)
+        found, _ = cache.load(tokens, 0)
         for path in list(tmp_path.iterdir())[:1]:
             path.unlink(missing_ok=True)
-        return found is None or torch.equal(found, kv[:, :, :, : found.shape[3]])
+        return torch.equal(found, kv[:, :, :, : found.shape[3]])
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(40)))

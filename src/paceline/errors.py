@@ -43,6 +43,10 @@ class RowError(Exception):
         self.row_id = row_id
 
 
+class Interrupted(BaseException):
+    """A forward was given up for something more urgent. Like Ctrl-C, it is nobody's failure."""
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """The line for an error of an allocator, of an accelerator or a CPU; None for any other error."""
     first = str(error).strip().split(". ")[0].split("\n")[0]

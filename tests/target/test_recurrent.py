@@ -15,11 +15,13 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
+from paceline.engine import seats
 from paceline.engine.engine import Engine
-from paceline.engine.prefixes import Prefixes
-from paceline.errors import ModelError, PacelineError
+from paceline.engine.prefixes import Prefixes, spread
+from paceline.errors import ModelError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder
+from paceline.target.recurrent import State
 
 NEW = 14
 
@@ -29,7 +31,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32) -> Decoder:
-    return native.of(models.model(family), dtype, eos=())
+    return native.of(models.model(family, max_position_embeddings=512), dtype, eos=())
 
 
 # One forward ---------------------------------------------------------------------------------------------------------
@@ -212,19 +214,92 @@ def test_of_a_row_that_has_gone_on_the_state_at_the_shared_length_is_taken(world
     assert [row.tokens[row.prompt_length :].tolist() for row in rows] == alone
 
 
-def test_prefixes_keep_few_states_and_count_them() -> None:
+def test_prefixes_keep_few_states_and_count_each_once() -> None:
     target = decoder()
-    states, prefixes = target.cache.recurrent, Prefixes(8)
+    states, prefixes = target.cache.recurrent, Prefixes(8, 4)
     assert states is not None
     tokens, kv = np.arange(90), torch.zeros(1, 2, 2, 90, 16)
     for end in (20, 40, 90):
-        kept = {n: states._empty() for n in (end - 3, end)}
+        kept = {n: states.empty() for n in (end - 3, end)}
         prefixes.add(tokens[:end], kv[:, :, :, :end], kept)
     assert len(prefixes) == 1
     assert prefixes.nbytes == kv.nbytes + 4 * states.nbytes
     assert [prefixes.best(tokens[:n])[0] for n in (90, 89, 60, 39, 37, 36)] == [90, 87, 40, 37, 37, 0]
-    prefixes.forget()
+    prefixes.add(np.append(tokens[:50], 1), kv[:, :, :, :51], {})
+    assert [prefixes.best(np.append(tokens[:50], n))[0] for n in (1, 50)] == [40, 40]
+    assert prefixes.nbytes == kv.nbytes + kv[:, :, :, :51].nbytes + 4 * states.nbytes, "both have those at 37 and 40"
+    for _ in range(2):
+        prefixes.forget()
     assert prefixes.nbytes == 0
+
+
+def test_of_many_states_the_last_are_kept_and_others_far_apart() -> None:
+    states = {n: State(torch.zeros(1), torch.zeros(1)) for n in (10, 20, 900, 910, 30, 1000, 2000, 5, 3000)}
+    assert [*spread(states, 7)] == [20, 900, 910, 1000, 2000, 5, 3000]
+    assert [*spread(states, 4)] == [1000, 2000, 5, 3000]
+    assert [*spread(states, 9)] == [*states]
+
+
+class Session:
+    """A conversation whose template invites an answer by other tokens than those before an answer that was given."""
+
+    system, invitation, given = text(20, 70), text(21, 9), text(22, 5)
+
+    def prompt(self, turns: int, begins: int = 30) -> list[int]:
+        answers = [[*self.given, *text(60 + i, 8)] for i in range(turns)] + [self.invitation]
+        said = (one for i, answer in enumerate(answers) for one in (*text(begins + i, 17), *answer))
+        return [*self.system, *said]
+
+    def wish(self, prompt: list[int]) -> SamplingParams:
+        return SamplingParams(max_tokens=5, branches=(len(self.system), len(prompt) - len(self.invitation)))
+
+
+def test_each_turn_of_a_conversation_goes_on_from_the_one_before() -> None:
+    """Also after another conversation with the same system message, and after an earlier turn is asked again."""
+    target, session = decoder(), Session()
+    engine, system = Engine(target), len(session.system)
+
+    def reused(prompt: list[int]) -> int:
+        (out,) = engine.generate([prompt], session.wish(prompt))
+        assert out.tokens == Engine(target).generate([prompt], session.wish(prompt))[0].tokens
+        return out.reused
+
+    ends = [len(session.prompt(turns)) - len(session.invitation) for turns in range(6)]
+    assert [reused(session.prompt(turns)) for turns in range(3)] == [0, ends[0], ends[1]]
+    assert reused(session.prompt(2, begins=80)) == system
+    assert reused(session.prompt(3)) == ends[2]
+    assert reused(session.prompt(3, begins=80)) == ends[2]
+    assert reused(session.prompt(1)) == len(session.prompt(1)) - 1
+    assert reused(session.prompt(5)) == ends[3]
+
+
+def test_a_long_prompt_keeps_states_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seats, "STRIDE", 32)
+    engine, prompt, wish = Engine(decoder()), text(5, 300), SamplingParams(max_tokens=3)
+    engine.generate([prompt], wish)
+    stride = 300 // seats.STRIDES + 1
+    for shared, expected in ((250, 6 * stride), (100, 2 * stride), (stride - 1, 0)):
+        assert engine.generate([[*prompt[:shared], 1, 2, 3]], wish)[0].reused == expected
+
+
+def test_states_are_stored_for_later_processes(tmp_path: Any) -> None:
+    target, session, wish = decoder(), Session(), Session().wish
+
+    def ask(prompt: list[int], **more: Any) -> Any:
+        return Engine(target, prefix_cache=tmp_path / "c", **more).generate([prompt], wish(prompt))[0]
+
+    first, later, other = session.prompt(0), session.prompt(1), session.prompt(0, begins=90)
+    assert ask(first).reused == 0
+    for prompt, reused in ((later, len(first) - 9), (other, len(session.system)), (later, len(later) - 1)):
+        out = ask(prompt)
+        assert out.reused == reused
+        assert out.tokens == Engine(target).generate([prompt], wish(prompt))[0].tokens
+    for path in (tmp_path / "c").glob("*.state"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    out = ask(later)
+    assert (out.reused, not list((tmp_path / "c").glob("*.part"))) == (0, True)
+    assert ask(later).reused == len(later) - 1, "damaged files were written again"
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -298,9 +373,6 @@ def test_the_text_of_a_model_that_reads_images_is_run(tmp_path: Any) -> None:
 
 
 def test_what_is_not_run_says_why(tmp_path: Any) -> None:
-    target = decoder()
-    with pytest.raises(PacelineError, match=r"prefix_cache .* has recurrent states too"):
-        Engine(target, prefix_cache=tmp_path / "cache")
     folder = models.make("qwen3-next", tmp_path / "model")
     for schedule in ("equal", "grouped"):
         with pytest.raises(ModelError, match="a running state instead of attention"):

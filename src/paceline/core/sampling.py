@@ -24,7 +24,7 @@ WARPING = (
     "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
 )  # fmt: skip
 """Fields of SamplingParams that change the distribution."""
-HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "beginning", "ends")
+HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "branches", "beginning", "ends")
 """Fields that command lines and prompt files lack."""
 
 
@@ -69,6 +69,8 @@ class SamplingParams:
     prompt_logprobs     the same for the prompt's tokens; the whole prompt is then run, even if others share it.
     cache_salt          requests share keys and values, and what drafters learn, only with requests of the same salt, so
                         that nobody can find out another's prompt by what is reused or drafted.
+    branches            lengths of beginnings of the prompt with which later prompts may begin, such as the prompt
+                        without the words that invite an answer. Recurrent models keep their states there.
     beginning, ends     the arguments of `of_row`."""
 
     temperature: float = 0.0
@@ -92,6 +94,7 @@ class SamplingParams:
     prediction: Sequence[int] = ()
     draft: str | None = None
     cache_salt: str = ""
+    branches: Sequence[int] = ()
     beginning: int = field(default=0, repr=False)
     ends: frozenset[int] = field(default=frozenset(), repr=False)
 

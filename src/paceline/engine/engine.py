@@ -317,6 +317,11 @@ class Engine:
         """Turn a prompt into token ids, int64 [n]. PromptError if they do not fit the vocabulary or the context."""
         return encode(prompt, self.tokenizer, self.target.vocab_size, self.target.max_context)
 
+    def reusable(self, row: Row) -> int:
+        """How many tokens of a prompt `add` would take over from earlier requests. row: of `check`."""
+        needs = self.drafter.of(row).needs
+        return 0 if needs.callback_layer is not None else self.seats.reusable(row, needs.hidden_layers)
+
     def abort(self, row: Row) -> None:
         """End a request where it is. The row keeps its text so far."""
         row.end("abort")

@@ -12,8 +12,9 @@ from paceline.target.recurrent import State
 
 SHORTEST = 16
 """Smallest number of tokens that are copied instead of run."""
-MOST_STATES = 4
-"""Largest number of a prefix's recurrent states; each is as large as a long text's keys and values."""
+MOST_STATES, RECENT = 16, 4
+"""Largest number of a prefix's recurrent states, each as large as the keys and values of a long text; and how many of
+them, the last used, are kept wherever they are."""
 
 
 class Share(NamedTuple):
@@ -38,12 +39,6 @@ class Prefix:
     states: dict[int, State] = field(default_factory=dict)
     hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys, values and states."""
-        states, hidden = self.states.values(), self.hidden.values()
-        return self.kv.nbytes + sum(one.nbytes for one in states) + sum(one.nbytes for one in hidden)
-
     def reusable(self, most: int) -> int:
         """How many of the first `most` tokens can be reused."""
         return max((n for n in self.states if n <= most), default=0) if self.states else most
@@ -59,19 +54,25 @@ class Prefix:
 class Prefixes:
     """Keys and values of requests that ended, for later requests that begin alike.
 
-    most    largest number of prefixes, each of SHORTEST tokens or more; the least recently used is forgotten.
-    nbytes  bytes of all prefixes.
+    most         largest number of prefixes, each of SHORTEST tokens or more; the least recently used is forgotten.
+    most_states  largest number of states of a prefix.
 
     Each is a copy outside the batch's cache, so that attention does not read it. Only texts with the same first
     SHORTEST tokens are compared: for a hundred rows, comparing all takes longer than the forwards of a small model."""
 
-    def __init__(self, most: int):
-        self.most = most
-        self.nbytes = 0
+    def __init__(self, most: int, most_states: int = MOST_STATES):
+        self.most, self.most_states = most, most_states
         self._prefixes: list[Prefix] = []  # Least recently used first.
 
     def __len__(self) -> int:
         return len(self._prefixes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and states. Prefixes may share states."""
+        states = {id(state): state.nbytes for prefix in self._prefixes for state in prefix.states.values()}
+        others = (one for prefix in self._prefixes for one in (prefix.kv, *prefix.hidden.values()))
+        return sum(states.values()) + sum(one.nbytes for one in others)
 
     def _shared(self, tokens: IntArray, share: Share) -> list[tuple[int, Prefix]]:
         """Pairs (length of the common beginning, prefix) for the prefixes with the same `beginning` as `tokens`."""
@@ -97,24 +98,31 @@ class Prefixes:
         self, tokens: IntArray, kv: torch.Tensor, states: Mapping[int, State] = {}, salt: str = "",
         hidden: Mapping[int, torch.Tensor] = {},
     ) -> None:  # fmt: skip
-        """Add a prefix. It replaces prefixes with which it begins, and takes over their states."""
+        """Add a prefix. It replaces prefixes with which it begins, and takes over states of all that begin alike."""
         states = {**states}
         for shared, prefix in self._shared(tokens, Share(salt)):
+            states = {n: state for n, state in prefix.states.items() if n <= shared} | states
             if shared == len(prefix.tokens) and prefix.hidden.keys() <= hidden.keys():
-                self._remove(prefix)
-                states = prefix.states | states
+                self._prefixes.remove(prefix)
         while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        states = dict([*states.items()][-MOST_STATES:])
-        self._prefixes.append(Prefix(tokens, kv, beginning(tokens, salt), states, hidden))
-        self.nbytes += self._prefixes[-1].nbytes
+        kept = spread(states, self.most_states)
+        self._prefixes.append(Prefix(tokens, kv, beginning(tokens, salt), kept, hidden))
 
     def forget(self) -> None:
-        self._remove(self._prefixes[0])
+        """Remove the prefix that was used longest ago."""
+        del self._prefixes[0]
 
-    def _remove(self, prefix: Prefix) -> None:
-        self._prefixes.remove(prefix)
-        self.nbytes -= prefix.nbytes
+
+def spread(states: Mapping[int, State], most: int) -> dict[int, State]:
+    """Choose `most` states: the last RECENT ones of the mapping, and others far apart. The next prompt probably goes on
+    from one of the last; any other prompt loses least if no gap between two states is large."""
+    kept = {**states}
+    while len(kept) > most:
+        old = sorted([*kept][: max(len(kept) - RECENT, 1)])
+        lengths = [0, *sorted(kept)]
+        del kept[min(old, key=lambda n: n - lengths[lengths.index(n) - 1])]
+    return kept
 
 
 def beginning(tokens: IntArray, salt: str) -> tuple[str, bytes]:

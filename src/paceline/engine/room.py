@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from paceline.core.request import Row
 from paceline.core.rules import parse_bytes
-from paceline.engine.prefixes import Prefixes
+from paceline.engine.prefixes import MOST_STATES, Prefixes
 from paceline.errors import PromptError, printable
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
@@ -24,6 +24,8 @@ SLACK = 64
 """Places in the cache after a row's tokens, for its draft and padding; a larger draft raises the number."""
 SHARE = 0.5
 """Default share of free memory for the cache."""
+STATES = 4
+"""A prefix's recurrent states may take one part in STATES of the memory."""
 MOST_PREFIXES = 64
 """Largest number of prefixes, or four times the batch if that is more."""
 
@@ -39,7 +41,9 @@ class Room:
         self.target, self.max_batch, self._beside = target, max_batch, state_bytes
         self.cache = target.cache if isinstance(target.cache, RaggedCache) else None
         self.budget = int(SHARE * free_memory(target.device)) if budget is None else parse_bytes(budget)
-        self.prefixes = Prefixes(max(MOST_PREFIXES, 4 * max_batch))
+        state = self.cache.empty_state() if self.cache is not None else None
+        most = max(self.budget // STATES // state.nbytes, 2) if state is not None else 0
+        self.prefixes = Prefixes(max(MOST_PREFIXES, 4 * max_batch), min(most, MOST_STATES))
         self._slack = SLACK
 
     @property

@@ -19,6 +19,9 @@ from paceline.target.cache import RaggedCache
 
 log = logging.getLogger("paceline.memory")
 
+STRIDE, STRIDES = 2048, 8
+"""Of a long prompt, recurrent states are kept after so many tokens each; and the largest number of them."""
+
 
 @dataclass(eq=False)
 class Seat:
@@ -62,15 +65,13 @@ class Seats:
         self._recalled: list[tuple[Row, Mapping[int, torch.Tensor]]] = []
 
     def _disk(self, folder: str | Path, most: int) -> PrefixCache:
-        if self.target.recurrent:
-            raise PacelineError(f"prefix_cache stores keys and values, and {self.target.name} has recurrent states too")
         if not self.reuse:
             raise PacelineError(
                 "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
                 "rows of any length, and a drafter that does not read whole prompts"
             )
         layers, two, _, heads, _, dim = self._cache.kv.shape
-        return PrefixCache(folder, self.target, (layers, two, heads, BLOCK, dim), most)
+        return PrefixCache(folder, self.target, (layers, two, heads, BLOCK, dim), most, self._cache.empty_state())
 
     @property
     def _cache(self) -> RaggedCache:
@@ -99,17 +100,29 @@ class Seats:
             if other.id < row.id and shared > seat.least:
                 seat.least, seat.lead = shared, other
         if self.target.recurrent:
-            # Later prompts may branch off at this prompt's end, or where it diverges from an earlier prompt.
-            marks = [(row, len(tokens)), (row, self.prefixes.common(tokens, seat.share))]
-            for one, length in [*marks, *([(seat.lead, seat.least)] if seat.lead is not None else [])]:
-                self._cache.mark(one.slot, length)
+            self._mark(seat, tokens)
+
+    def _mark(self, seat: Seat, tokens: IntArray) -> None:
+        """Mark where states are kept: where later prompts may branch off, and where the row itself branches off."""
+        row, stride = seat.row, max(STRIDE, len(tokens) // STRIDES + 1)
+        known = [n for n in row.params.branches if SHORTEST <= n <= len(tokens)]
+        ends = len(tokens), self.prefixes.common(tokens, seat.share)
+        for length in (*range(stride, len(tokens), stride), *known, *ends):
+            self._cache.mark(row.slot, length)
+        if seat.lead is not None:
+            self._cache.mark(seat.lead.slot, seat.least)
 
     def _load(self, tokens: IntArray, share: Share) -> None:
-        """Load the stored prefix of `tokens` if no prefix in memory is as long. The disk has no states."""
+        """Load the stored prefix of `tokens` if no prefix in memory is as long. The disk has no states of layers."""
         if self.disk is not None and not share.layers:
-            kv = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
-            if kv is not None and self.room.make_room(kv.shape[3]):
-                self.prefixes.add(tokens[: kv.shape[3]].copy(), kv, salt=share.salt)
+            kv, state = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
+            length = kv.shape[3]
+            if length and self.room.make_room(length, 0 if state is None else state.nbytes):
+                self.prefixes.add(tokens[:length].copy(), kv, {} if state is None else {length: state}, share.salt)
+
+    def reusable(self, row: Row, layers: Collection[int]) -> int:
+        """How many tokens of a row's prompt a prefix in memory has. layers: as in `start`."""
+        return self.prefixes.best(row.tokens[:-1], Share(row.params.cache_salt, frozenset(layers)))[0]
 
     def keep_states(self, round: Round) -> None:
         """Keep the states of the tokens that a round committed, for rows whose drafters read states."""
@@ -178,8 +191,8 @@ class Seats:
             if seat is not None and self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
                 self._store(seat)
                 if self.disk is not None:
-                    prompt = row.tokens[: min(row.cached, row.prompt_length)]
-                    self.disk.store(prompt, partial(self._cache.copy, row.slot), row.params.cache_salt)
+                    prompt, states = row.tokens[: min(row.cached, row.prompt_length)], self._cache.states(row.slot)
+                    self.disk.store(prompt, partial(self._cache.copy, row.slot), row.params.cache_salt, states)
         except Exception:  # The row's answer stands, and other rows must not suffer.
             log.exception("request %d is not kept for reuse", row.id)
         finally:

@@ -22,6 +22,7 @@ from paceline.errors import PacelineError, shortened
 from paceline.logs.tool_calls import prepared
 from paceline.serve import reading
 from paceline.serve import tools as tool
+from paceline.serve.ahead import same_beginning
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
 from paceline.serve.infill import filling
 from paceline.serve.reading import Piece, Reader
@@ -42,13 +43,15 @@ PING_SECONDS = 10.0
 class PreparedChat:
     """What a chat asks for, worked out once.
 
-    prompt   token ids.
-    tools    functions that an answer may call.
-    marks    what begins and ends an answer's reasoning; None where there can be none.
-    grammar  makes the grammar of an answer, None for any text: answers share nothing that is read.
-    reader   makes the reader of an answer."""
+    prompt    token ids.
+    branches  lengths of the prompt, as in SamplingParams.
+    tools     functions that an answer may call.
+    marks     what begins and ends an answer's reasoning; None where there can be none.
+    grammar   makes the grammar of an answer, None for any text: answers share nothing that is read.
+    reader    makes the reader of an answer."""
 
     prompt: list[int]
+    branches: list[int]
     tools: list[Tool]
     marks: tuple[str, str] | None
     grammar: Callable[[], Any]
@@ -59,13 +62,15 @@ class PreparedChat:
 class Prompted:
     """A prompt and the parameters of each of its answers.
 
-    reader  makes the reader of an answer; None: the answer is text and nothing else.
-    text    the prompt's text, where that is to come back."""
+    reader    makes the reader of an answer; None: the answer is text and nothing else.
+    text      the prompt's text, where that is to come back.
+    branches  lengths of the prompt, as in SamplingParams."""
 
     prompt: list[int]
     params: list[SamplingParams]
     reader: Callable[[], Reader] | None = None
     text: str | None = None
+    branches: Sequence[int] = ()
 
 
 class Chats:
@@ -111,7 +116,8 @@ class Chats:
         prompt = self.prompt_of(request, tools)
         marks, inside = self.reasoning_of(request, prompt)
         grammar = partial(self.grammar, request, self.most_tokens(prompt), tools, marks, inside)
-        return PreparedChat(prompt, tools, marks, grammar, partial(self.reader, request, tools, marks, inside))
+        reader = partial(self.reader, request, tools, marks, inside)
+        return PreparedChat(prompt, self.branches(request, tools, prompt), tools, marks, grammar, reader)
 
     def tools_of(self, request: Conversation) -> list[Tool]:
         """The functions that an answer may call; Refused for a schema that cannot be kept to."""
@@ -122,8 +128,10 @@ class Chats:
                 self.grammars.check(schema)
         return tools
 
-    def prompt_of(self, request: Conversation, tools: Sequence[Tool], whole: bool = True) -> list[int]:
-        """Token ids of a conversation and its tools. whole: it has to fit the context."""
+    def prompt_of(
+        self, request: Conversation, tools: Sequence[Tool], whole: bool = True, **more: Any
+    ) -> list[int]:  # fmt: skip
+        """Token ids of a conversation and its tools. whole: it has to fit the context. more: for the template."""
         options = dict(request.chat_template_kwargs or {})
         for name in tool.unread_variables(self.tokenizer, options, tools=bool(tools), refuse=not self.settings.lenient):
             del options[name]
@@ -134,7 +142,21 @@ class Chats:
         messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
         if whole:
             self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
-        return self.tokenizer.encode_chat(messages, **options, **inputs, **request.turns)
+        return self.tokenizer.encode_chat(messages, **(options | inputs | request.turns | more))
+
+    def branches(self, request: Conversation, tools: Sequence[Tool], prompt: list[int]) -> list[int]:
+        """Lengths of a prompt at which later ones may go on differently: before the user's first words, and before the
+        words that invite an answer. Only recurrent models need to know them."""
+        if not self.engine.target.recurrent or not request.turns.get("add_generation_prompt", True):
+            return []
+        count = next((i for i, one in enumerate(request.messages) if one.get("role") == "user"), 0)
+        other = {"role": "user", "content": "?"}
+        begins = request.model_copy(update={"messages": [*request.messages[:count], other]})
+        try:
+            others = self.prompt_of(begins, tools), self.prompt_of(request, tools, add_generation_prompt=False)
+        except PacelineError:  # Some templates refuse to end there.
+            return []
+        return [len(same_beginning(prompt, one)) for one in others]
 
     def reasoning_of(self, request: ChatRequest, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
         """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
@@ -214,7 +236,8 @@ class Chats:
             self.check_count(request.n)
             chat = self.prepare(request)
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
-            return [Prompted(chat.prompt, self._answers(request, chat.prompt, logprobs, chat.grammar), chat.reader)]
+            answers = self._answers(request, chat.prompt, logprobs, chat.grammar)
+            return [Prompted(chat.prompt, answers, chat.reader, branches=chat.branches)]
         assert isinstance(request, TextRequest)
         request = filling(self.tokenizer, request, self.engine.longest)
         given: Any = request.prompt
@@ -263,8 +286,10 @@ class Chats:
             for one in prompted:
                 jobs.append([])
                 for params in one.params:
-                    params, private = replace(params, cache_salt=salt), request.store is False
+                    params, private = replace(params, cache_salt=salt, branches=one.branches), request.store is False
                     jobs[-1].append(self.worker.submit(one.prompt, params, loop, client, private))
+            if isinstance(request, ChatRequest) and request.n == 1 and self.settings.read_ahead:
+                jobs[0][0].on_answer = partial(self.read_ahead, request, prompted[0], jobs[0][0])
         except PacelineError:
             self.abort([job for some in jobs for job in some])
             raise
@@ -298,8 +323,36 @@ class Chats:
         self.note(jobs)
         return completions
 
+    def next_prompt(self, request: ChatRequest, prompted: Prompted, done: Completion) -> list[int]:
+        """The tokens with which the next request of a conversation begins, as far as an answer decides them. The
+        client sends the answer back as it got it, with its reasoning if it sent that of earlier answers."""
+        assert prompted.reader is not None
+        reader = prompted.reader()
+        answer = reading.message(reader.push(done.text) + reader.end())
+        own = [one for one in request.messages if one.get("role") == "assistant"]
+        if not any(one.get("reasoning_content") or one.get("reasoning") for one in own):
+            answer.pop("reasoning_content", None)
+        calls, tools = answer.get("tool_calls") or [{}], self.tools_of(request)
+        more = {"role": "tool", "tool_call_id": calls[0]["id"]} if calls[0] else {"role": "user"}
+        said = [[*request.messages, answer, {**more, "content": text}] for text in ("?", "!")]
+        requests = (request.model_copy(update={"messages": messages}) for messages in said)
+        return same_beginning(*(self.prompt_of(one, tools) for one in requests))
+
+    def read_ahead(self, request: ChatRequest, prompted: Prompted, job: Job) -> None:
+        """Let the worker compute the beginning of the next request. A template that refuses it costs that alone."""
+        try:
+            job.next = self.next_prompt(request, prompted, job.completion)
+        except PacelineError:
+            return
+        self.worker.read_ahead(job)
+
     def note(self, jobs: Sequence[Job]) -> None:
-        """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
+        """Go on from whole answers: read ahead, in another thread, and write each job to the log, once, if there is a
+        log. A full disk costs the line, not the answer."""
+        for job in jobs:
+            if job.on_answer is not None and job.completion.finish_reason == "stop":
+                job.loop.run_in_executor(None, job.on_answer)
+            job.on_answer = None
         if self.log is None:
             return
         for job in jobs:

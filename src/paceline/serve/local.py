@@ -37,7 +37,8 @@ class Local(Endpoint):
         self.engine, self.name, self.model = engine, name or engine.drafter.name, engine.target.name
         self.facts = {"engine": f"paceline {__version__}", "dtype": str(engine.target.dtype).removeprefix("torch.")}
         self._worker = Worker(engine, WAITING)
-        self._chats = Chats(self._worker, Settings(model=self.model, drafts=tuple(drafts), sampling="none"))
+        settings = Settings(model=self.model, drafts=tuple(drafts), sampling="none", read_ahead=False)
+        self._chats = Chats(self._worker, settings)
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
         """As every endpoint's. Requests that are asked together join and leave as the engine has it."""

@@ -174,6 +174,9 @@ class Settings:
     body_seconds: float = option(60.0, "Seconds in which the body of a request must arrive.", least=0.1)
     max_body: int = option(4 << 20, "Largest size of a request in bytes.", least=1)
     limits: Limits = field(default_factory=Limits)
+    read_ahead: bool = option(
+        True, "While nothing is asked, compute what the next request of a conversation will begin with."
+    )
     metrics_prefix: str = option("paceline", "Prefix of the names in /metrics; vllm gives vLLM's names.")
     audit: float = option(
         0.0, "Share of answers that are scored again while nothing is asked, to notice corruption; 0: none.",

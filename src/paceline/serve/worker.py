@@ -5,7 +5,7 @@ whoever served it. When the worker ends, every job that is still open ends with 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.errors import PacelineError
+from paceline.serve.ahead import ReadAhead
 
 log = logging.getLogger("paceline.engine")
 
@@ -48,7 +49,9 @@ class Unavailable(PacelineError):
 class Job:
     """One request in the worker. Iterating gives its deltas; `completion` is there after the last.
 
-    private  nothing of it is to be kept after its end."""
+    private  nothing of it is to be kept after its end.
+    next     tokens with which the next request of its conversation begins, for `read_ahead`.
+    on_answer  called once the answer is whole."""
 
     prompt: Prompt
     params: SamplingParams
@@ -57,6 +60,8 @@ class Job:
     private: bool = False
     arrived: float = field(default_factory=perf_counter)
     row: Row | None = None
+    next: Sequence[int] = ()
+    on_answer: Callable[[], None] | None = None
     logged: bool = False
     _deltas: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
@@ -109,6 +114,7 @@ class Worker:
     deadline_s    seconds from arrival after which an answer is ended where it is.
     on_round      called with the deltas of every round; on_end: with every job that has ended.
     on_idle       called while there is nothing to do, for a short piece of other work; returns whether there was any.
+    ahead         reads ahead what `read_ahead` is given.
     jobs          by row id, those in the engine. open: those whose end has not been delivered yet.
     closed        why no more requests are taken, and a code for it; None while they are.
     error         the bug that ended the thread."""
@@ -126,6 +132,7 @@ class Worker:
         self._submitted = self._added = 0  # each is written by one thread alone
         self._undelivered: list[tuple[Job, Item]] = []
         self._inbox: SimpleQueue[tuple[Callable[[Job], None], Job] | None] = SimpleQueue()
+        self.ahead = ReadAhead(engine, self._inbox.empty)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -160,6 +167,10 @@ class Worker:
     def abort(self, job: Job) -> None:
         """End a request where it is; nothing happens if it has ended."""
         self._inbox.put((self._abort, job))
+
+    def read_ahead(self, job: Job) -> None:
+        """Compute `job.next` while there is nothing else to do."""
+        self._inbox.put((self._read_ahead, job))
 
     def close(self, message: str, code: str) -> None:
         """Take no more requests; those that are open go on."""
@@ -202,7 +213,7 @@ class Worker:
         while True:
             while not self._inbox.empty() or not self.engine.has_work:
                 self._deliver()  # before there may be nothing to do for long
-                if self._inbox.empty() and self.on_idle():
+                if self._inbox.empty() and (self.ahead.work() or self.on_idle()):
                     continue
                 if (command := self._inbox.get()) is None:
                     for job in list(self.jobs.values()):
@@ -270,6 +281,9 @@ class Worker:
             return
         self.jobs[job.row.id] = job
 
+    def _read_ahead(self, job: Job) -> None:
+        self.ahead.put(job.next, job.params)
+
     def _abort(self, job: Job, item: Exception | None = None) -> None:
         if job.row is not None and job.row.id in self.jobs:
             self.engine.abort(job.row)
@@ -278,5 +292,6 @@ class Worker:
     def _end(self, job: Job, item: Exception | None) -> None:
         assert job.row is not None
         del self.jobs[job.row.id]
+        self.ahead.ended(job.row)
         self.on_end(job)
         self._undelivered.append((job, item))

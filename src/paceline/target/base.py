@@ -79,7 +79,9 @@ class Target(Facts, ABC):
     same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).
     exact                a token's logits depend on its text alone (`make_exact`).
     expert_share         share of a mixture's experts that a token reads; 0.0 without experts.
-    recurrent            rows have a state, which cannot forget committed tokens."""
+    recurrent            rows have a state, which cannot forget committed tokens.
+    is_interrupted       asked between two layers, by targets that run their layers themselves: whether the forward must
+                         end with Interrupted. Nothing of it is committed. None: it runs to its end."""
 
     weight_bytes: int = 0
     cache: Any = None
@@ -96,6 +98,7 @@ class Target(Facts, ABC):
     exact: bool = False
     expert_share = 0.0
     recurrent = False
+    is_interrupted: Callable[[], bool] | None = None
 
     @property
     def ends(self) -> tuple[torch.Tensor, Linear] | None:

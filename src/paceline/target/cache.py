@@ -213,6 +213,10 @@ class RaggedCache:
         on to change its present state."""
         return {} if self.recurrent is None else self.recurrent.states(slot, self.length(slot))
 
+    def empty_state(self) -> State | None:
+        """A state of no tokens; None without recurrent layers."""
+        return None if self.recurrent is None else self.recurrent.empty()
+
     def reusable(self, slot: int, most: int) -> int:
         """How many of a row's first `most` tokens another row can take over: with states, up to the last of them."""
         return most if self.recurrent is None else max((n for n in self.states(slot) if n <= most), default=0)

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from paceline import kernels, processor
 from paceline.core.clock import Clock
 from paceline.core.segment import Segment, Verdict
-from paceline.errors import ModelError
+from paceline.errors import Interrupted, ModelError
 from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
@@ -329,6 +329,8 @@ class Decoder(CachedTarget):
             recorded = self._programs.run(step, layers, cache_begins, x, cache)
         x, delta = (x, None) if recorded is None else recorded
         for layer in layers if recorded is None else ():
+            if self.is_interrupted is not None and self.is_interrupted():
+                raise Interrupted
             x, delta = step(layer, x, delta)
         return x if delta is None else self.ops.add_norm(x, delta, None, self.shape.residual_scale)[0]
 

@@ -118,7 +118,8 @@ class RecurrentState:
         numbers = d.values * d.key_dim + (d.kernel - 1) * d.channels
         return self.layers * numbers * self.dtype.itemsize
 
-    def _empty(self) -> State:
+    def empty(self) -> State:
+        """The state of no tokens."""
         d = self.delta
         sizes = (self.layers, d.value_heads, d.key_dim, d.value_dim), (self.layers, d.kernel - 1, d.channels)
         return State(*(torch.zeros(size, dtype=self.dtype, device=self.device) for size in sizes))
@@ -127,7 +128,7 @@ class RecurrentState:
     def add_row(self, slot: int) -> None:
         """Add an empty row."""
         nodes = torch.empty(self.layers, 0, sum(self.widths), dtype=self.dtype, device=self.device)
-        self.rows[slot] = RecurrentRow(self._empty(), nodes)
+        self.rows[slot] = RecurrentRow(self.empty(), nodes)
 
     def drop_row(self, slot: int) -> None:
         del self.rows[slot]
@@ -161,7 +162,7 @@ class RecurrentState:
         row, count = self.rows[segment.slot], len(segment.tokens)
         ends: list[tuple[int, State]] = []
         if segment.is_prompt:
-            row.whole, row.after = count, row.after or self._empty()
+            row.whole, row.after = count, row.after or self.empty()
             ends = [*self._marked(row, length, count), (count, row.after)]
         else:
             row.whole = 0
@@ -175,7 +176,7 @@ class RecurrentState:
         """For each mark within the row's next `count` tokens: how many of them come before it, and the state to
         fill."""
         marks = sorted(mark for mark in row.marks if length < mark <= length + count)
-        return [(mark - length, row.kept.setdefault(mark, self._empty())) for mark in marks]
+        return [(mark - length, row.kept.setdefault(mark, self.empty())) for mark in marks]
 
     @torch.inference_mode()
     def commit(self, slot: int, length: int, path: Sequence[int]) -> None:

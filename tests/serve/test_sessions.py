@@ -1,0 +1,146 @@
+"""Conversations, turn by turn: how much of each prompt is there already, where a template rewrites what was said."""
+
+from itertools import pairwise
+from time import monotonic, sleep
+
+import httpx2 as httpx
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from paceline.serve.ahead import ReadAhead
+from tests import models
+from tests.serve.live import engine, serving
+from tests.serve.test_tools import TOOLS, writes  # noqa: F401
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{{ (m.content or '').split('</think>')[-1] }}{% for call in m.tool_calls or [] %}<tool_call>"
+    '{{ \'{\' }}"name":    "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}{{ \'}\' }}'
+    "</tool_call>{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+"""Invites thinking, drops it once it was said, and spells calls with spaces of its own."""
+SYSTEM = {"role": "system", "content": "You mend programs and say what was wrong with them, in a few words. " * 3}
+ANSWERS = {
+    "thinking": ("Perhaps the cat. </think>It is the cat, which sat on the mat and saw the dog.", True),
+    "a call": ('</think><tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>', True),
+    "nothing to rewrite": ("It is the dog.", False),
+}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3.5"])
+def folder(request, tmp_path_factory):
+    """A dense model, and a hybrid."""
+    return models.make(request.param, tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=4096)
+
+
+class Client:
+    """A client of one conversation. said: its messages."""
+
+    def __init__(self, address):
+        self.http, self.said = httpx.Client(base_url=address, timeout=60), [SYSTEM]
+
+    def ask(self, content, role="user", **more):
+        """(tokens of the prompt, how many of them were reused)."""
+        call = (self.said[-1].get("tool_calls") or [{}])[0]
+        self.said.append({"role": role, "content": content} | ({"tool_call_id": call["id"]} if role == "tool" else {}))
+        body = {"messages": self.said, "temperature": 0, "max_tokens": 200, **more}
+        made = self.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+        answer, usage = made["choices"][0]["message"], made["usage"]
+        self.said.append({name: answer[name] for name in ("role", "content", "tool_calls") if answer.get(name)})
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+    def counted(self):
+        """Tokens that were read ahead, used and wasted."""
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith("paceline:read_ahead")]
+        return [float(line.split()[1]) for line in lines]
+
+    def read(self, before):
+        """Wait until more was read ahead."""
+        until = monotonic() + 30
+        while self.counted()[0] <= before and monotonic() < until:
+            sleep(0.02)
+        return self.counted()
+
+
+def test_each_turn_reuses_the_prompt_before_it(folder):
+    made = engine(folder, ("none",))
+    made.tokenizer.inner.chat_template = TEMPLATE
+    with serving(made, read_ahead=False) as address:
+        client, before = Client(address), 0
+        for turn in range(5):
+            prompt, reused = client.ask(f"Turn {turn}: and what of line {turn * 7}?", max_tokens=20)
+            assert before - 64 <= reused <= before or not turn
+            before = prompt
+        _, reused = Client(address).ask("Something else.")
+        assert reused > 60, "the system message"
+        assert client.counted() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_the_template_rewrites_is_read_ahead(folder, writes, answer):  # noqa: F811
+    text, is_rewritten = ANSWERS[answer]
+    made = engine(folder, ("none",))
+    made.tokenizer.inner.chat_template = TEMPLATE
+    if not is_rewritten:
+        made.tokenizer.inner.chat_template = TEMPLATE.replace("<think>\n", "")
+    with serving(made) as address:
+        client, answers = Client(address), []
+        for turn in range(3):
+            writes(text)
+            role = "tool" if turn and answer == "a call" else "user"
+            before = client.counted()
+            answers.append(client.ask(f"And what of line {turn * 7}?", role, tools=TOOLS))
+            after = client.read(before[0]) if is_rewritten else client.counted()
+            assert after[1] > before[1] or not turn or not is_rewritten
+        for (before, _), (prompt, reused) in pairwise(answers):
+            new = len(made.tokenizer.encode_text("And what of line 14?</s><|assistant|><think>\n"))
+            assert prompt - reused <= new
+            assert reused > before - 16
+        read, used, wasted = client.counted()
+        assert used + wasted <= read
+        assert (wasted, read > 0) == (0, is_rewritten)
+
+
+def test_a_request_ends_it_between_two_layers_and_it_goes_on_later(folder):
+    made, alone = engine(folder, ("none",)), engine(folder, ("none",))
+    text, asked = [(7 * i) % 250 + 4 for i in range(900)], 0
+
+    def is_idle():
+        nonlocal asked
+        asked += 1
+        return asked != 7
+
+    ahead = ReadAhead(made, is_idle)
+    assert not ahead.work()
+    ahead.put(text, SamplingParams())
+    assert ahead.work()
+    first = ahead.read
+    assert 0 < first < len(text)
+    assert not made.has_work
+    wish = SamplingParams(max_tokens=8)
+    assert made.generate([text[:50]], wish)[0].tokens == alone.generate([text[:50]], wish)[0].tokens
+    assert ahead.work()
+    assert len(text) - 50 <= ahead.read <= len(text), "the other request may have left some of it"
+    assert not ahead.work()
+    row = made.add([*text, 5, 6], wish)
+    made.finish([row])
+    ahead.ended(row)
+    assert row.reused == len(text)
+    assert row.tokens[-8:].tolist() == alone.generate([[*text, 5, 6]], wish)[0].tokens
+    assert (ahead.used, ahead.wasted) == (ahead.read, 0)
+
+
+def test_what_nobody_asks_for_is_wasted(folder):
+    made = engine(folder, ("none",))
+    ahead = ReadAhead(made, lambda: True)
+    for turn in range(70):
+        ahead.put([turn + 4, *range(9, 40)], SamplingParams())
+        assert ahead.work()
+    assert (ahead.read, ahead.used, ahead.wasted) == (70 * 32, 0, 6 * 32)
+    row = made.add([60, *range(9, 40), 5], SamplingParams(max_tokens=1))
+    made.finish([row])
+    ahead.ended(row)
+    assert (ahead.used, ahead.wasted) == (32, 6 * 32), "one of many"
+    ahead.put([5] * 5000, SamplingParams())
+    assert ahead.work(), "and a conversation that no longer fits is passed over"
+    assert ahead.read == 70 * 32
