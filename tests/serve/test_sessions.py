@@ -7,6 +7,8 @@ import httpx2 as httpx
 import pytest
 
 from paceline.core.sampling import SamplingParams
+from paceline.draft.text import folder as text_folder
+from paceline.engine.engine import Engine
 from paceline.serve.ahead import ReadAhead
 from tests import models
 from tests.serve.live import engine, serving
@@ -144,3 +146,48 @@ def test_what_nobody_asks_for_is_wasted(folder):
     ahead.put([5] * 5000, SamplingParams())
     assert ahead.work(), "and a conversation that no longer fits is passed over"
     assert ahead.read == 70 * 32
+
+
+def test_answers_copy_from_a_folder_that_only_who_has_a_key_may_choose(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_folder, "SECONDS", 0.0)
+    for name in ("first", "second/inner", "third"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "first" / "a.txt").write_text("the cat sat on the mat")
+    (tmp_path / "second" / "inner" / "a.txt").write_text("the dog sat")
+    made, taken = engine(folder, ("suffix",)), []
+
+    def add(prompt, params):
+        taken.append(params.corpus)
+        return Engine.add(made, prompt, params)
+
+    monkeypatch.setattr(made, "add", add)
+    roots = (str(tmp_path / "first"), str(tmp_path / "second"))
+    with (
+        serving(made, corpora=roots, api_keys=("key",), protect_all=True) as address,
+        httpx.Client(base_url=address, timeout=60) as http,
+    ):
+
+        def ask(where=None, status=200):
+            headers = {"x-api-key": "key"} | ({"x-paceline-corpus": str(where)} if where else {})
+            body = {"prompt": "the", "max_tokens": 3}
+            reply = http.post("/v1/completions", json=body, headers=headers)
+            assert reply.status_code == status
+            return reply.json()
+
+        def until(where, text):
+            wanted = made.tokenizer.encode_text(text)
+            for _ in range(500):
+                ask(where)
+                if taken[-1] is not None and taken[-1].text[:-1].tolist() == wanted:
+                    return True
+                sleep(0.02)
+            return False
+
+        assert until(None, "the cat sat on the mat")
+        assert until(tmp_path / "second" / "inner", "the dog sat")
+        assert until(None, "the cat sat on the mat")
+        for where in (tmp_path / "third", tmp_path, tmp_path / "first" / ".." / "third", "/"):
+            assert "must name a folder of --corpus" in ask(where, 400)["error"]["message"]
+    with serving(engine(folder, ("suffix",)), corpora=roots) as address:
+        reply = httpx.post(f"{address}/v1/completions", json={"prompt": "the"}, headers={"x-paceline-corpus": roots[0]})
+        assert (reply.status_code, "needs an API key" in reply.text) == (400, True)

@@ -95,7 +95,7 @@ EXTRAS = {
     **dict.fromkeys(("yaml", "pyarrow", "pydantic"), "eval"),
     **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
     **dict.fromkeys(("scipy", "jsonschema"), "certify"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "llguidance"), "serve"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "llguidance", "pathspec"), "serve"),
     "diffusers": "diffusion",
     "ray": "ray",
 }

@@ -81,9 +81,10 @@ def launch(
     paceline launch claude MODEL --draft sam --context 32768
     paceline launch codex MODEL -- exec "Which files are here?"
 
-    The client's configuration is written into a folder of its own in the cache, never over yours. Agents send long
-    prompts, of 8,000 to 18,000 tokens with your files: the model's context must hold them, and a small model on a CPU
-    reads its first one for a minute or more. The exit status is the client's."""
+    Drafts copy from the files of this folder, too (--corpus), and what is computed of prompts is kept for the next
+    session (--prefix-cache). The client's configuration is written into a folder of its own in the cache, never over
+    yours. Agents send long prompts, of 8,000 to 18,000 tokens with your files: the model's context must hold them, and
+    a small model on a CPU reads its first one for a minute or more. The exit status is the client's."""
     words = words or []
     split = words.index("--") if "--" in words else len(words)
     own, arguments = words[:split], words[split + 1 :]
@@ -119,6 +120,9 @@ def _of_serve(context: typer.Context, words: list[str]) -> tuple[list[str], str]
     parsed = serve.make_context(f"{context.command_path} CLIENT", list(words), auto_envvar_prefix="PACELINE_SERVE")
     if parsed.get_parameter_source("model").name == "DEFAULT":
         words = [MODEL, *words]
+    if parsed.get_parameter_source("draft").name == "DEFAULT":  # suffix, which copies and needs no states
+        words = [*words, *([] if parsed.params["corpus"] else ["--corpus", "."])]
+        words += [] if parsed.params["prefix_cache"] else ["--prefix-cache", str(cache_folder() / "prefixes")]
     keys = parsed.params["api_key"] or [os.environ.get("PACELINE_API_KEY") or secrets.token_urlsafe(24)]
     return [*words, "--name", "*"], keys[0]  # clients ask beside it for models that they know
 

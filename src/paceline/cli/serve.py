@@ -78,6 +78,12 @@ def serve(
     running: options.EngineOptions = options.EngineOptions(),
     deadline: float | None = option(None, "Seconds after which an unfinished answer is cut off.", least=0.001),
     grace: float = option(30.0, "Seconds that running answers may go on at shutdown.", least=0, most=1e6),
+    corpus: list[Path] | None = option(
+        None,
+        "Folder, such as a working tree, from whose files suffix and sam copy, too. Files that git would ignore are "
+        "left out, and those that change are read again. May be repeated: a request with a key may choose one of them, "
+        "or a folder in one, by its header X-Paceline-Corpus.",
+    ),
     settings: Settings = Settings(),
     log: Path | None = option(
         None,
@@ -119,6 +125,7 @@ def serve(
         also=tuple(given),
         api_keys=tuple(api_key or ([] if environment is None else [environment])),
         drafts=names,
+        corpora=tuple(map(str, corpus or ())),
         protect_all=protect_all,
         hosts=(host, socket.gethostname(), *(allow_host or ())),
         origins=tuple(cors or ()),

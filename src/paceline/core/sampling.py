@@ -24,7 +24,7 @@ WARPING = (
     "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
 )  # fmt: skip
 """Fields of SamplingParams that change the distribution."""
-HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "branches", "beginning", "ends")
+HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "cache_salt", "branches", "corpus", "beginning", "ends")
 """Fields that command lines and prompt files lack."""
 
 
@@ -71,6 +71,7 @@ class SamplingParams:
                         that nobody can find out another's prompt by what is reused or drafted.
     branches            lengths of beginnings of the prompt with which later prompts may begin, such as the prompt
                         without the words that invite an answer. Recurrent models keep their states there.
+    corpus              a `SuffixArray` of texts that the answer may copy from; only `suffix` and `sam` read it.
     beginning, ends     the arguments of `of_row`."""
 
     temperature: float = 0.0
@@ -95,6 +96,7 @@ class SamplingParams:
     draft: str | None = None
     cache_salt: str = ""
     branches: Sequence[int] = ()
+    corpus: Any = field(default=None, repr=False, compare=False)
     beginning: int = field(default=0, repr=False)
     ends: frozenset[int] = field(default=frozenset(), repr=False)
 

@@ -13,11 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Completion, Delta
 from paceline.core.rules import SEEDS
 from paceline.core.sampling import SamplingParams
+from paceline.draft.text.folder import FolderCorpus
+from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import PacelineError, shortened
 from paceline.logs.tool_calls import prepared
 from paceline.serve import reading
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from paceline.serve.metrics import RequestLog
 
 log = logging.getLogger("paceline.request_log")
+MOST_CORPORA = 16
+"""Largest number of folders to copy from that are kept in memory."""
 PING_SECONDS = 10.0
 """The longest silence of a stream: clients and proxies give up at some, of 30 seconds or of 300."""
 
@@ -92,6 +97,10 @@ class Chats:
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.drafts = shown_drafts(settings.drafts)
+        self.corpora = {(one := FolderCorpus(folder, self.tokenizer)).folder: one for folder in settings.corpora}
+        self._roots = tuple(self.corpora)
+        for corpus in self.corpora.values():
+            corpus.latest()
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
@@ -277,8 +286,27 @@ class Chats:
         if answers > (most := self.worker.most_waiting + self.engine.max_batch):
             raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
 
-    def submit(self, request: Common, prompted: Sequence[Prompted], client: str = "") -> list[list[Job]]:
-        """Queue one job per answer. If the queue is too full for all, queue none, raise Busy. client: as in `Row`."""
+    def corpus(self, folder: str | None, client: str) -> SuffixArray | None:
+        """The text that a request may copy from. Refused for a folder that is in none of the server's, or for a client
+        without a key: how much is drafted tells what is in a text."""
+        if folder is None:
+            return next(iter(self.corpora.values())).latest() if self.corpora else None
+        path = Path(folder).expanduser().resolve()
+        if not client or not any(path.is_relative_to(root) for root in self._roots):
+            raise Refused("x-paceline-corpus must name a folder of --corpus, or one in it, and needs an API key")
+        if path not in self.corpora:
+            if len(self.corpora) >= MOST_CORPORA:
+                raise Refused(f"{MOST_CORPORA} folders are read already, and no more may be")
+            self.corpora[path] = FolderCorpus(path, self.tokenizer)
+        return self.corpora[path].latest()
+
+    def submit(
+        self, request: Common, prompted: Sequence[Prompted], client: str = "", corpus: str | None = None
+    ) -> list[list[Job]]:
+        """Queue one job per answer. If the queue is too full for all, queue none, raise Busy.
+
+        client  as in `Row`. corpus: a folder whose text drafts may copy from, instead of the server's first."""
+        text = self.corpus(corpus, client)
         loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
         whose = "" if self.settings.share_prefixes else client, request.cache_salt or ""
         salt = sha256("/".join(whose).encode("utf-8", "surrogatepass")).hexdigest() if any(whose) else ""
@@ -286,7 +314,8 @@ class Chats:
             for one in prompted:
                 jobs.append([])
                 for params in one.params:
-                    params, private = replace(params, cache_salt=salt, branches=one.branches), request.store is False
+                    params = replace(params, cache_salt=salt, branches=one.branches, corpus=text)
+                    private = request.store is False
                     jobs[-1].append(self.worker.submit(one.prompt, params, loop, client, private))
             if isinstance(request, ChatRequest) and request.n == 1 and self.settings.read_ahead:
                 jobs[0][0].on_answer = partial(self.read_ahead, request, prompted[0], jobs[0][0])

@@ -63,10 +63,10 @@ class Metrics:
         self.by_drafter_accepted = counter("spec_decode_drafter_accepted_tokens", f"{what}: accepted", ["drafter"])
         what = "Share of a request's drafted tokens that was accepted"
         self.of_request = histogram("spec_decode_request_acceptance_rate", what, SHARES)
-        for name, what in (
-            ("read", "read ahead"), ("used", "read ahead that a later prompt had"), ("wasted", "read ahead in vain")
-        ):  # fmt: skip
-            gauge(f"read_ahead_{name}_tokens", f"Tokens {what}").set_function(partial(attrgetter(f"ahead.{name}"), worker))
+        ahead = {"read": "read ahead", "used": "read ahead that a later prompt had", "wasted": "read ahead in vain"}
+        for name, what in ahead.items():
+            now = attrgetter(f"ahead.{name}")
+            gauge(f"read_ahead_{name}_tokens", f"Tokens {what}").set_function(partial(now, worker))
         self.warnings = counter("warnings", "Warnings and errors, by what warned", ["kind"])
         self.by_drafter: Counts[str] = Counts()
         self._last: dict[int, float] = {}

@@ -137,7 +137,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
         shaped = any(getattr(request, name, None) for name in ("response_format", "tools", "chat_template_kwargs"))
         work = partial(chats.prompted, request)
         prompted = await (bodies.off_loop(who(http), work) if shaped else bodies.worked(http, work))
-        return prompted, chats.submit(request, prompted, http.state.client)
+        return prompted, chats.submit(request, prompted, http.state.client, http.headers.get("x-paceline-corpus"))
 
 
 def _models(app: FastAPI, chats: Chats, bodies: Bodies) -> None:

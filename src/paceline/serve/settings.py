@@ -129,6 +129,7 @@ class Settings:
     hosts        names of this server beside localhost and addresses, which browsers may ask for where no key is asked
                  for; "*" for all. So no page of somebody else's can be one of this server by its own DNS.
     origins      pages that may ask this server, such as https://chat.example; "*" for all.
+    corpora      folders whose text `suffix` and `sam` copy from too: of the first, unless a request names another.
     drafts       names that requests may choose from; the first is the default.
     protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
 
@@ -138,6 +139,7 @@ class Settings:
     also: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
+    corpora: tuple[str, ...] = ()
     protect_all: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()

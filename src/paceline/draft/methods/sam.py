@@ -80,10 +80,11 @@ class Sam(Drafter):
         automaton.extend(row.tokens[len(automaton) :])
         length, start = automaton.match()
         copied, found = continuation(row.tokens, start, longest), None
-        if self._corpus is not None and row.last_token != self._corpus.end_token:  # Nothing follows an end token.
-            skip, lo, hi = self._corpus.longest(row.tokens, TAIL, least=1)
-            if skip > length:
-                length, found = skip, (lo, hi, skip)
+        for corpus in (self._corpus, row.params.corpus):
+            if corpus is not None and row.last_token != corpus.end_token:  # Nothing follows an end token.
+                skip, lo, hi = corpus.longest(row.tokens, TAIL, least=1)
+                if skip > length:
+                    length, found = skip, (corpus, lo, hi)
         for past in self._past.of(row.params.cache_salt).halves:
             matched, place = past.automaton.after(row.tokens[-TAIL:])
             if matched > length:
@@ -92,8 +93,9 @@ class Sam(Drafter):
         size = min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
         if length < self.config.min_match or size < 1:
             return DraftTree.root(row.last_token)
-        if self._corpus is not None and found is not None:
-            tokens, parent, _ = self._corpus.heaviest(*found, size, most, ends)
+        if found is not None:
+            corpus, lo, hi = found
+            tokens, parent, _ = corpus.heaviest(lo, hi, length, size, most, ends)
             return self.tree_after(row, tokens, parent)
         return self.chain_after(row, up_to_end(copied[:size], ends, keep=True))
 

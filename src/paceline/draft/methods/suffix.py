@@ -83,6 +83,7 @@ class Suffix(Drafter):
         config, context = self.config, row.tokens[1 - self.config.depth :]
         sizes = min(config.draft, most), config.factor, config.offset, config.min_prob, config.shape == "tree"
         best = tree.speculate(context, *sizes)
-        for text in (*self._past.of(row.params.cache_salt).halves, *self._corpus):
+        given = [row.params.corpus] if row.params.corpus is not None else []
+        for text in (*self._past.of(row.params.cache_salt).halves, *self._corpus, *given):
             best = max(best, text.speculate(context, *sizes), key=lambda draft: draft.score)
         return self.tree_after(row, best.tokens, best.parent)
