@@ -266,14 +266,14 @@ def _reading(name: str | Path, error: type[PacelineError]) -> Generator[None]:
         raise error(f"{name} cannot be read: {cause.strerror or cause}") from cause
 
 
-def readable(given: Any) -> Any:
+def readable(given: Any, folders: bool = False) -> Any:
     """`given`, the callback of an option with files to read ("-": standard input). PacelineError unless all are there.
-    None is opened: what writes into a pipe would miss its reader."""
+    None is opened: what writes into a pipe would miss its reader. folders: they may be folders, too."""
     for path in [] if given is None else given if isinstance(given, list | tuple) else [given]:
         if str(path) != "-":
-            missing = not os.path.exists(path)
-            why = errno.ENOENT if missing else errno.EISDIR if os.path.isdir(path) else errno.EACCES
-            if missing or os.path.isdir(path) or not os.access(path, os.R_OK):
+            missing, is_folder = not os.path.exists(path), os.path.isdir(path) and not folders
+            why = errno.ENOENT if missing else errno.EISDIR if is_folder else errno.EACCES
+            if missing or is_folder or not os.access(path, os.R_OK):
                 raise PacelineError(f"{path} cannot be read: {os.strerror(why)}")
     return given
 

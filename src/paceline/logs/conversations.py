@@ -27,6 +27,7 @@ from paceline.errors import PacelineError, kind_of
 from paceline.jsonl import NotJSON, as_object, loads
 from paceline.logs import bodies
 from paceline.logs.bodies import ConversationError, Ignore, Message, Record
+from paceline.logs.sessions import AGENTS, Agent, agent_of, answered, expanded, sessions
 from paceline.logs.tool_calls import as_text
 from paceline.textfiles import Piece, listed, opened, records
 
@@ -42,6 +43,9 @@ SPEC_BENCH = {
 TOKENS_DIFFER = 0.03  # share by which a log's count of tokens may differ from the tokenizer's
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
+_AGENTS = ", ".join(dict.fromkeys(agent.name for agent in AGENTS))
+
+
 @dataclass(frozen=True)
 class Conversation:
     """One record.
@@ -217,6 +221,30 @@ def read_pieces(
 
 
 def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversation]:
+    paths = expanded(piece.path)
+    if paths != [piece.path]:
+        if not paths:
+            reading.skip(ConversationError(f"{piece.path}: in this folder are no sessions of {_AGENTS}"))
+        for path in paths:
+            yield from _read(Piece(path), ignore, reading)
+    elif (agent := agent_of(piece.path)) is not None:
+        yield from _sessions(agent, piece.path, reading)
+    else:
+        yield from _records(piece, ignore, reading)
+
+
+def _sessions(agent: Agent, path: Path, reading: Reading) -> Iterator[Conversation]:
+    """What a coding agent has kept, a conversation a session. Its category is the agent's name."""
+    try:
+        for said in sessions(agent, path):
+            reading.lines += 1
+            yield Conversation(said, answered(said), category=agent.name, where=str(path))
+    except ConversationError as error:
+        reading.lines += 1
+        reading.skip(error)
+
+
+def _records(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversation]:
     with opened(piece.path, ConversationError) as file:
         for where, record in read_records(file, piece.path, piece):
             reading.lines += 1

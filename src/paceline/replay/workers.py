@@ -20,6 +20,7 @@ from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.given import listed
 from paceline.logs.conversations import ConversationError, Reading, read_pieces
+from paceline.logs.sessions import agent_of, expanded
 from paceline.logs.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.replay.report import Done, Report
 from paceline.replay.walk import Tally, replay, replayable, warm_up
@@ -159,7 +160,10 @@ class ShardedReplay:
         Raises ConversationError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
         recording = Recording.of(open_tokenizer(self.tokenizer))
         whole = [remembers(replayable(spec, recording)) for spec in self.specs]
-        every = [piece for trace in self.traces for piece in pieces_of(trace, ConversationError)]
+        paths = [path for trace in self.traces for path in expanded(Path(trace))]
+        # A session is in many lines of its file.
+        parts = ([Piece(path)] if agent_of(path) else pieces_of(path, ConversationError) for path in paths)
+        every = [piece for pieces in parts for piece in pieces]
         shards = [Shard(every, [n]) for n, of_it in enumerate(whole) if of_it]
         others = [n for n, of_it in enumerate(whole) if not of_it]
         return shards + [Shard([piece], others) for piece in every if others]
