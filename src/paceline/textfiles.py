@@ -266,9 +266,18 @@ def _reading(name: str | Path, error: type[PacelineError]) -> Generator[None]:
         raise error(f"{name} cannot be read: {cause.strerror or cause}") from cause
 
 
-def readable(given: Any, folders: bool = False) -> Any:
+def readable(given: Any) -> Any:
     """`given`, the callback of an option with files to read ("-": standard input). PacelineError unless all are there.
-    None is opened: what writes into a pipe would miss its reader. folders: they may be folders, too."""
+    None is opened: what writes into a pipe would miss its reader."""
+    return _there(given, folders=False)
+
+
+def readable_or_folders(given: Any) -> Any:
+    """As `readable`, for files and folders."""
+    return _there(given, folders=True)
+
+
+def _there(given: Any, *, folders: bool) -> Any:
     for path in [] if given is None else given if isinstance(given, list | tuple) else [given]:
         if str(path) != "-":
             missing, is_folder = not os.path.exists(path), os.path.isdir(path) and not folders
