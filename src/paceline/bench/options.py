@@ -9,6 +9,7 @@ from paceline import peers
 from paceline.core.rules import check_schedule, ruled
 from paceline.draft import registry
 from paceline.draft.spec import option
+from paceline.engine.options import Budget, ModelOptions
 from paceline.errors import PacelineError
 from paceline.given import checked
 from paceline.logs.chat_templates import source_of
@@ -75,14 +76,11 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(ModelOptions):
     """What to run. drafts and peers: specs; plain decoding is always added, since all others are compared with it.
 
     schedules  to compare, at every batch size of `batches`; every first turn is then a request, see `bench.ours`.
     template   the chat template, as for replay; None: the tokenizer's own.
-    exact      our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`;
-               None: where that costs no time.
-    activations  as in `load`.
     budget     our drafters draft as much as pays; False: as much as they like, as in their papers."""
 
     model: str = ""
@@ -109,11 +107,7 @@ class Benchmark:
     peer_python: str | None = option(
         None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
     )
-    dtype: str = "auto"
-    device: str = "auto"
-    exact: bool | None = None
-    activations: int | None = None
-    budget: bool = True
+    budget: Budget = True
     schedules: Sequence[str] = ()
     batches: Sequence[int] = (1,)
 

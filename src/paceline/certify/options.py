@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from paceline.draft.spec import option
+from paceline.engine.options import Draft, ModelOptions
 from paceline.errors import PacelineError, meant
 from paceline.given import listed
 from paceline.net.keys import Keys
@@ -80,11 +81,11 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(ModelOptions):
     """The engine under test. prompts: for greedy answers, in what an engine takes; None: ours."""
 
     model: str | None = None
-    draft: str = "none"
+    draft: Draft = "none"
     engine: str = option(
         "paceline",
         "Engine to test: paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`.",
@@ -105,11 +106,6 @@ class Subject:
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Largest number of requests at once.", least=1, names=("--batch-size", "-b"))
-    dtype: str = "auto"
-    device: str = "auto"
-    exact: bool | None = None
-    activations: int | None = None
-    threads: int | None = None
     peer_python: str | None = option(
         None, "Python interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON"
     )

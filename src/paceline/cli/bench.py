@@ -62,12 +62,6 @@ def bench(
         "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
         callback=check_folder,
     ),
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    exact: options.Exact = None,
-    activations: options.Activations = None,
-    budget: options.Budget = True,
     as_json: options.AsJson = False,
 ) -> int:
     """Measure drafters and other engines with the same model and the same prompts in one run.
@@ -101,11 +95,6 @@ def bench(
         options=replace(how, batch=max(batches)),
         schedules=tuple(dict.fromkeys(listed(schedule))),
         batches=batches,
-        dtype=dtype,
-        device=device,
-        exact=exact,
-        activations=activations,
-        budget=budget,
     )
     if served:
         check_server(served, asked.keys)
@@ -121,7 +110,7 @@ def bench(
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
-    options.use_threads(threads)
+    asked.use_threads()
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 
         def answered(answer: Answer) -> None:

@@ -32,16 +32,10 @@ class CertifyOptions(Subject):
             callback=checked(check_place),
         )
     ] = None
-    draft: options.Draft = "none"
     prompts: str | None = option(
         None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.',
         callback=readable,
     )
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    exact: options.Exact = None
-    activations: options.Activations = None
-    threads: options.Threads = None
     out: Path | None = option(
         None, "Folder for certificate.json and certificate.html.",
         callback=writes_in(certificate_json=CERTIFICATE, certificate_html=PAGE),
@@ -83,7 +77,7 @@ def certify(asked: CertifyOptions) -> int:
         )
     for server in filter(None, (asked.server, asked.reference if asked.server else None)):
         check_server(server, asked.keys)
-    options.use_threads(asked.threads)
+    asked.use_threads()
     from paceline.certify.command import certify_engine, certify_server, write
     from paceline.certify.page import issue, junit
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS

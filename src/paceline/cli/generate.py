@@ -15,6 +15,7 @@ from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
+from paceline.engine.options import Draft, EngineOptions
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
@@ -45,7 +46,7 @@ def generate(
         None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",
         callback=readable,
     ),
-    draft: options.Draft = "suffix",
+    draft: Draft = "suffix",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     sampling: options.SamplingOptions = options.SamplingOptions(),
@@ -69,7 +70,7 @@ def generate(
         None, "Write the JSON objects to this file as answers finish; the same command goes on where it stopped.",
         names=("--output", "-o"), callback=appends(ANSWERS),
     ),
-    running: options.EngineOptions = options.EngineOptions(),
+    running: EngineOptions = EngineOptions(),
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
 
@@ -115,9 +116,10 @@ def generate(
                 screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
             if not jobs:
                 return 1 if broken else 0
-        engine = running.open(
+        engine = options.open_engine(
             model,
             draft,
+            running,
             max_batch=batch,
             reuse=running.reuse and not compare,  # the other turns would have nothing left to run
             schedule=schedule,

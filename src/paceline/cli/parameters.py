@@ -72,12 +72,16 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated, and such fields of a dataclass
-    within the dataclass. GROUP of a dataclass names the group of the help that its options stand in. What
-    `option` was given goes to `typer.Option`; `names` are the option's names, and argument=True makes an argument."""
-    panel = getattr(group, "GROUP", None)
+    within the dataclass. GROUP of the class that declares a field names the group of the help that its option stands
+    in. What `option` was given goes to `typer.Option`; `names` are the option's names, and argument=True makes an
+    argument."""
     found: list[inspect.Parameter] = []
     for field, hint in _options(group):
-        found += options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint, panel)]
+        if dataclasses.is_dataclass(hint):
+            found += options_of(hint)
+        else:
+            declares = next(one for one in group.__mro__ if field.name in inspect.get_annotations(one))
+            found.append(_parameter(field.name, field, hint, declares.__dict__.get("GROUP")))
     return found
 
 

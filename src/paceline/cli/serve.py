@@ -22,6 +22,7 @@ from paceline.cli.parameters import with_options
 from paceline.cli.warned import WARNED
 from paceline.draft.registry import named
 from paceline.draft.spec import option
+from paceline.engine.options import EngineOptions
 from paceline.errors import PacelineError
 from paceline.given import checked
 from paceline.outputs import REQUESTS, appends
@@ -75,7 +76,7 @@ def serve(
     ),
     max_rows_per_key: int | None = option(None, "Largest number of requests of one key answered at once.", least=1),
     max_waiting: int = option(256, "Largest number of requests that may wait; further ones get status 429.", least=1),
-    running: options.EngineOptions = options.EngineOptions(),
+    running: EngineOptions = EngineOptions(),
     deadline: float | None = option(None, "Seconds after which an unfinished answer is cut off.", least=0.001),
     grace: float = option(30.0, "Seconds that running answers may go on at shutdown.", least=0, most=1e6),
     settings: Settings = Settings(),
@@ -128,7 +129,7 @@ def serve(
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = by_request(names)
     pace = {"max_slowdown": max_slowdown, "max_rows_per_client": max_rows_per_key}
-    engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, **pace))
+    engine = in_passing(lambda: options.open_engine(model, drafter, running, max_batch=max_batch, **pace))
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
     parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)

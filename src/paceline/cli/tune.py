@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -15,6 +15,7 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
+from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError
 from paceline.given import checked, listed_numbers
 from paceline.logs.chat_templates import source_of
@@ -37,8 +38,8 @@ def _check_out(path: Path | None) -> Path | None:
     return check_folder(path) if path is not None and path.is_dir() else check_file(path, TABLE)
 
 
-@dataclass(kw_only=True)
-class TuneOptions:
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(ModelOptions):
     """What is measured, on what text, and where the result goes."""
 
     model: options.Model
@@ -87,10 +88,6 @@ class TuneOptions:
         callback=checked(source_of),
     )
     ignore: options.Ignore = None
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    threads: options.Threads = None
-    activations: options.Activations = None
     as_json: options.AsJson = False
 
 
@@ -133,10 +130,8 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in drafts:
         create(spec)  # a wrong option is named before a model is read
-    engine = options.open_engine(
-        asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads,
-        activations=asked.activations,
-    )  # fmt: skip
+    running = ModelOptions(**{one.name: getattr(asked, one.name) for one in fields(ModelOptions)})
+    engine = options.open_engine(asked.model, "none", running)
     assert engine.tokenizer is not None
     with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
         tuning = Tuning(
