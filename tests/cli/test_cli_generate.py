@@ -296,7 +296,7 @@ def test_a_file_of_prompts(command, tiny, tmp_path, batch):
         '{"prompt": "the dog", "temperature": 1.5, "seed": 4, "id": 7}',
         '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true, "logprobs": 1}',
     )
-    result = command("generate", tiny, "-p", path, "--json", "-n", 8, "--batch-size", batch)
+    result = command("generate", tiny, "-p", path, "--json", "-n", 8, "--batch", batch)
     records = {r["index"]: r for r in map(json.loads, result.out.splitlines())}
     assert (result.code, sorted(records)) == (0, [0, 1, 2, 3])
     assert ([records[i].get("id") for i in range(4)], records[1]["new_tokens"]) == (["a", None, 7, None], 5)
@@ -312,7 +312,7 @@ def test_a_file_of_prompts(command, tiny, tmp_path, batch):
 def test_a_file_of_prompts_in_words(command, tiny, tmp_path):
     path = _file(tmp_path, '{"prompt": "the cat", "id": "first"}', '{"prompt": "the dog"}')
     for batch in (1, 2):
-        result = command("generate", tiny, "-p", path, "-n", 8, "--batch-size", batch)
+        result = command("generate", tiny, "-p", path, "-n", 8, "--batch", batch)
         assert re.findall(r"^--- (.*)$", result.out, re.MULTILINE) == ["first", "prompt 2"]
         assert result.err.count("new tokens in") == 2
 
@@ -324,7 +324,7 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("the cat", "a dog and a", "mat")))
     arguments = ["generate", tiny, "-p", path, "--json", "-n", 8, "--dtype", "float32"]
     plain = command(*arguments)
-    told = command(*arguments, "--batch-size", 2, "--schedule", schedule, "--compare")
+    told = command(*arguments, "--batch", 2, "--schedule", schedule, "--compare")
     assert told.code == 0, told.err
     answers = {record["index"]: record["text"] for record in map(json.loads, plain.out.splitlines())}
     records = [json.loads(line) for line in told.out.splitlines()]
@@ -335,7 +335,7 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
 @pytest.mark.usefixtures("_few_turns")
 def test_compare_a_file_in_batches(command, tiny, tmp_path):
     path = _file(tmp_path, *(f'{{"prompt": "{word} {LOOPS}"}}' for word in ("a", "the", "and", "was", "to")))
-    result = command("generate", tiny, "-p", path, "-n", 20, "--batch-size", 2, "--json", "--compare")
+    result = command("generate", tiny, "-p", path, "-n", 20, "--batch", 2, "--json", "--compare")
     records = [json.loads(line) for line in result.out.splitlines()]
     assert [r["index"] for r in records] == [0, 1, 2, 3, 4]
     assert all(r["identical"] and r["baseline_tokens_per_second"] > 0 for r in records)

@@ -41,12 +41,12 @@ def test_a_named_dtype_expands_blocks(command, tiny, tmp_path):
 def test_a_quantised_engine_is_held_to_its_own_weights(command, tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", "Q8_0")
     few = ("-d", "sam", "--requests", 16, "-n", 8, "--budget", 0, "--json")
-    said = command("certify", path, *few, "--reference", "float32")
+    said = command("certify", path, *few, "--against", "float32")
     assert json.loads(said.out)["reference"] == "these weights (Q8_0, 8.5 bits a weight), expanded to float32"
     assert said.code in (0, 3)
-    refused = command("certify", path, *few, "--reference", "float16")
+    refused = command("certify", path, *few, "--against", "float16")
     assert (refused.code, refused.out) == (2, "")
-    assert "or float32 is" in refused.err
+    assert "not one of 'float32'" in refused.err
     assert "there are 8 and 16" in command("generate", path, "the cat", "--activations", 12).err
 
 

@@ -145,8 +145,8 @@ def test_int8_of_the_file(command, installed, tiny):
 def test_the_demo_runs_it_exactly_on_a_cpu(command, installed, monkeypatch):
     seen = []
 
-    def refuse(*words, exact, **more):
-        seen.append(exact)
+    def refuse(model, draft, running, **more):
+        seen.append(running.exact)
         raise ModelError("seen enough")
 
     monkeypatch.setattr(import_module("paceline.cli.demo"), "open_engine", refuse)

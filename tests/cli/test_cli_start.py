@@ -10,7 +10,6 @@ import pytest
 
 import paceline
 from paceline.__main__ import main as process_main
-from paceline.cli.frame import GROUPED
 from paceline.cli.train import RECIPES
 from paceline.draft.registry import describe, names
 from paceline.serve.reading import FORMATS, REASONING
@@ -69,7 +68,7 @@ MODEL = ("generate {} hi", "chat {}", "serve {}", "demo {}", "doctor {}", "quali
          "generate MODEL hi --tokenizer {}", "quality MODEL --text HERE --against {}")  # fmt: skip
 ENGINE = ("generate MODEL hi", "chat MODEL", "serve MODEL")
 LOADED = (*ENGINE, "demo MODEL", "bench MODEL", "certify MODEL", "tune MODEL", "eval align --model MODEL")
-SERVERS = ("watch", "bench --server", "certify --server", "tune MODEL --batch-sizes 1,2 --server")
+SERVERS = ("watch", "bench server", "certify server", "tune server --tokenizer MODEL --batch 1,2")
 TRAINED = [f"train {recipe} MODEL --out out" for recipe in RECIPES["recipes"]]
 OPTIONS = [
     (("generate MODEL hi", "chat MODEL"), [
@@ -83,15 +82,16 @@ OPTIONS = [
     (["demo MODEL"], ["-n 0", "--also samm", "--prompts none.jsonl"]),
     (["bench MODEL"], [
         "-n 0", "--temperature -1", f"--seed {2**64}",
-        "--batch-size 1,x", "--batch-size 1,2", "--peer vlm-ngram", "--suite spec-banch",
-        "--categories poetry", "--template vicunia", "--schedule equall", "--schedule equal --peer transformers",
+        "--batch 1,x", "--peer vlm-ngram", "--suite spec-banch",
+        "--categories poetry", "--template vicunia",
     ]),
+    (["bench schedules MODEL"], ["--batch 1,x", "--schedule equall", "--schedule grouped:2 --batch 1,2"]),
     (["serve MODEL"], [
         "--port 99999", "--log none/x", "--allow-draft samm", "--tool-parser x", "--reasoning-parser x",
         "--json-whitespace x",
     ]),
-    (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--reference http://x", "--budget x"]),
-    (["tune MODEL"], ["--batch-sizes 1,x", "--template vicunia", "--log none.jsonl"]),
+    (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--against http://x", "--budget x"]),
+    (["tune MODEL"], ["--batch 1,x", "--template vicunia", "--log none.jsonl"]),
     (["replay HERE --tokenizer x"], ["-d samm", "--template vicunia", "--forward-ms 20", "--limit 1 --ray"]),
     (["eval align --model http://h/v1#m"], ["--method align4", "--scenario Chidl", "--data none"]),
 ]
@@ -190,7 +190,7 @@ def test_methods_are_listed_without_compiling(tmp_path):
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
-@pytest.mark.parametrize("group", GROUPED)
+@pytest.mark.parametrize("group", ["eval", "eval vision", "train", "train tools", "corpus", "export"])
 def test_a_groups_name_alone_shows_its_help(command, group):
     alone, asked = command(*group.split()), command(*group.split(), "--help")
     assert (alone.code, alone.err) == (0, "")

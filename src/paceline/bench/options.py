@@ -9,10 +9,8 @@ from paceline import peers
 from paceline.core.rules import check_schedule, ruled
 from paceline.draft import registry
 from paceline.draft.spec import option
-from paceline.engine.options import Budget, ModelOptions
+from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError
-from paceline.given import checked
-from paceline.logs.chat_templates import source_of
 from paceline.net.keys import Keys
 
 MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
@@ -36,31 +34,34 @@ class Options:
     seed: int = option(0, "Seed for sampling at a temperature above 0.", callback=ruled("seed"))
 
 
-@dataclass(frozen=True)
-class Load:
-    """How running servers are asked, instead of engines."""
+@dataclass(frozen=True, kw_only=True)
+class GoalOptions:
+    """What a request has to reach to count for goodput."""
 
-    GROUP: ClassVar = "Running servers"
+    GROUP: ClassVar = "Load"
 
-    server: str | None = option(
-        None,
-        "Measure a running server, URL[#model], or two in turn, joined by a comma; the second is compared with the "
-        "first. --suite may be a log.",
-    )
-    concurrency: int | None = option(
-        None,
-        "With --server: number of requests under way at once; with --arrivals the largest number. [default: 1; 64]",
-        least=1,
-    )
-    processes: int = option(1, "With --server: processes that send the requests, each its share.", least=1)
-    arrivals: float | None = option(
-        None, "With --server: send requests at the times in the log, this many times as fast.", least=1e-3
-    )
     first_ms: float | None = option(
-        None, "Goal of a request, for goodput: at most this many milliseconds to the first token.", least=0
+        None, "Goal of a request: at most this many milliseconds to its first token.", least=0
     )
     token_ms: float | None = option(
-        None, "Goal of a request, for goodput: at most this many milliseconds for each later token.", least=0
+        None, "Goal of a request: at most this many milliseconds for each later token.", least=0
+    )
+
+
+@dataclass(frozen=True)
+class Load(GoalOptions):
+    """How running servers are asked, instead of engines. server: URL[#model], or several, joined by commas."""
+
+    GROUP: ClassVar = "Load"
+
+    server: str | None = None
+    concurrency: int | None = option(
+        None, "Number of requests under way at once; with --arrivals the largest number. [default: 1; 64]",
+        least=1, names=("--batch", "-b"),
+    )
+    processes: int = option(1, "Number of processes that send the requests, each its share.", least=1)
+    arrivals: float | None = option(
+        None, "Send requests at the times in the log, this many times as fast.", least=1e-3
     )
 
     @property
@@ -86,28 +87,17 @@ class Benchmark(ModelOptions):
     model: str = ""
     drafts: Sequence[str] = ()
     peers: Sequence[str] = ()
-    suite: str = option(
-        "demo",
-        "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",
-        names=("--suite", "-s"),
-    )
+    suite: str = "demo"
     out: Path = Path("bench")
-    limit: int | None = option(None, "Largest number of questions, spread evenly over the tasks.", least=1)
-    ignore: list[str] | None = option(
-        None, "With --server: a key of the log to ignore; may be repeated.", metavar="KEY"
-    )
+    limit: int | None = None
+    ignore: Sequence[str] | None = None
     categories: Sequence[str] = ()
     options: Options = field(default_factory=Options)
     load: Load = field(default_factory=Load)
     keys: Keys = field(default_factory=Keys)
-    template: str | None = option(
-        None, "Chat template: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
-        callback=checked(source_of),
-    )
-    peer_python: str | None = option(
-        None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
-    )
-    budget: Budget = True
+    template: str | None = None
+    peer_python: str | None = None
+    budget: bool = True
     schedules: Sequence[str] = ()
     batches: Sequence[int] = (1,)
 
@@ -121,6 +111,6 @@ class Benchmark(ModelOptions):
             for batch in self.batches:
                 check_schedule(schedule, batch)
         if len(self.batches) > 1 and not self.schedules:
-            raise PacelineError("several batch sizes are compared with --schedule: add --schedule ragged, for example")
+            raise PacelineError("several batch sizes are compared by schedules: ragged, for example")
         if self.peers and self.schedules:
-            raise PacelineError("--schedule compares schedules of our engine: leave out --peer, or --schedule")
+            raise PacelineError("schedules are those of our engine, and a peer is another one")

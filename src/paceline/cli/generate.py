@@ -56,7 +56,7 @@ def generate(
         "Put the prompt into the chat template, or use it as it is. [default: --chat if there is a template]",
         names=("--chat/--raw",),
     ),
-    batch: int = option(1, "Number of prompts answered at once.", least=1, names=("--batch-size", "-b")),
+    batch: int = option(1, "Number of prompts answered at once.", least=1, names=("--batch", "-b")),
     schedule: options.Schedule = "ragged",
     compare: bool = option(
         False,
@@ -84,7 +84,7 @@ def generate(
     paceline generate smollm2 "What is this text about?" --file text.txt
     paceline generate smollm2 -p prompts.jsonl -o answers.jsonl      again: it goes on
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
-    paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
+    paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
     """
     model, prompt = told_apart(model, prompt, prompts)
     check_place(model)

@@ -73,8 +73,8 @@ def options_of(group: Any) -> list[inspect.Parameter]:
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated, and such fields of a dataclass
     within the dataclass. GROUP of the class that declares a field names the group of the help that its option stands
-    in. What `option` was given goes to `typer.Option`; `names` are the option's names, and argument=True makes an
-    argument."""
+    in, unless it has a `group` of its own. What `option` was given goes to `typer.Option`; `names` are the option's
+    names, and argument=True makes an argument."""
     found: list[inspect.Parameter] = []
     for field, hint in _options(group):
         if dataclasses.is_dataclass(hint):
@@ -107,13 +107,14 @@ def _typed(hint: Any, panel: str | None = None) -> Any:
     """`hint` as Typer reads it, with an option of Typer's for each of ours that it is annotated with."""
     infos = [_info(one.metadata) if isinstance(one, dataclasses.Field) else copy.copy(one) for one in _infos(hint)]
     for info in infos if panel else ():
-        info.rich_help_panel = panel
+        info.rich_help_panel = info.rich_help_panel or panel
     return Annotated[(hint.__origin__, *infos)] if infos else hint
 
 
 def _info(metadata: Mapping[str, Any]) -> Any:
     settings: dict[str, Any] = {"min": metadata.get("least"), "max": metadata.get("most")}
-    ours = ("least", "most", "in_front", "argument")
+    settings["rich_help_panel"] = metadata.get("group")
+    ours = ("least", "most", "in_front", "argument", "group")
     settings |= {key: value for key, value in metadata.items() if key not in ours}
     return (typer.Argument if metadata.get("argument") else typer.Option)(*settings.pop("names", ()), **settings)
 
@@ -144,12 +145,22 @@ def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
 class Grouped(TyperCommand):
     """A command whose help shows its options in groups."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """A context, with one prefix of variables for commands of one word and of two."""
+        if parent is not None and parent.auto_envvar_prefix and info_name:
+            extra.setdefault("auto_envvar_prefix", f"{parent.auto_envvar_prefix} {info_name}".replace(" ", "_"))
+        return super().make_context(info_name, args, parent, **extra)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _format_options(self, ctx, formatter)
 
 
 class _Commands(TyperGroup):
-    """A command with commands of its own."""
+    """A command with commands of its own, whose names may have two words: `bench server` beside `bench`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        pair = " ".join(args[:2])
+        return super().resolve_command(ctx, [pair, *args[2:]] if pair in self.commands else args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _format_options(self, ctx, formatter)

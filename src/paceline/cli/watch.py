@@ -32,13 +32,13 @@ WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
 @with_options
 def watch(
-    url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL")],
+    url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL[#model]")],
     every: float = option(10.0, "Seconds between two readings.", least=0.1),
     once: bool = option(
         False, "Read the counters once, and show everything since the server started.", names=("--once",)
     ),
     tuned: Path | None = option(
-        None, "Folder that `paceline tune --server` wrote; it says what drafted tokens cost at each load."
+        None, "Folder that `paceline tune server` wrote; it says what drafted tokens cost at each load."
     ),
     token_cost: float = option(
         TOKEN_COST, "Cost of a drafted token as a share of a plain round, if there is no --tuned.", least=0
@@ -130,7 +130,7 @@ def _costs(tuned: Path) -> dict[int, float]:
             raise ValueError
         return {int(load): float(cost) for load, cost in costs.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise PacelineError(f"{tuned} is no folder of `paceline tune --server` that has finished") from None
+        raise PacelineError(f"{tuned} is no folder of `paceline tune server` that has finished") from None
 
 
 def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None) -> dict[str, Any]:

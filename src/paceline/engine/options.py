@@ -26,7 +26,29 @@ Budget = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class Placement:
+    """Where a model is computed."""
+
+    GROUP: ClassVar = "Engine"
+
+    device: str = option(
+        "auto", "Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
+        callback=checked(rules.check_device),
+    )
+    threads: int | None = option(
+        None, "Number of CPU threads. [default: torch's, fewer while other processes are busy]", least=1, most=1024
+    )
+
+    def use_threads(self) -> None:
+        """Let torch use `threads` threads; None: as many as it likes."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Placement):
     """How a model is computed."""
 
     GROUP: ClassVar = "Engine"
@@ -36,13 +58,6 @@ class ModelOptions:
         "Dtype of the weights: auto (the model's own; blocks of a GGUF file are kept), float32, bfloat16, float16 "
         "(blocks are expanded), int8 or int4 (this makes another model).",
         callback=checked(rules.check_dtype),
-    )
-    device: str = option(
-        "auto", "Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
-        callback=checked(rules.check_device),
-    )
-    threads: int | None = option(
-        None, "Number of CPU threads. [default: torch's, fewer while other processes are busy]", least=1, most=1024
     )
     exact: bool | None = option(
         None,
@@ -56,13 +71,6 @@ class ModelOptions:
         "the same weights in float32, except at rare near-ties. [default: 16 where it costs little time]",
         metavar="8|16", least=8, most=16,
     )
-
-    def use_threads(self) -> None:
-        """Let torch use `threads` threads; None: as many as it likes."""
-        if self.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,9 @@ class AlignOptions(ModelOptions):
         "Reward by which best-of-n and tpo choose: judge, the URL of a scoring server, or the folder of a reward "
         "model.",
     )
-    concurrency: int = option(8, "Number of items under way at once.", least=1)
+    concurrency: int = option(
+        8, "Number of items under way at once.", least=1, names=("--batch", "-b")
+    )
     tries: int = option(8, "Number of attempts at a request.", least=1)
     timeout: float = option(600.0, "Seconds without a byte after which an attempt is given up.", least=0.001)
     stream: bool = option(True, "Ask servers to stream their answers.")
