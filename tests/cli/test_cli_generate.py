@@ -10,7 +10,7 @@ import torch
 from tests import models
 
 import paceline.target.load
-from paceline.cli.compare import Compared, doubts, until_steady
+from paceline.cli.compare import Compared, doubts, repeat
 from paceline.cli.drive import Answer, Interrupt, drive
 from paceline.cli.prompts import Job
 from paceline.cli.run import Run
@@ -228,32 +228,21 @@ def test_outputs_that_differ_are_said_to_differ_and_where():
     assert "--exact rules that out" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
 
 
-def _turns(ratios):
-    """The ratios that count of turns with these, the last of them again and again, and the number of turns."""
-    seen = []
-
-    def turn(number):
-        seen.append(ratios[min(number, len(ratios) - 1)])
-        return True
-
-    until_steady(turn, lambda: [seen[1:] or seen])
-    return seen[1:], len(seen)
+def test_a_comparison_has_turns_until_it_is_stopped_or_takes_long(monkeypatch):
+    for answers, patience, turns in (([True] * 9, 9, 6), ([True, True, False, True], 9, 3), ([True] * 9, 0, 1)):
+        monkeypatch.setattr("paceline.cli.compare.PATIENCE", patience)
+        seen, going = [], iter(answers)
+        repeat(lambda number, seen=seen, going=going: seen.append(number) or next(going))
+        assert seen == [*range(turns)]
 
 
-def test_a_comparison_is_repeated_until_its_ratio_is_steady():
-    """The first turn, whose kernels are still to be compiled, is not among them."""
+def test_a_ratio_is_the_median_and_one_that_scatters_is_not_believed():
     tokens = [1, 2, 3, 4]
-    counted, turns = _turns([9.0, 1.5, 1.52, 1.49, 1.5, 1.51])
-    assert turns == 6
-    found = _compared(tokens, tokens, *counted, rounds=2)
-    assert found.speedup == 1.5
+    found = _compared(tokens, tokens, 1.5, 1.52, 1.49, 1.5, 1.51, rounds=2)
+    assert (found.speedup, found.record()["reliable"]) == (1.5, True)
     assert "ratio 1.50 (median of 5, 1.49 to 1.52)" in found.lines("sam", torch.float32)[0]
-    assert found.record()["reliable"] is True
-    counted, turns = _turns([1.0, *[0.3, 1.9] * 8])
-    assert turns == 16
-    wild = _compared(tokens, tokens, *counted, rounds=2)
-    assert "another process is using the processor" in wild.doubts[0]
-    assert wild.record()["reliable"] is False
+    wild = _compared(tokens, tokens, *[0.3, 1.9] * 8, rounds=2)
+    assert ("another process is using the processor" in wild.doubts[0], wild.record()["reliable"]) == (True, False)
 
 
 def test_a_ratio_above_the_mean_accepted_tokens_is_not_believed():

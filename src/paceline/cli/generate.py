@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -149,17 +148,9 @@ def told_apart(model: str | None, prompt: str | None, prompts: str | None) -> tu
     """The model and the prompt, either of which may be left out."""
     if model is None:
         return options.SMOLLM2, prompt
-    if prompt is None and prompts is None and not _names_a_model(model):
-        if get_close_matches(model, [options.SMOLLM2], cutoff=0.8):
-            raise PromptError(f"{model!r} is no model. Did you mean {options.SMOLLM2!r}?")
-        return options.SMOLLM2, model
-    return model, prompt
-
-
-def _names_a_model(word: str) -> bool:
-    """Whether a word that stands alone is the model, not the prompt."""
-    is_path = "/" in word and not any(map(str.isspace, word))
-    return word == options.SMOLLM2 or word.endswith(".gguf") or is_path or os.path.exists(word)
+    is_path = "/" in model and not any(map(str.isspace, model))
+    names = model == options.SMOLLM2 or model.endswith(".gguf") or is_path or os.path.exists(model)
+    return (model, prompt) if names or prompt is not None or prompts is not None else (options.SMOLLM2, model)
 
 
 def _check_sources(prompt: str | None, prompts: str | None, file: Path | None) -> None:
