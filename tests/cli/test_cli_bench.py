@@ -97,13 +97,6 @@ def test_answers_that_are_cut_off_are_named(command, tiny, suite, tmp_path):
     assert "were cut off too early to tell" in told.out  # after 8 tokens
 
 
-def test_sampled_answers_are_the_plain_ones(command, tiny, suite, tmp_path):
-    told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--temperature", 0.3, "--warm-up", 0,
-                   "--out", tmp_path / "run", "--json")  # fmt: skip
-    assert results(told.out)["sam", "overall"]["identical"] == 1.0
-    assert results(told.out)["sam", "overall"]["drafted_per_round"] > 0
-
-
 def test_a_batch(command, tiny, suite, tmp_path):
     told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--batch", 2, "--warm-up", 0,
                    "--peer", "transformers-lookup", "--out", tmp_path / "run", "--json")  # fmt: skip

@@ -7,7 +7,6 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from tests import models
 
 import paceline.target.load
 from paceline.cli.compare import Compared, doubts, repeat
@@ -52,17 +51,6 @@ def test_json_is_one_object_and_says_how_the_answer_came_about(command, tiny):
     assert record["tokens_per_second"] == pytest.approx(60 / record["seconds"], rel=1e-2)
     assert sum(record["seconds_by_part"].values()) == pytest.approx(record["seconds"], rel=0.2)
     assert 0 < record["accepted_by_depth"][0] <= 1
-
-
-@pytest.mark.parametrize("sampling", [(), ("-t", "0.9", "--seed", "5"), ("-t", "1", "--top-k", "9", "--seed", "1")])
-def test_a_drafter_changes_the_rounds_and_nothing_else(command, tiny, sampling):
-    drafted, plain = (
-        json.loads(command("generate", tiny, LOOPS, "-d", draft, "-n", 50, "--ignore-eos", "--json", *sampling).out)
-        for draft in ("sam", "none")
-    )
-    assert (drafted["text"], plain["rounds"], plain["mean_accepted_tokens"]) == (plain["text"], 50, 1)
-    if not sampling:
-        assert drafted["rounds"] < 50
 
 
 def test_sampling_options_reach_the_sampler(command, tiny):
@@ -110,16 +98,6 @@ def test_a_prediction_reaches_its_drafter(command, tiny, tmp_path, monkeypatch):
     assert (
         'line 1: "prediction" must be a text that is not empty, not 3' in command("generate", tiny, "-p", prompts).err
     )
-
-
-def test_a_prediction_that_is_right_saves_rounds(command, tmp_path):
-    folder, file = models.make_repetitive(tmp_path / "tiny"), tmp_path / "old.txt"
-    how = ("generate", folder, "the cat and the", "--raw", "-n", 20, "--ignore-eos", "--json")
-    plain = json.loads(command(*how, "-d", "none").out)
-    file.write_text(plain["text"], "utf-8")
-    drafted = json.loads(command(*how, "-d", "prediction", "--prediction", file).out)
-    assert drafted["text"] == plain["text"]
-    assert drafted["rounds"] < plain["rounds"] == 20
 
 
 @pytest.mark.usefixtures("_few_turns")
@@ -319,15 +297,6 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
     records = [json.loads(line) for line in told.out.splitlines()]
     assert {record["index"]: record["text"] for record in records} == answers
     assert all(record["identical"] for record in records)
-
-
-@pytest.mark.usefixtures("_few_turns")
-def test_compare_a_file_in_batches(command, tiny, tmp_path):
-    path = _file(tmp_path, *(f'{{"prompt": "{word} {LOOPS}"}}' for word in ("a", "the", "and", "was", "to")))
-    result = command("generate", tiny, "-p", path, "-n", 20, "--batch", 2, "--json", "--compare")
-    records = [json.loads(line) for line in result.out.splitlines()]
-    assert [r["index"] for r in records] == [0, 1, 2, 3, 4]
-    assert all(r["identical"] and r["baseline_tokens_per_second"] > 0 for r in records)
 
 
 def test_broken_lines_are_named_and_the_rest_is_done(command, tiny, tmp_path):

@@ -60,13 +60,13 @@ def test_what_a_template_refuses_is_skipped(tiny, tmp_path, capsys):
     said = [{"role": "user", "content": "the little cat"}, {"role": "assistant", "content": "and the little dog"}]
     system = [{"role": "system", "content": "cat"}, *said]
     log.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (system, said, said)))
-    shared = ["tune", tiny, "--log", log, "--template", picky, "--batch", "1,2"]
-    assert main([str(one) for one in (*shared, "-o", tmp_path / "tune.json", "--seconds", "0.1")]) == 0
+    shared = ["--log", log, "--template", picky, "--batch", "1,2"]
+    assert main([str(one) for one in ("tune", tiny, *shared, "-o", tmp_path / "tune.json", "--seconds", "0.1")]) == 0
     skipped = f"1 of 3 lines skipped: first at {log}, line 1: the chat template refuses these messages: no ? system"
     assert skipped in capsys.readouterr().err
     with Served(seconds=lambda n: 0.01) as fake:
-        more = ["--server", fake.url, "-n", "8", "--minutes", "0.05", "-o", tmp_path / "out"]
-        assert main([str(one) for one in (*shared, *more)]) == 0
+        more = ["--tokenizer", tiny, "-n", "8", "--minutes", "0.05", "-o", tmp_path / "out"]
+        assert main([str(one) for one in ("tune", "server", fake.url, *shared, *more)]) == 0
         assert all(len(body["messages"]) == 1 for body in fake.asked)
     assert skipped in capsys.readouterr().err
 

@@ -19,13 +19,11 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.engine.options import Budget, ModelOptions
-from paceline.given import checked, listed, listed_numbers
+from paceline.given import listed, listed_numbers
 from paceline.interrupt import Interrupt
-from paceline.logs.chat_templates import source_of
 from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
 from paceline.runs.runs import new_folder
-from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result, Watch
@@ -41,13 +39,6 @@ SUITE = option(
     "demo",
     "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",
     names=("--suite", "-s"),
-)
-DRAFT = option(
-    None, "Drafter to measure; may be repeated. Plain decoding is always measured.", names=("--draft", "-d")
-)
-TEMPLATE = option(
-    None, "Chat template: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
-    callback=checked(source_of),
 )
 
 
@@ -78,7 +69,7 @@ class Measurement:
 def bench(
     model: options.Model,
     asked: Measurement,
-    draft: list[str] | None = DRAFT,
+    draft: options.Drafts = None,
     peer: list[str] | None = option(
         None, "Another engine to measure, such as transformers-lookup or vllm-ngram; may be repeated."
     ),
@@ -86,15 +77,15 @@ def bench(
         None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
     ),
     suite: str = SUITE,
-    template: str | None = TEMPLATE,
+    template: options.Template = None,
     batch: int = option(1, "Number of questions answered together.", least=1, names=("--batch", "-b")),
     running: ModelOptions = ModelOptions(),
     budget: Budget = True,
 ) -> int:
     """Measure drafters and other engines with the same model and the same prompts in one run.
 
-    Methods take turns at every question, so that a machine that becomes slower does so for all. Every answer is written
-    to the folder at once, and the same command goes on with a run that was stopped.
+    Plain decoding is always measured. Methods take turns at every question, so that a machine that becomes slower does
+    so for all. Every answer is written to the folder at once, and the same command goes on with a run that was stopped.
 
     \b
     paceline bench smollm2 -d sam -d recycling,tree=16
@@ -115,13 +106,13 @@ def bench(
 def schedules(
     model: options.Model,
     asked: Measurement,
-    draft: list[str] | None = DRAFT,
+    draft: options.Drafts = None,
     schedule: str = option("ragged,equal,grouped", "Schedules, joined by commas: ragged, equal, grouped[:WINDOW]."),
     batch: str = option(
         "1,2,4,8", "Numbers of questions answered together, joined by commas.", names=("--batch", "-b")
     ),
     suite: str = SUITE,
-    template: str | None = TEMPLATE,
+    template: options.Template = None,
     running: ModelOptions = ModelOptions(),
     budget: Budget = True,
 ) -> int:
@@ -150,10 +141,7 @@ def servers(
         ),
     ],
     asked: Measurement,
-    log: Path | None = option(
-        None, "Log whose prompts are asked, in a format that `paceline replay` reads. [default: the suite]",
-        callback=readable,
-    ),
+    log: options.Log = None,
     suite: str = option(
         "demo", "Questions to ask if there is no --log: demo, code-edits, spec-bench, humaneval, speed-bench.",
         names=("--suite", "-s"),

@@ -15,17 +15,13 @@ from paceline.formats.place import check_place
 from paceline.interrupt import Interrupt
 from paceline.net.keys import check_server
 from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
-from paceline.textfiles import readable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """What is done with a certificate; and the file of prompts that it is made with."""
 
-    prompts: str | None = option(
-        None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.',
-        callback=readable,
-    )
+    prompts: options.Prompts = None
     out: Path | None = option(
         None, "Folder for certificate.json and certificate.html.",
         callback=writes_in(certificate_json=CERTIFICATE, certificate_html=PAGE),

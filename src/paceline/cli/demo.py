@@ -27,7 +27,6 @@ from paceline.engine.options import Draft, ModelOptions
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -67,10 +66,7 @@ def demo(
             callback=checked(check_place),
         ),
     ] = None,
-    prompts: str | None = option(
-        None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p"),
-        callback=readable,
-    ),
+    prompts: options.Prompts = None,
     draft: Draft = "suffix",
     also: list[str] | None = option(
         None, "Compare this drafter as well; may be repeated. [default: some that suit the model]",

@@ -36,10 +36,7 @@ def generate(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Argument(help="Prompt to answer; - reads it from standard input.")] = None,
-    prompts: str | None = option(
-        None, 'Prompts in JSON Lines: {"prompt": ...} or {"messages": [...]}, with options of their own.',
-        names=("--prompts", "-p"), callback=readable,
-    ),
+    prompts: options.Prompts = None,
     file: options.Document = None,
     prediction: Path | None = option(
         None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",

@@ -10,11 +10,13 @@ import typer
 
 from paceline.core import rules
 from paceline.core.rules import ruled
+from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
 from paceline.given import checked
+from paceline.logs.chat_templates import source_of
 from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
@@ -35,6 +37,12 @@ Tune = Annotated[
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", "-n", help="Largest number of new tokens.", callback=ruled("max_tokens"))
 ]
+Prompts = Annotated[
+    str | None, option(
+        help='Prompts in JSON Lines, {"prompt": "..."} or {"messages": [...]}, with options of their own.',
+        names=("--prompts", "-p"), callback=readable,
+    )
+]  # fmt: skip
 Document = Annotated[
     Path | None,
     typer.Option(
@@ -57,6 +65,26 @@ Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)
 RayWorkers = Annotated[
     int | None, typer.Option(help="With --ray: number of processes. [default: one for each core]", min=1)
 ]
+Drafts = Annotated[
+    list[str] | None, option(help="Drafter; may be repeated.", names=("--draft", "-d"), callback=checked(named))
+]
+Tokenizer = Annotated[
+    str, option(
+        help="Tokenizer: a Hugging Face folder or id, a tokenizer.json or a SentencePiece file.",
+        callback=checked(check_place),
+    )
+]  # fmt: skip
+Template = Annotated[
+    str | None, option(
+        help="Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]",
+        callback=checked(source_of),
+    )
+]  # fmt: skip
+Log = Annotated[
+    Path | None, option(
+        help="Log, in a format that `paceline replay` reads. [default: the shipped questions]", callback=readable
+    )
+]  # fmt: skip
 Ignore = Annotated[
     list[str] | None, typer.Option(help="Key of the log whose text is ignored; may be repeated.", metavar="KEY")
 ]

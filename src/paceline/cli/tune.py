@@ -16,17 +16,13 @@ from paceline.bench.options import GoalOptions
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError
-from paceline.formats.place import check_place
-from paceline.given import checked, listed_numbers
+from paceline.given import listed_numbers
 from paceline.interrupt import Interrupt
-from paceline.logs.chat_templates import source_of
 from paceline.net.keys import Keys, check_server
 from paceline.outputs import TABLE, check_folder, write_json, writes
-from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.logs.transcript import RecordedAnswer
@@ -38,29 +34,17 @@ MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server an
 FEW = 20  # fewer are said to be few
 
 
-LOG = option(
-    None,
-    "Log with prompts and answers, in a format that `paceline replay` reads. [default: answers of the model to the "
-    "shipped questions]",
-    callback=readable,
-)
-TEMPLATE = option(
-    None, "Chat template of the log: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
-    callback=checked(source_of),
-)
-BATCH = option(
-    "1,2,4,8,16,32", "Numbers of rows, or of requests to a server, at once, joined by commas.", names=("--batch", "-b")
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
     """What a measurement is made on."""
 
-    log: Path | None = LOG
-    template: str | None = TEMPLATE
+    log: options.Log = None
+    template: options.Template = None
     ignore: options.Ignore = None
-    batch: str = BATCH
+    batch: str = option(
+        "1,2,4,8,16,32", "Numbers of rows, or of requests to a server, at once, joined by commas.",
+        names=("--batch", "-b"),
+    )
     as_json: options.AsJson = False
 
 
@@ -68,10 +52,7 @@ class Recorded:
 def tune(
     model: options.Model,
     asked: Recorded,
-    draft: list[str] | None = option(
-        None, "Drafter that auto may choose; may be repeated. [default: sam, suffix]", names=("--draft", "-d"),
-        callback=checked(named),
-    ),
+    draft: options.Drafts = None,
     seconds: float = option(2.0, "Seconds for which rounds are timed at each number of --batch.", least=0.1),
     out: Path = option(
         Path("tune.json"), "File for the table that --draft auto,table=FILE reads.", names=("--out", "-o"),
@@ -82,8 +63,8 @@ def tune(
     """Measure what rounds of our engine cost, replay your log, and write a table of what to draft at each load.
 
     With this table `auto` knows from the start what it would otherwise learn in its first seconds, and its choices can
-    be repeated. Drafters that see more than tokens (a draft model, heads) cannot be replayed; `auto` learns their costs
-    as it runs.
+    be repeated. It chooses among the drafters of --draft, by default sam and suffix. Drafters that see more than tokens
+    (a draft model, heads) cannot be replayed; `auto` learns their costs as it runs.
 
     \b
     paceline tune smollm2
@@ -165,10 +146,7 @@ def _answers(tuning: Tuning, asked: Recorded) -> list[RecordedAnswer]:
 def tune_server(
     url: Annotated[str, typer.Argument(help="Running server, with its drafts if it has any.", metavar="URL[#model]")],
     asked: Recorded,
-    tokenizer: str = option(
-        help="Tokenizer of the served model: a folder, a Hugging Face id, a tokenizer.json or a SentencePiece file.",
-        callback=checked(check_place),
-    ),
+    tokenizer: options.Tokenizer,
     against: str | None = option(None, "The same model served without drafts, URL[#model].", metavar="URL"),
     out: Path = option(
         Path("tuned"), "Folder for measurements and the configuration; the same command goes on.",
