@@ -7,8 +7,9 @@ import pytest
 import typer
 from tests.cli.command import commands
 
+from paceline.bench import suites
 from paceline.cli import app
-from paceline.cli.frame import COMMANDS, OPTIONS, configured, modern
+from paceline.cli.frame import COMMANDS, OPTIONS, SUITES, configured, modern
 from paceline.errors import PacelineError
 from paceline.serve.settings import LIMITS
 
@@ -72,6 +73,10 @@ def test_an_option_s_old_name_leads_to_one_that_exists(old, by, capsys, tmp_path
 ])  # fmt: skip
 def test_a_command_of_old_names_is_one_of_new_ones(old, new):
     assert modern(old.split(), ROOT) == new.split()
+
+
+def test_a_suite_of_ours_is_no_log():
+    assert [one for one in suites.SUITES if not re.fullmatch(SUITES, one)] == []
 
 
 def test_old_names_stand_in_no_help(command):

@@ -47,7 +47,7 @@ class Old(NamedTuple):
     value: str = r"\g<0>"
 
 
-SUITES = "demo|code-edits|spec-bench|humaneval|speed-bench"
+SUITES = r"demo|code-edits|spec-bench|humaneval|speed-bench(?:-\d+k)?"  # by name; all else is a file
 OPTIONS = [
     *(Old(command, "--batch-size", "--batch") for command in ("generate", "bench", "bench schedules", "certify")),
     *(Old(command, "--out", "--output") for command in ("generate", "report")),
@@ -178,7 +178,7 @@ def _old_variables() -> Iterator[tuple[list[str], str, str]]:
     """The environment's variables of options whose names are old, with their commands."""
     for old in OPTIONS:
         value = os.environ.get(re.sub("[ -]", "_", f"PACELINE {old.command} {old.option.removeprefix('--')}").upper())
-        if value is not None and re.fullmatch(old.when, value):
+        if value and re.fullmatch(old.when, value):
             yield old.command.split(), old.option, value
 
 
