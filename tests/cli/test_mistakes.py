@@ -140,7 +140,7 @@ MISTAKES = [
     ("train tools vocab nowhere --text answers.jsonl --out out", "'nowhere' is neither a folder here"),
     (f"train model model {TRAIN}", "nothing to train on"),
     (f"train model model {TRAIN} --hidden 100", "--hidden is 100; heads are 64 wide"),
-    ("train model model --out out", "nothing to train on"),
+    ("train model model --out out", "nothing to train on"), ("train model model --out out --lr -1", "'--lr'"),
     ("train kangaroo model --out out --tokens 9 --minutes 1", "--minutes and --tokens are budgets for one training"),
 ]  # fmt: skip
 

@@ -10,7 +10,6 @@ from paceline.core.rules import check_schedule, ruled
 from paceline.draft import registry
 from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
-from paceline.errors import PacelineError
 from paceline.net.keys import Keys
 
 MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
@@ -102,7 +101,7 @@ class Benchmark(ModelOptions):
     batches: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
-        """PacelineError for a drafter, a peer or a schedule that does not exist, or that does not fit the others."""
+        """PacelineError for a drafter, a peer or a schedule that does not exist, or does not fit a batch."""
         for spec in self.drafts:
             registry.named(spec)
         for spec in self.peers:
@@ -110,7 +109,3 @@ class Benchmark(ModelOptions):
         for schedule in self.schedules:
             for batch in self.batches:
                 check_schedule(schedule, batch)
-        if len(self.batches) > 1 and not self.schedules:
-            raise PacelineError("several batch sizes are compared by schedules: ragged, for example")
-        if self.peers and self.schedules:
-            raise PacelineError("schedules are those of our engine, and a peer is another one")
