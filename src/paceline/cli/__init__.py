@@ -27,7 +27,6 @@ from paceline.cli.frame import configured
 from paceline.cli.generate import generate
 from paceline.cli.launch import Launching, launch
 from paceline.cli.methods import methods
-from paceline.cli.options import one_line
 from paceline.cli.parameters import Grouped, app_of
 from paceline.cli.quantised import quality, quantize
 from paceline.cli.replay import replay
@@ -37,7 +36,7 @@ from paceline.cli.train import app as train
 from paceline.cli.tune import tune, tune_server
 from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
-from paceline.errors import PacelineError, install, out_of_memory
+from paceline.errors import PacelineError, install, out_of_memory, printable
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -176,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _interrupted()
             if (line := _in_a_line(error, sys.argv[1:] if argv is None else argv)) is None:
                 raise
-            print(f"error: {one_line(line)}", file=sys.stderr)
+            print(f"error: {printable(line)}", file=sys.stderr)
             return 2
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, statistics
 from paceline.engine.options import Draft, EngineOptions
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError, PromptError, printable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
@@ -107,7 +106,7 @@ class Conversation:
         try:
             answer = self._answer(messages)
         except PromptError as error:
-            self.screen.note(f"error: {one_line(error)}")
+            self.screen.note(f"error: {printable(error)}")
             if self.messages:
                 self.screen.note("/reset forgets the conversation and makes room")
             return

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
 from paceline.engine.options import Draft, EngineOptions
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
 from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
 from paceline.runs.runs import rows
@@ -99,7 +98,7 @@ def generate(
     if has_predictions and draft != "none":
         draft = _from_predictions(draft)
     for error in broken:
-        screen.note(f"error: {one_line(error)}")
+        screen.note(f"error: {printable(error)}")
     with ExitStack() as stack:
         lines: Writer | None = standard_output() if as_json and out is None else None
         if out is not None:

@@ -13,7 +13,7 @@ from paceline.core.rules import ruled
 from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
-from paceline.errors import PacelineError, PromptError, printable
+from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
 from paceline.logs.chat_templates import source_of
@@ -177,8 +177,3 @@ def document_in(file: Path) -> str:
     if not (text := text_of(file, PromptError).strip("\n")):
         raise PromptError(f"{file} is empty; it is the text that stands in front of the prompt")
     return text
-
-
-def one_line(error: PacelineError | str) -> str:
-    """An error as the one line it should be, without control characters: it may quote a server or a file."""
-    return printable(error)

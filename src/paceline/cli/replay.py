@@ -18,7 +18,7 @@ from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.given import listed
 from paceline.outputs import REPLAYED, write_json, writes_in
 from paceline.textfiles import readable, seekable
@@ -145,7 +145,7 @@ def replay(asked: ReplayOptions) -> int:
         for line in _notes(report, left_out):
             print(line)
     notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
-    say(*map(options.one_line, notes), err=True)
+    say(*map(printable, notes), err=True)
     return 130 if interrupt.pressed else 0
 
 

@@ -5,12 +5,11 @@ from typing import Any
 from paceline.bench.metrics import BASELINE
 from paceline.cli.compare import Compared, Driven, repeat, runner
 from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
-from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, Steps, statistics
 from paceline.core.request import Delta
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.outputs import Writer
 
 
@@ -87,7 +86,7 @@ class Run:
             return
         self._refused.add(job.index)
         self.screen.end_line()
-        self.screen.note(f"error: {job.where}: {one_line(error)}")
+        self.screen.note(f"error: {job.where}: {printable(error)}")
 
     def _stream(self, engine: Engine, job: Job, delta: Delta) -> None:
         if len(delta.tokens) == delta.row.num_new:

@@ -23,7 +23,7 @@ from paceline.cli.warned import WARNED
 from paceline.draft.registry import named
 from paceline.draft.spec import option
 from paceline.engine.options import EngineOptions
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.given import checked
 from paceline.outputs import REQUESTS, appends
 from paceline.serve.settings import ACCESS, LIMITS, LOAD, WATCHING, Limits, Settings, limit, most_of
@@ -174,7 +174,7 @@ def serve(
         requests.close()
     status = interrupt.STATUS if signal.SIGINT in server.signals else 0
     if worker.error is not None:
-        line = options.one_line(f"{type(worker.error).__name__}: {worker.error}")
+        line = printable(f"{type(worker.error).__name__}: {worker.error}")
         print(f"error: the engine failed: {line}", file=sys.stderr)
         status = 1
     if not worker.stop() or writer.is_alive():  # the interpreter must not end beside either, or wait for them

@@ -18,7 +18,7 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import exchanged, option, quoted
 from paceline.engine.options import ModelOptions
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.given import listed_numbers
 from paceline.interrupt import Interrupt
 from paceline.net.keys import Keys, check_server
@@ -136,7 +136,7 @@ def _answers(tuning: Tuning, asked: Recorded) -> list[RecordedAnswer]:
         if len(answer.prompt) + len(answer.answer) + 64 < context:
             answers.append(answer)
     reading.check(str(asked.log))
-    say(*map(options.one_line, reading.notes()), err=True)
+    say(*map(printable, reading.notes()), err=True)
     if not answers:
         raise PacelineError(f"no answer in {asked.log} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
@@ -199,7 +199,7 @@ def tune_server(
             servers, found, transcriber, sizes, 60 * minutes, max_tokens, lambda: interrupt.pressed, steps.advance,
             reading,
         )  # fmt: skip
-        say(*map(options.one_line, reading.notes()), err=True)
+        say(*map(printable, reading.notes()), err=True)
         _say_few(found)
         tuning.measure(out)
         if interrupt.pressed:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.net.keys import Keys, check_server
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def watch(
             try:
                 now = read()
             except PacelineError as error:
-                say(f"{one_line(error)}; trying again in {every:g} s", err=True)
+                say(f"{printable(error)}; trying again in {every:g} s", err=True)
                 continue
             show(reading(now, costs) if ask is not None else reading(now.since(before), costs, monotonic() - began))
             before, began = now, monotonic()
