@@ -125,7 +125,7 @@ async def asked(port: int, prompts: Iterable[Sequence[int]], clients: int, most:
 def running(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
     """Port and process id of a server of Paceline with room for as many requests as there are clients."""
     words = [sys.executable, "-m", "paceline", "serve", options.model, "--draft", options.draft]
-    words += ["--max-batch", str(options.clients[-1]), "--dtype", options.dtype]
+    words += ["--batch", str(options.clients[-1]), "--dtype", options.dtype]
     words += ["--threads", str(options.threads)] if options.threads else []
     with Started(words) as server:
         assert server._process is not None

@@ -119,6 +119,8 @@ def complaint(words, whole):
             break
         if not rest:
             return "names no command" if whole and not options else ""
+        if " ".join(rest[:2]) in commands:
+            rest[:2] = [" ".join(rest[:2])]
         if rest[0] not in commands:
             return f"no command {rest[0]!r}" if whole or rest[0].islower() else ""
         path.append(rest[0])

@@ -137,16 +137,16 @@ COMMANDS = {
         "bench {model} -d sam --limit 1 -n 4 --warm-up 0 --out {out}/bench",
         "report {out}/bench",
         "replay {log} --tokenizer {model}",
-        "tune {model} --log {log} --batch-sizes 1,2 --seconds 0.1 -o {out}/tune.json",
+        "tune {model} --log {log} --batch 1,2 --seconds 0.1 -o {out}/tune.json",
         "corpus build {out}/corpus --text {log} --tokenizer {model}",
         "quantize {model} {out}/int8",
     ],
     "serve": [],
-    "bench": ["bench --server {url} --suite {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench"],
-    "tune": ["tune {model} --server {url} --log {log} --batch-sizes 1,2 -n 8 --minutes 0.05 -o {out}/tuned"],
+    "bench": ["bench server {url} --log {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench"],
+    "tune": ["tune server {url} --tokenizer {model} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}/tuned"],
     "watch": ["watch {url} --once"],
     "certify": [
-        "certify --server {url} --reference {url} --budget 1s --requests 0",
+        "certify server {url} --against {url} --budget 1s --requests 0",
         "certify {model} -d sam --requests 40 --budget 0 -n 8",
     ],
     "eval": [
@@ -156,7 +156,7 @@ COMMANDS = {
     "vision": [
         "eval vision build {out}/set --cases 1 --size 64 --subsets existence,plain",
         "eval vision run {out}/set --model random",
-        "eval vision run {out}/set --model endpoint:{url},model=m,cases=1",
+        "eval vision run {out}/set --model {url}#m,cases=1",
         "eval vision audit {out}/set",
         "eval vision train small --data {out}/set --steps 1 --out {out}/clip",
     ],
@@ -165,8 +165,8 @@ COMMANDS = {
 """By extra, commands that need no other: the smallest case of each."""
 MISSING = {
     "serve": "serve {model}",
-    "bench": "bench --server {url} --suite {log} --out {out}/bench",
-    "tune": "tune {model} --server {url}",
+    "bench": "bench server {url} --log {log} --out {out}/bench",
+    "tune": "tune server {url} --tokenizer {model}",
     "watch": "watch {url}",
     "certify": "certify {model} -d sam",
     "eval": "eval align --model {url}#m --data sample --out {out}/align",

@@ -165,7 +165,7 @@ SPECULATION = {"num_spec_steps": 2, "num_draft_tokens": 5, "num_accepted_draft_t
 def test_what_is_said_of_drafts_is_counted(log, tmp_path, capsys, told, drafter, rounds, by):
     """By the answers themselves, else by the counters; in JSON, and in words."""
     with Served(accepted=(3, 1), told=told, drafter=drafter) as fake:
-        asked = ["bench", "--server", fake.url, "--suite", str(log), "--limit", "4", "-n", "7", "--warm-up", "0"]
+        asked = ["bench", "server", fake.url, "--log", str(log), "--limit", "4", "-n", "7", "--warm-up", "0"]
         assert main([*asked, "--out", str(tmp_path / "run")]) == 0
     name = fake.url.split("/")[2]
     drafted, accepted = next(iter(by.values()), (5, 3) if told else (6, 4))
@@ -182,13 +182,13 @@ def test_what_is_said_of_drafts_is_counted(log, tmp_path, capsys, told, drafter,
 
 def test_the_command(log, tmp_path, capsys):
     with Served(accepted=(2,)) as fake:
-        arguments = ["bench", "--server", fake.url, "--suite", str(log), "--limit", "6", "-n", "4"]
+        arguments = ["bench", "server", fake.url, "--log", str(log), "--limit", "6", "-n", "4"]
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
         out = capsys.readouterr().out
         assert "goodput" in out
         assert fake.url.split("/")[2] in out
-    assert main(["bench", "--server", "http://127.0.0.1:9", "a-model"]) == 2
-    assert "not both" in capsys.readouterr().err
+    assert main(["bench", "server", "http://127.0.0.1:9", "a-model"]) == 2
+    assert "'a-model' is no address of a server" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run"), "--json"]) == 0
 
 
@@ -197,7 +197,7 @@ def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(log, tmp_path, 
     with log.open("a") as lines:
         lines.write('{"prompt": "cut off\n' + json.dumps({"prompt": "one more", "scratch": draft}) + "\n")
     with Served() as fake:
-        arguments = ["bench", "--server", fake.url, "--suite", str(log), "-n", "2", "--warm-up", "0"]
+        arguments = ["bench", "server", fake.url, "--log", str(log), "-n", "2", "--warm-up", "0"]
         assert (main([*arguments, "--out", str(tmp_path / "run")]), len(fake.asked)) == (0, 40)
         assert f"2 of 42 lines skipped: first at {log}, line 41" in capsys.readouterr().out
         assert main([*arguments, "--ignore", "scratch", "--out", str(tmp_path / "other")]) == 0

@@ -187,7 +187,7 @@ def test_a_batch_is_of_one_task(log):
     done = list(log)
     groups = {a.question: a.group for a in done if a.method == "x"}
     assert groups == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
-    assert [a.failed for a in done if a.method == "y"] == ["answers 1 at a time, and --batch-size is 2"] * 2
+    assert [a.failed for a in done if a.method == "y"] == ["answers 1 at a time, and --batch is 2"] * 2
 
 
 def test_every_contestant_has_the_same_seed_and_every_answer_another(log):

@@ -141,8 +141,7 @@ def test_progress_within_a_budget_is_its_seconds(capsys, monkeypatch):
     (["--engine", "nope", "--dtype", "int8"], "there is no engine 'nope'"),
     (["--draft", "samm"], "There is no drafter 'samm'"),
     (["--draft", "samm", "--engine", "transformers"], "There is no drafter 'samm'"),
-    (["--server", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 cannot be asked: "),
-    (["--reference", "http://127.0.0.1:9/v1"], "--reference is a server to compare --server with"),
+    (["--against", "http://127.0.0.1:9/v1"], "is not one of 'float32'"),
 ])
 def test_mistakes_are_named_before_a_model_is_loaded(arguments, message, tiny, capsys):
     assert main(["certify", str(tiny), *arguments]) == 2
@@ -171,7 +170,7 @@ def test_what_transformers_does_not_have_is_compared_with_its_own_plain_decoding
 @pytest.mark.parametrize("exact", ["--exact", "--no-exact"])
 def test_a_quantised_model_is_held_to_its_own_weights(exact, tiny, few, tmp_path, capsys):
     model = write(tiny, tmp_path / "model.gguf", "Q8_0")
-    how = ["--requests", "0", "--max-tokens", "12", "--budget", "0", "--reference", "float32", exact, *few]
+    how = ["--requests", "0", "--max-tokens", "12", "--budget", "0", "--against", "float32", exact, *few]
     assert main(["certify", str(model), "-d", "sam", *how]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "The reference is these weights (Q8_0" in said

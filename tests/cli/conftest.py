@@ -27,8 +27,8 @@ def command(capsys, monkeypatch):
 
 @pytest.fixture
 def _few_turns(monkeypatch):
-    """Comparisons are timed twice, however their ratios scatter."""
-    monkeypatch.setattr("paceline.cli.compare.MOST", 2)
+    """Comparisons are timed twice."""
+    monkeypatch.setattr("paceline.cli.compare.TURNS", 2)
 
 
 @pytest.fixture(scope="session")

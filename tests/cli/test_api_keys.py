@@ -15,11 +15,11 @@ from paceline.net.client import api_key
 
 COMMANDS = {
     "watch": "watch {url} --once",
-    "bench": "bench --server {url} --suite {log} -n 2 --warm-up 0 --out {out}",
-    "tune": "tune {tiny} --server {url} --log {log} --batch-sizes 1,2 -n 8 --minutes 0.05 -o {out}",
-    "certify": "certify --server {url} --reference {url} --budget 1s --requests 0",
+    "bench server": "bench server {url} --log {log} -n 2 --warm-up 0 --out {out}",
+    "tune server": "tune server {url} --tokenizer {tiny} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}",
+    "certify server": "certify server {url} --against {url} --budget 1s --requests 0",
     "eval align": "eval align --model {url}#m --data sample --method vanilla --limit 1 -n 4 --out {out}",
-    "eval vision run": "eval vision run {pictures} --subsets existence --model endpoint:{url},model=m,cases=1",
+    "eval vision run": "eval vision run {pictures} --subsets existence --model {url}#m,cases=1",
 }
 
 

@@ -96,17 +96,6 @@ def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path):
     assert not _is_there(f"sam+model:{tmp_path / 'none'},vocab=2048")
 
 
-def test_repetitions_teach_a_drafter_nothing(command, endless):
-    def accepted(repeats):
-        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 12, "--repeats", repeats)
-        out = command("demo", endless, *arguments).out
-        row = re.search(r"^recycling,tree=8? +.*?([\d.]+) +6 of 6", out, re.MULTILINE)
-        assert row is not None, out
-        return row[1]
-
-    assert accepted(1) == accepted(2)
-
-
 def test_both_answers_are_shown(command, endless, tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))

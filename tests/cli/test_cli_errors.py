@@ -66,7 +66,7 @@ def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(command, endless, tmp_p
     lines += ['{"prompt": "the dog", "max_tokens": 40000, "ignore_eos": true}'] * 3
     path.write_text("\n".join(lines))
     pressed_at(monkeypatch, "\n")
-    result = command("generate", endless, "-p", path, "--batch-size", 2, "--json")
+    result = command("generate", endless, "-p", path, "--batch", 2, "--json")
     assert result.code == 130
     records = [json.loads(line) for line in result.out.splitlines()]
     reasons = [r["finish_reason"] for r in records]

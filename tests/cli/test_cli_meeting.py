@@ -12,7 +12,7 @@ from tests.evals.test_run import go
 from paceline.bench.suites import read_suite
 from paceline.cli import main
 from paceline.cli.prompts import from_file
-from paceline.cli.tune import TuneOptions, _answers
+from paceline.cli.tune import Recorded, _answers
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -83,7 +83,7 @@ def written(engine, tmp_path_factory):
 
 def _tuned(engine, file):
     tuning = cast("Tuning", SimpleNamespace(target=engine.target, tokenizer=engine.tokenizer))
-    return len(_answers(tuning, TuneOptions(model="model", log=file)))
+    return len(_answers(tuning, Recorded(log=file)))
 
 
 def _prompts(engine, file):

@@ -84,6 +84,13 @@ def test_the_cost_of_verifying_chooses_the_drafter(command, vocabulary, log):
     assert "fastest" not in command(*sweep).out
 
 
+def test_standard_input_is_a_log_like_another(command, vocabulary, log):
+    asked = ("--tokenizer", vocabulary, "-d", "sam", "--json")
+    told = [json.loads(command("replay", source, *asked, stdin=log.read_bytes()).out) for source in (log, "-")]
+    by_name, piped = ([(one["category"], one["rounds"]) for one in facts["results"]] for facts in told)
+    assert by_name == piped != []
+
+
 def test_gzip_templates_limits_workers_and_a_prediction(command, vocabulary, tmp_path):
     log = write(tmp_path / "log.jsonl.gz", [one | {"notes": "what would not be read"} for one in records(20)])
     how = ("--template", "vicuna", "--limit", 18, "--categories", "odd", "--workers", 2, "--verify-cost", "linear:0.1")

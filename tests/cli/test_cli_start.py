@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import get_args, get_type_hints
@@ -10,7 +11,6 @@ import pytest
 
 import paceline
 from paceline.__main__ import main as process_main
-from paceline.cli.frame import GROUPED
 from paceline.cli.train import RECIPES
 from paceline.draft.registry import describe, names
 from paceline.serve.reading import FORMATS, REASONING
@@ -69,7 +69,7 @@ MODEL = ("generate {} hi", "chat {}", "serve {}", "demo {}", "doctor {}", "quali
          "generate MODEL hi --tokenizer {}", "quality MODEL --text HERE --against {}")  # fmt: skip
 ENGINE = ("generate MODEL hi", "chat MODEL", "serve MODEL")
 LOADED = (*ENGINE, "demo MODEL", "bench MODEL", "certify MODEL", "tune MODEL", "eval align --model MODEL")
-SERVERS = ("watch", "bench --server", "certify --server", "tune MODEL --batch-sizes 1,2 --server")
+SERVERS = ("watch", "bench server", "certify server", "tune server --tokenizer MODEL --batch 1,2")
 TRAINED = [f"train {recipe} MODEL --out out" for recipe in RECIPES["recipes"]]
 OPTIONS = [
     (("generate MODEL hi", "chat MODEL"), [
@@ -79,25 +79,34 @@ OPTIONS = [
     (ENGINE, ["--cache-memory much", "--prefix-cache-size much", "--tokenizer ./none", "--context 1"]),
     (LOADED, ["--draft samm", "--draft sam+samm", "--dtype bfloat61", "--device abacus"]),
     (SERVERS, ["host:8000", "http://h --api-key-env NO_SUCH_KEY", "http://h --api-key-file none"]),
-    (TRAINED, ["--tokens x", "--seed -1", "--minutes 1 --hours 1", "--checkpoints HERE", "--data none.jsonl"]),
+    (TRAINED, [
+        "--tokens x", "--seed -1", "--threads 0", "--save-every -1", "--minutes 1 --hours 1", "--checkpoints HERE",
+        "--data none.jsonl",
+    ]),
     (["demo MODEL"], ["-n 0", "--also samm", "--prompts none.jsonl"]),
     (["bench MODEL"], [
-        "-n 0", "--temperature -1", f"--seed {2**64}",
-        "--batch-size 1,x", "--batch-size 1,2", "--peer vlm-ngram", "--suite spec-banch",
-        "--categories poetry", "--template vicunia", "--schedule equall", "--schedule equal --peer transformers",
+        "-n 0", "--temperature -1", "-t nan", f"--seed {2**64}",
+        "--batch 1,x", "--peer vlm-ngram", "--suite spec-banch",
+        "--categories poetry", "--template vicunia",
     ]),
+    (["bench schedules MODEL"], ["--batch 1,x", "--schedule equall", "--batch 1,2 --schedule grouped:2"]),
     (["serve MODEL"], [
         "--port 99999", "--log none/x", "--allow-draft samm", "--tool-parser x", "--reasoning-parser x",
-        "--json-whitespace x",
+        "--json-whitespace x", "--threads -2", "--deadline -3", "--deadline 0", "--grace -1", "--batch 0", "--port -1",
+        "--limit waiting=0", "--limit body=x", "--limit stop=3",
     ]),
-    (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--reference http://x", "--budget x"]),
-    (["tune MODEL"], ["--batch-sizes 1,x", "--template vicunia", "--log none.jsonl"]),
+    (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--against http://x", "--budget x"]),
+    (["tune MODEL"], ["--batch 1,x", "--template vicunia", "--log none.jsonl"]),
     (["replay HERE --tokenizer x"], ["-d samm", "--template vicunia", "--forward-ms 20", "--limit 1 --ray"]),
-    (["eval align --model http://h/v1#m"], ["--method align4", "--scenario Chidl", "--data none"]),
+    (["eval align --model http://h/v1#m"], [
+        "--method align4", "--scenario Chidl", "--data none", "--timeout 0", "--alpha 2", "-t -1", "--top-p 2",
+        "--min-p -1",
+    ]),
+    (["corpus build out --text HERE --tokenizer x"], ["--max-tokens 1"]),
 ]
+NAMED = [f"{command} {option}" for commands, options in OPTIONS for command in commands for option in options]
 REFUSED = [
-    *(command.format(name) for command in MODEL for name in ("./none", "none.gguf")),
-    *(f"{command} {option}" for commands, options in OPTIONS for command in commands for option in options),
+    *NAMED, *(command.format(name) for command in MODEL for name in ("./none", "none.gguf")),
     *("bench", "certify", "methods samm", "report none", "corpus info none", "corpus build out --tokenizer x"),
     "generate MODEL hi --schedule equall", "generate MODEL --prompts none.jsonl", "train eagle MODEL",
     "generate MODEL hi --prediction none.txt", "generate MODEL hi --file .", "generate MODEL hi --prompts HERE",
@@ -119,7 +128,11 @@ for line in sys.argv[1:]:
     line = [sys.executable, "-c", code, *REFUSED]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [said.partition(":")[0] for said in done.stderr.splitlines()] == ["error"] * len(REFUSED)
+    told = done.stderr.splitlines()
+    assert [said.partition(":")[0] for said in told] == ["error"] * len(REFUSED)
+    pairs = zip(NAMED, told, strict=False)
+    wrong = [pair for pair in pairs if not any(word in pair[1] for word in re.split("[ =+/]", pair[0])[-2:])]
+    assert wrong == [], "\n".join(map(str, wrong))
     assert os.listdir(tmp_path) == ["HERE"]
 
 
@@ -190,7 +203,7 @@ def test_methods_are_listed_without_compiling(tmp_path):
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
-@pytest.mark.parametrize("group", GROUPED)
+@pytest.mark.parametrize("group", ["eval", "eval vision", "train", "train tools", "corpus", "export"])
 def test_a_groups_name_alone_shows_its_help(command, group):
     alone, asked = command(*group.split()), command(*group.split(), "--help")
     assert (alone.code, alone.err) == (0, "")

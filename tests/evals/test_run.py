@@ -127,7 +127,7 @@ def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path, method, form, limit
 
 
 def _start(server, out):
-    options = ["--method", "vanilla,align3", "--judge", "self", "-n", "400", "-t", "0", "--concurrency", "2"]
+    options = ["--method", "vanilla,align3", "--judge", "self", "-n", "400", "-t", "0", "--batch", "2"]
     command = [sys.executable, "-m", "paceline", "eval", "align", "--model", f"{server.url}#scripted"]
     return subprocess.Popen([*command, "--out", str(out), *options])
 

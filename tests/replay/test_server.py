@@ -168,8 +168,9 @@ def _in_one_turn(monkeypatch):
 
 
 def tuned(tiny, fakes, out, *more):
-    arguments = ["tune", tiny, "--server", fakes[0].url, "-o", out, "--batch-sizes", "1,4", "-n", 8, "--minutes", 0.1]
-    arguments += ["--without", fakes[1].url] if len(fakes) > 1 else []
+    arguments = ["tune", "server", fakes[0].url, "--tokenizer", tiny, "-o", out, "--batch", "1,4"]
+    arguments += ["-n", 8, "--minutes", 0.1]
+    arguments += ["--against", fakes[1].url] if len(fakes) > 1 else []
     code = main([str(one) for one in (*arguments, *more)])
     file = out / "configuration.json"
     return code, json.loads(file.read_text()) if file.exists() else {}
@@ -185,7 +186,7 @@ def test_the_command_writes_a_configuration(tiny, log, tmp_path, capsys):
         assert written["speculative_config"]["num_speculative_tokens"] > 1
         assert facts["expected"][0]["low"] > 1
         assert (drafting.most_running, plain.most_running) == (4, 4)
-        assert f"--server {plain.url},URL_OF_THE_NEW_ONE" in facts["check"][0]
+        assert f"bench server {plain.url} URL_OF_THE_NEW_ONE" in facts["check"][0]
         check = facts["check"][0].replace("URL_OF_THE_NEW_ONE", drafting.url)
         assert main([*shlex.split(check)[1:], "--limit", "4"]) == 0
         assert "--speculative-config" in capsys.readouterr().out
@@ -221,13 +222,13 @@ def test_a_server_of_ours_gets_a_table(tiny, tmp_path, capsys):
 def test_what_plain_rounds_take_must_be_known(tiny, log, tmp_path, capsys):
     with Served(accepted=(2,)) as fake:
         assert tuned(tiny, [fake], tmp_path / "out", "--log", log)[0] == 2
-    assert "--without URL" in capsys.readouterr().err
+    assert "--against URL" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_in_one_turn")
 def test_a_server_that_refuses_a_load_is_not_asked_for_more(tiny, log, tmp_path, capsys):
     with Served(seconds=lambda n: 0.02) as fake:
         fake.fails = lambda number: 16 < number <= 28 and number % 2 == 0
-        code, _ = tuned(tiny, [fake], tmp_path / "out", "--log", log, "--batch-sizes", "1,2,4,8")
+        code, _ = tuned(tiny, [fake], tmp_path / "out", "--log", log, "--batch", "1,2,4,8")
         assert fake.most_running == 4
     assert code == 0

@@ -28,7 +28,7 @@ def test_the_command_writes_a_table_that_auto_reads(tiny, tmp_path, capsys):
     log, out = tmp_path / "log.jsonl", tmp_path / "tune.json"
     line = {"prompt": "the little cat and the little dog", "response": "the little cat and the little dog " * 2}
     log.write_text((json.dumps(line) + "\n") * 4)
-    arguments = ["tune", tiny, "--log", log, "-o", out, "--batch-sizes", "1,2", "--seconds", "0.1", "--json"]
+    arguments = ["tune", tiny, "--log", log, "-o", out, "--batch", "1,2", "--seconds", "0.1", "--json"]
     assert main([str(argument) for argument in arguments]) == 0
     printed = capsys.readouterr()
     assert "only 4 prompts" in printed.err
@@ -45,7 +45,7 @@ def test_the_command_writes_a_table_that_auto_reads(tiny, tmp_path, capsys):
 def test_what_it_advises_is_known_to_every_command_that_drafts(tiny, tmp_path, capsys):
     log, out = tmp_path / "log.jsonl", tmp_path / "a tune.json"
     log.write_text(json.dumps({"prompt": "the little cat", "response": "and the little dog " * 3}) + "\n")
-    arguments = ["tune", tiny, "--log", log, "-o", out, "--batch-sizes", "1,2", "--seconds", "0.1", "-d", "sam,draft=4"]
+    arguments = ["tune", tiny, "--log", log, "-o", out, "--batch", "1,2", "--seconds", "0.1", "-d", "sam,draft=4"]
     assert main([str(argument) for argument in arguments]) == 0
     (advice,) = re.findall(r"Use (--draft .*): at each load", capsys.readouterr().out)
     for command in ("generate", "serve", "bench", "chat"):
@@ -60,13 +60,13 @@ def test_what_a_template_refuses_is_skipped(tiny, tmp_path, capsys):
     said = [{"role": "user", "content": "the little cat"}, {"role": "assistant", "content": "and the little dog"}]
     system = [{"role": "system", "content": "cat"}, *said]
     log.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (system, said, said)))
-    shared = ["tune", tiny, "--log", log, "--template", picky, "--batch-sizes", "1,2"]
-    assert main([str(one) for one in (*shared, "-o", tmp_path / "tune.json", "--seconds", "0.1")]) == 0
+    shared = ["--log", log, "--template", picky, "--batch", "1,2"]
+    assert main([str(one) for one in ("tune", tiny, *shared, "-o", tmp_path / "tune.json", "--seconds", "0.1")]) == 0
     skipped = f"1 of 3 lines skipped: first at {log}, line 1: the chat template refuses these messages: no ? system"
     assert skipped in capsys.readouterr().err
     with Served(seconds=lambda n: 0.01) as fake:
-        more = ["--server", fake.url, "-n", "8", "--minutes", "0.05", "-o", tmp_path / "out"]
-        assert main([str(one) for one in (*shared, *more)]) == 0
+        more = ["--tokenizer", tiny, "-n", "8", "--minutes", "0.05", "-o", tmp_path / "out"]
+        assert main([str(one) for one in ("tune", "server", fake.url, *shared, *more)]) == 0
         assert all(len(body["messages"]) == 1 for body in fake.asked)
     assert skipped in capsys.readouterr().err
 

@@ -438,7 +438,7 @@ def test_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path):
 @pytest.mark.timeout(1800)
 def test_two_thousand_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path, capsys):
     log = tmp_path / "log.jsonl"
-    server, address = start(folder, "--log", str(log), "--threads", "1", "--max-batch", "16", "--grace", "3")
+    server, address = start(folder, "--log", str(log), "--threads", "1", "--batch", "16", "--grace", "3")
     try:
         crowd = Crowd(address, 2000, server.terminate)
         asyncio.run(crowd.run(64))

@@ -120,7 +120,7 @@ def test_structured_output(client, choice):
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0: content of type input_image"),
     ({"input": [{"type": "function_call", "name": "add"}]}, "input.0: arguments is missing"),
     ({"input": [{"role": "wizard", "content": "x"}]}, "role is 'wizard'"),
-    ({"input": [{"role": "user", "content": "x"}] * 3000}, "--max-messages"),
+    ({"input": [{"role": "user", "content": "x"}] * 3000}, "--limit messages=N"),
     ({"max_output_tokens": "12"}, "max_output_tokens"),
     ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tools has: add"),
 ])

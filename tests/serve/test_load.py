@@ -40,7 +40,7 @@ def test_many_kinds_of_clients_at_once(folder):
 def test_ten_thousand_requests(folder, tmp_path, capsys):
     """In a process of its own, whose memory is looked at: after the first tenth, and at the end."""
     log = tmp_path / "requests.jsonl"
-    options = ("--api-key", "right", "--max-body", "60000", "--log", str(log), "--threads", "1")
+    options = ("--api-key", "right", "--limit", "body=60000", "--log", str(log), "--threads", "1")
     parts = [Traffic(COUNT // 10, kinds=COUNT // 100, seed=seed) for seed in range(10)]
     with started(folder, *options) as (server, address):
         began, memory = perf_counter(), [memory_mb(server.pid)]

@@ -236,7 +236,7 @@ def test_a_prediction_is_copied_and_counted(client, alone):
 
 
 def test_answers_and_counters_tell_the_same_drafts(folder):
-    """As `bench --server` and `watch` read them."""
+    """As `bench server` and `watch` read them."""
     with serving(engine(folder)) as address:
         server = Server.find(address)
         asks = [(draft, stream) for draft in ("sam", "suffix", "none") for stream in (True, False)]
@@ -503,7 +503,7 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path, capsys, template):
     assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
     rounds = sum(record["rounds"] for record in records)  # one more for each prompt, which drafts nothing
     assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
-    tuned = ("--batch-sizes", "1", "--seconds", "0.1", "-d", "sam", "--dtype", "float32", "--json")
+    tuned = ("--batch", "1", "--seconds", "0.1", "-d", "sam", "--dtype", "float32", "--json")
     assert main(["tune", str(folder), "--log", str(log), "-o", str(table), *tuned]) == 0
     assert json.loads(table.read_text())["paceline"] == "tune"
 

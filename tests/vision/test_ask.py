@@ -85,7 +85,7 @@ def eyes():
 
 
 def _run(url, out=None, *, subsets=("existence", "relative_spatial"), **options):
-    spec = f"endpoint:{url},model=eye,cases=2," + ",".join(f"{k}={v}" for k, v in options.items())
+    spec = f"{url}#eye,cases=2," + ",".join(f"{k}={v}" for k, v in options.items())
     return run(sample(), RunOptions(spec.rstrip(","), ",".join(subsets), batch=8, out=out))
 
 

@@ -74,15 +74,15 @@ def _repeated(tokens, i):
 
 def test_names():
     assert read_model("random,seed=3")[1].seed == 3
-    name, options = read_model("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
+    name, options = read_model("http://localhost:8000/v1#a/b,ask=yesno,blind=yes")
     assert name == "endpoint"
     assert (options.checkpoint, options.model, options.ask) == ("http://localhost:8000/v1", "a/b", "yesno")
     assert options.blind
     assert options.cases == 50
     for spec, message in (
         ("orakel", "Did you mean 'oracle'"), ("oracle,seed=1", "has no option 'seed'"),
-        ("transformers", "needs a checkpoint"), ("endpoint:http://x/v1", "needs model=NAME"),
-        ("endpoint:http://x/v1,model=a,ask=loudly", "must be choice or circular"),
+        ("transformers", "needs a checkpoint"), ("http://x/v1", "URL#NAME"),
+        ("http://x/v1#a,ask=loudly", "must be choice or circular"),
     ):
         with pytest.raises(MethodError, match=message):
             read_model(spec)

@@ -1,4 +1,4 @@
-"""Running servers under load: `paceline bench --server URL[,URL]`.
+"""Running servers under load: `paceline bench server URL...`.
 
     bench_endpoints(Benchmark(suite="log.jsonl", load=Load("http://a:8000/v1,http://b:8000/v1", concurrency=8)))
 
@@ -90,7 +90,7 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
     if len(named) < len(servers):
         named = {f"{one.name}#{one.model}": one for one in servers}
     if len(named) < len(servers):
-        raise PacelineError(f"--server names {servers[0].url} twice; give two servers, or one")
+        raise PacelineError(f"{servers[0].url} is named twice; give two servers, or one")
     digest = fingerprint([*requests.values()])
     identity = {
         "model": servers[0].model,
@@ -167,7 +167,7 @@ def _client(shares: Mapping[str, float]) -> list[str]:
     if worst <= BUSY:
         return []
     what = f"A process used {worst:.0%} of a core while it asked, so figures may be its own and not the server's"
-    return [f"{what}: ask with more --processes, from another machine, or with less --concurrency."]
+    return [f"{what}: ask with more --processes, from another machine, or with a smaller --batch."]
 
 
 def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:

@@ -179,7 +179,7 @@ class Runner:
         try:
             if len(group.questions) > contestant.max_batch:
                 most, asked = contestant.max_batch, self.options.batch
-                raise PacelineError(f"answers {most} at a time, and --batch-size is {asked}")
+                raise PacelineError(f"answers {most} at a time, and --batch is {asked}")
             self._converse(contestant, group, answers, repeat, max_tokens or self.options.max_tokens)
         except self.catch as error:  # whatever a method does wrong, the others are not to suffer from it
             why = " ".join(f"{error if isinstance(error, PacelineError) else repr(error)}".split())

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.certify.certificate import certify
 from paceline.certify.engines import Library, local
-from paceline.certify.options import REQUESTS, Subject, Watch
+from paceline.certify.options import REQUESTS, EngineTest, ServerTest, Watch
 from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
 from paceline.draft.recording import Recording
@@ -43,7 +43,7 @@ PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
 
 
-def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
+def certify_engine(subject: EngineTest, watch: Watch) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     if draft is not None:
@@ -51,7 +51,7 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     foreseen = f"; the verdict can only be {CANNOT_SAY!r}: {NO_DRAFT}" if draft == "none" else ""
     watch.say(f"loading {subject.model}{foreseen}")
     target = load(
-        str(subject.model), dtype=subject.dtype, device=subject.device, exact=subject.exact,
+        subject.model, dtype=subject.dtype, device=subject.device, exact=subject.exact,
         activations=subject.activations,
     )  # fmt: skip
     dtype = str(target.dtype).removeprefix("torch.")
@@ -71,7 +71,7 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
             watch.say(f"loading the control{AFTER_LOADING}")
         oracle = Exact(
             exact, own, facts, prompts, starts, min(target.max_context, CONTEXT), draft, subject.engine != "paceline",
-            control, _plain(subject, target) if plays else None, _chats(subject.prompts),
+            control, _plain_of(subject, target) if plays else None, _chats(subject.prompts),
         )  # fmt: skip
         if watch.stopped():
             raise KeyboardInterrupt
@@ -82,13 +82,13 @@ def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
     return {**about, **certificate, "environment": environment(dtype=dtype, device=str(target.device))}
 
 
-def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
+def _references(subject: EngineTest, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
-    model = str(subject.model)
+    model = subject.model
     own: Model | None = None
     if subject.exact and subject.engine != "paceline":
         raise PacelineError("--exact is for our engine: other engines round as they please")
-    if subject.exact and subject.reference is None:
+    if subject.exact and subject.against is None:
         own_bits = target.activations
         plainly = load(model, dtype=subject.dtype, device=target.device, exact=True, activations=own_bits)
         return PlainDecoding(plainly), None, "our own plain decoding, to which drafts must be equal bit for bit"
@@ -104,7 +104,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
             f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
     bits = target.activations
-    if subject.reference is not None:
+    if subject.against is not None:
         exact = PlainDecoding(load(model, dtype="float32", device=target.device))
         own = PlainDecoding(
             load(model, dtype=subject.dtype, device=target.device, exact=subject.exact, activations=bits)
@@ -117,7 +117,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
-def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
+def certify_server(subject: ServerTest, watch: Watch) -> dict[str, Any]:
     """The certificate of the server `subject.server`."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
 
@@ -126,19 +126,19 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
         def server_at(spec: str) -> Remote:
             return opened.enter_context(Remote(spec, key=subject.keys.of(spec), slots=subject.batch, retry=RETRY))
 
-        server = server_at(str(subject.server))
-        others = [] if subject.reference is None else [server_at(subject.reference)]
+        server = server_at(subject.server)
+        others = [] if subject.control is None else [server_at(subject.control)]
         for one in (server, *others):  # before a model is loaded, and before a test is blamed for it
             try:
                 one.ask([HELLO], 1)
             except CompletionError as error:
                 raise PacelineError(f"{one.url} cannot be asked: {error}") from None
-        if subject.reference is not None:
+        if others:
             control = Control(others[0])
         else:
-            if subject.model is not None:
-                watch.say(f"loading {subject.model}, the control{AFTER_LOADING}")
-            control = control_of(server) if subject.model is None else _plain(subject)
+            if subject.against is not None:
+                watch.say(f"loading {subject.against}, the control{AFTER_LOADING}")
+            control = control_of(server) if subject.against is None else _plain(subject, subject.against, "float32")
             opened.callback(control.source.close)
         certificate = certify(server, Reported(control, _chats(subject.prompts)), subject.scope, watch)
     return {
@@ -148,15 +148,19 @@ def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
     }
 
 
-def _plain(subject: Subject, target: Target | None = None) -> Control:
+def _plain_of(subject: EngineTest, target: Target) -> Control:
     """Our own plain decoding of the model in the endpoint's place, in float32 where the model has such weights."""
+    bits = target.activations if target.quantised else None
+    return _plain(subject, subject.model, exact_dtype(subject.dtype, target.quantised), bits)
+
+
+def _plain(subject: EngineTest | ServerTest, model: str, dtype: str, activations: int | None = None) -> Control:
+    """Our own plain decoding of a model in the endpoint's place."""
     from paceline.certify.asking import Control
 
-    dtype = "float32" if target is None else exact_dtype(subject.dtype, target.quantised)
-    bits = target.activations if target is not None and target.quantised else None
-    plainly = load(str(subject.model), dtype=dtype, device=subject.device, activations=bits)
+    plainly = load(model, dtype=dtype, device=subject.device, activations=activations)
     if plainly.tokenizer is None:
-        raise PacelineError(f"{subject.model} has no tokenizer, and a server is asked with text")
+        raise PacelineError(f"{model} has no tokenizer, and a server is asked with text")
     return Control(local(plainly, plainly.tokenizer, "none", batch=subject.batch))
 
 
@@ -166,7 +170,7 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
-def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
+def _open(subject: EngineTest, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
     """The engine under test; plain: the same without drafts.
 
     Raises PacelineError for one that is not installed."""
@@ -183,7 +187,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library
     contestant = create_peer(
         spec,
-        str(subject.model),
+        subject.model,
         dtype=dtype,
         threads=subject.threads,
         python=subject.peer_python,

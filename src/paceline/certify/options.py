@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from paceline.draft.spec import option
+from paceline.engine.options import Draft, ModelOptions, Placement
 from paceline.errors import PacelineError, meant
-from paceline.given import listed
+from paceline.formats.place import check_place
+from paceline.given import checked, listed
 from paceline.net.keys import Keys
 from paceline.peers import HOSTS, PEERS
 
@@ -79,46 +81,62 @@ class Scope:
         return self.requests is None and self.shift is None and self.seconds > 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
+    """What is tested, and how. prompts: a file of them on the command line, then what is in it."""
+
+    scope: Scope = field(default_factory=Scope)
+    batch: int = option(8, "Largest number of requests at once.", least=1, names=("--batch", "-b"))
+    prompts: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTest(Subject, ModelOptions):
     """The engine under test. prompts: for greedy answers, in what an engine takes; None: ours."""
 
-    model: str | None = None
-    draft: str = "none"
+    model: str = option(
+        help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", argument=True, metavar="TARGET",
+        callback=checked(check_place),
+    )
+    draft: Draft = "none"
     engine: str = option(
         "paceline",
         "Engine to test: paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`.",
     )
-    server: str | None = option(
-        None,
-        "OpenAI-compatible server to test instead of an engine, URL[#model] up to /v1; it is then compared with "
-        "TARGET.",
+    against: Literal["float32"] | None = option(
+        None, "For weights in blocks: float32 compares with the same weights with nothing rounded. [default: TARGET]"
     )
-    reference: str | None = option(
-        None,
-        "Server of the same model without drafts, to compare with; for an engine in this process with weights in "
-        "blocks also float32, which is the same weights with nothing rounded. [default: TARGET, else the server with "
-        "its drafts off if a request can turn them off, else its own answers one at a time and their "
-        "log-probabilities]",
-    )
-    keys: Keys = field(default_factory=Keys)
-    prompts: Sequence[Any] | None = None
-    scope: Scope = field(default_factory=Scope)
-    batch: int = option(8, "Largest number of requests at once.", least=1, names=("--batch-size", "-b"))
-    dtype: str = "auto"
-    device: str = "auto"
-    exact: bool | None = None
-    activations: int | None = None
-    threads: int | None = None
     peer_python: str | None = option(
         None, "Python interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON"
     )
 
     def __post_init__(self) -> None:
-        """PacelineError for an engine that does not exist; the address of one is taken for --server."""
+        """PacelineError for an engine that does not exist."""
         name, known = re.split("[:,]", self.engine)[0], dict.fromkeys(("paceline", *HOSTS, *PEERS))
-        if name not in (*known, "http", "https"):
+        if name not in known:
             raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTest(Subject, Placement):
+    """The server under test."""
+
+    server: str = option(
+        help="OpenAI-compatible server to test, up to /v1.", argument=True, metavar="URL[#model]"
+    )
+    against: str | None = option(
+        None,
+        "What to compare with: a server of the same model without drafts, URL[#model], or a model that our engine runs "
+        "here. [default: the server with its drafts off if a request can turn them off, else its own answers one at a "
+        "time and their log-probabilities]",
+        metavar="URL|MODEL",
+    )
+    keys: Keys = field(default_factory=Keys)
+
+    @property
+    def control(self) -> str | None:
+        """The server that this one is compared with, None if there is none."""
+        return self.against if self.against and self.against.startswith(("http://", "https://")) else None
 
 
 @dataclass(frozen=True)

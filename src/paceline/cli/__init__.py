@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__, interrupt
-from paceline.cli.bench import bench
-from paceline.cli.certify import certify
+from paceline.cli.bench import bench, schedules, servers
+from paceline.cli.certify import certify, certify_server
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
@@ -23,21 +23,20 @@ from paceline.cli.doctor import doctor
 from paceline.cli.eval_align import align
 from paceline.cli.eval_vision import vision
 from paceline.cli.export import export
-from paceline.cli.frame import configured, modern
+from paceline.cli.frame import configured
 from paceline.cli.generate import generate
 from paceline.cli.launch import Launching, launch
 from paceline.cli.methods import methods
-from paceline.cli.options import one_line
 from paceline.cli.parameters import Grouped, app_of
 from paceline.cli.quantised import quality, quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
-from paceline.cli.serve import serve
+from paceline.cli.serve import Serving, serve
 from paceline.cli.train import app as train
-from paceline.cli.tune import tune
+from paceline.cli.tune import tune, tune_server
 from paceline.cli.warned import SAID, WARNED
 from paceline.cli.watch import watch
-from paceline.errors import PacelineError, install, out_of_memory
+from paceline.errors import PacelineError, install, out_of_memory, printable
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -67,19 +66,23 @@ evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language 
 app = app_of()
 _add(app, generate, "Answer a prompt, or a file of prompts.")
 _add(app, chat, "Talk with a model.")
-_add(app, serve, "Serve a model with OpenAI's API.", _needs("serve"))
+_add(app, serve, "Serve a model with OpenAI's API.", _needs("serve"), kind=Serving)
 _add(app, launch, "Start a coding agent with a server behind it.", _needs("serve"), kind=Launching)
 _add(app, demo, "See what drafts gain on six prompts.")
 _add(app, methods, "List the drafting methods.")
 _add(app, doctor, "Say what this machine has, and what a model runs with.")
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 _add(app, replay, "Try drafters on recorded answers.")
-_add(app, bench, "Measure drafters and other engines.", _needs("bench", "With --server: "))
+_add(app, bench, "Measure drafters and other engines.")
+_add(app, schedules, "Compare ways to schedule a batch.", name="bench schedules")
+_add(app, servers, "Measure running servers under load.", _needs("bench"), "bench server")
 _add(app, certify, "Say whether an engine is lossless.", _needs("certify"))
+_add(app, certify_server, "Say whether a server is lossless.", _needs("certify"), "certify server")
 _add(app, report, "Make a page of a measurement.")
 _add(app, quantize, "Make a model of eight or four bits.")
 _add(app, quality, "Say what a quantised model has lost.")
-_add(app, tune, "Measure our engine or a server, and say what to draft.", _needs("tune", "With --server: "))
+_add(app, tune, "Measure our engine, and say what to draft.")
+_add(app, tune_server, "Measure a running server, and say what to draft.", _needs("tune"), "tune server")
 _add(app, watch, "See what the drafts of a running server bring.", _needs("watch"))
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters for a model.")
@@ -172,14 +175,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _interrupted()
             if (line := _in_a_line(error, sys.argv[1:] if argv is None else argv)) is None:
                 raise
-            print(f"error: {one_line(line)}", file=sys.stderr)
+            print(f"error: {printable(line)}", file=sys.stderr)
             return 2
 
 
 def _run(argv: Sequence[str]) -> int:
     """Run a command; Typer's own `main` would end silently on Ctrl-C."""
     command = typer.main.get_command(app)
-    words, settings = configured(modern(argv), command)
+    words, settings = configured(argv, command)
     how: dict[str, Any] = {"default_map": settings, "auto_envvar_prefix": "PACELINE"}
     try:
         with command.make_context("paceline", _with_addresses(words), **how) as context:

@@ -1,31 +1,32 @@
-"""`paceline bench`: every drafter and every peer on the same prompts in one run, and how fast each was."""
+"""`paceline bench`: every drafter and every peer on the same prompts in one run, and how fast each was. `bench server`
+measures running servers, `bench schedules` ways to schedule a batch."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from paceline.bench.options import Benchmark
+from paceline.bench.options import Benchmark, Load, Options
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
-from paceline.formats.place import check_place
-from paceline.given import checked, listed, listed_numbers
-from paceline.net.keys import check_server
+from paceline.engine.options import Budget, ModelOptions
+from paceline.given import listed, listed_numbers
+from paceline.interrupt import Interrupt
+from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
 from paceline.runs.runs import new_folder
 
 if TYPE_CHECKING:
-    from paceline.bench.benchmark import Result
+    from paceline.bench.benchmark import Result, Watch
     from paceline.bench.record import Answer
 
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
@@ -34,94 +35,155 @@ METHOD = ("method", "method", "")
 COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml").read_text("utf-8"))
 
 
-@with_options
-def bench(
-    asked: Benchmark,
-    model: Annotated[
-        str | None, typer.Argument(help=options.WHAT_A_MODEL_IS, callback=checked(check_place))
-    ] = None,
-    draft: list[str] | None = option(
-        None, "Drafter to measure; may be repeated. Plain decoding is always measured.", names=("--draft", "-d")
-    ),
-    peer: list[str] | None = option(
-        None, "Another engine to measure, such as transformers-lookup or vllm-ngram; may be repeated."
-    ),
-    categories: str | None = option(None, "Ask only these tasks or categories, joined by commas."),
-    batch: str = option(
-        "1",
-        "Number of questions answered together; with --schedule several numbers: 1,2,4,8.",
-        names=("--batch-size", "-b"),
-    ),
-    schedule: str | None = option(
-        None,
-        "Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch-size; all first "
-        "turns are handed in at once.",
-    ),
+SUITE = option(
+    "demo",
+    "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",
+    names=("--suite", "-s"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What every benchmark is told."""
+
+    limit: int | None = option(None, "Largest number of questions, spread evenly over the tasks.", least=1)
+    categories: str | None = option(None, "Ask only these tasks or categories, joined by commas.")
+    how: Options = field(default_factory=Options)
     out: Path | None = option(
         None,
         "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
         callback=check_folder,
+    )
+    as_json: options.AsJson = False
+
+    def benchmark(self, of: str, suite: str, batch: int = 1, **more: Any) -> Benchmark:
+        """What to run. of: what is measured, for the name of a new folder; more: other fields."""
+        out = self.out or new_folder(f"{of}-{Path(suite).stem}")
+        how = replace(self.how, batch=batch)
+        return Benchmark(
+            suite=suite, limit=self.limit, categories=listed(self.categories), options=how, out=out, **more
+        )
+
+
+@with_options
+def bench(
+    model: options.Model,
+    asked: Measurement,
+    draft: options.Drafts = None,
+    peer: list[str] | None = option(
+        None, "Another engine to measure, such as transformers-lookup or vllm-ngram; may be repeated."
     ),
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    exact: options.Exact = None,
-    activations: options.Activations = None,
-    budget: options.Budget = True,
-    as_json: options.AsJson = False,
+    peer_python: str | None = option(
+        None, "Python interpreter that has vLLM or xllamacpp; for both, vllm=PATH,xllamacpp=PATH."
+    ),
+    suite: str = SUITE,
+    template: options.Template = None,
+    batch: int = option(1, "Number of questions answered together.", least=1, names=("--batch", "-b")),
+    running: ModelOptions = ModelOptions(),
+    budget: Budget = True,
 ) -> int:
     """Measure drafters and other engines with the same model and the same prompts in one run.
 
-    Methods take turns at every question, so that a machine that becomes slower does so for all. Every answer is written
-    to the folder at once, and the same command goes on with a run that was stopped.
+    Plain decoding is always measured. Methods take turns at every question, so that a machine that becomes slower does
+    so for all. Every answer is written to the folder at once, and the same command goes on with a run that was stopped.
 
     \b
     paceline bench smollm2 -d sam -d recycling,tree=16
     paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
     paceline bench smollm2 -d sam --out runs/sam
     paceline report runs/sam
-    paceline bench smollm2 -d sam --schedule ragged,equal,grouped --batch-size 1,2,4,8,16,32
-    paceline bench --server http://a:8000,http://b:8000 --suite log.jsonl --concurrency 8
+    paceline bench schedules --help     ways to schedule a batch
+    paceline bench server --help        running servers under load
     """
-    how, served = asked.options, asked.load.server
-    if (model is None) == (served is None) or (served and (draft or peer or schedule)):
-        raise PacelineError(
-            "name a model, with --draft, --peer or --schedule, or running servers with --server URL[,URL]; not both"
-        )
-    batches = listed_numbers(batch, "--batch-size")
-
-    name = Path(model or urlsplit((served or "").split(",")[0]).netloc).name
-    benchmark = replace(
-        asked,
-        model=model or "",
-        drafts=draft or (),
-        peers=peer or (),
-        out=out or new_folder(f"{name}-{Path(asked.suite).stem}"),
-        categories=listed(categories),
-        options=replace(how, batch=max(batches)),
-        schedules=tuple(dict.fromkeys(listed(schedule))),
-        batches=batches,
-        dtype=dtype,
-        device=device,
-        exact=exact,
-        activations=activations,
-        budget=budget,
+    more = {"template": template, "budget": budget, "peers": peer or (), "peer_python": peer_python}
+    asking = asked.benchmark(
+        Path(model).name, suite, batch, model=model, drafts=draft or (), **asdict(running), **more
     )
-    if served:
-        check_server(served, asked.keys)
-    else:
-        from paceline.bench.suites import read_suite
+    return _of_our_engine(asking, asked.as_json)
 
-        read_suite(asked.suite, categories=benchmark.categories)
+
+@with_options
+def schedules(
+    model: options.Model,
+    asked: Measurement,
+    draft: options.Drafts = None,
+    schedule: str = option("ragged,equal,grouped", "Schedules, joined by commas: ragged, equal, grouped[:WINDOW]."),
+    batch: str = option(
+        "1,2,4,8", "Numbers of questions answered together, joined by commas.", names=("--batch", "-b")
+    ),
+    suite: str = SUITE,
+    template: options.Template = None,
+    running: ModelOptions = ModelOptions(),
+    budget: Budget = True,
+) -> int:
+    """Compare ways to schedule a batch of questions of which every first turn is handed in at once.
+
+    \b
+    paceline bench schedules smollm2 -d sam
+    paceline bench schedules smollm2 -d sam --schedule ragged,grouped:48 --batch 1,2,4,8,16,32
+    """
+    batches = listed_numbers(batch, "--batch")
+    chosen = tuple(dict.fromkeys(listed(schedule)))
+    more = {"template": template, "budget": budget, "schedules": chosen, "batches": batches}
+    asking = asked.benchmark(
+        Path(model).name, suite, max(batches), model=model, drafts=draft or (), **asdict(running), **more
+    )
+    return _of_our_engine(asking, asked.as_json)
+
+
+@with_options
+def servers(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            help="Running server; with several, all are asked in turn and compared with the first.",
+            metavar="URL[#model]",
+        ),
+    ],
+    asked: Measurement,
+    log: options.Log = None,
+    suite: str = option(
+        "demo", "Questions to ask if there is no --log: demo, code-edits, spec-bench, humaneval, speed-bench.",
+        names=("--suite", "-s"),
+    ),
+    ignore: options.Ignore = None,
+    load: Load = Load(),
+    keys: Keys = Keys(),
+) -> int:
+    """Measure running servers, with OpenAI's API, under the load of a log.
+
+    \b
+    paceline bench server http://127.0.0.1:8000 --log log.jsonl --batch 8
+    paceline bench server http://a:8000 http://b:8000 --log log.jsonl --arrivals 2
+    """
+    for url in urls:
+        check_server(url, keys)
+    load = replace(load, server=",".join(urls))
+    asking = asked.benchmark(
+        urlsplit(urls[0]).netloc, str(log or suite), load=load, keys=keys, ignore=ignore, template=None
+    )
+
+    from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
+
+    return _measure(asking, asked.as_json, bench_endpoints)
+
+
+def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
+    from paceline.bench.suites import read_suite
+
+    read_suite(benchmark.suite, categories=benchmark.categories)  # before torch is loaded
 
     import transformers
 
-    from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
-    from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
-    options.use_threads(threads)
+    benchmark.use_threads()
+    return _measure(benchmark, as_json, run)
+
+
+def _measure(benchmark: Benchmark, as_json: bool, run: Callable[[Benchmark, Watch], Result]) -> int:
+    from paceline.bench.benchmark import Watch
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 
         def answered(answer: Answer) -> None:
@@ -129,18 +191,12 @@ def bench(
                 steps.err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
             steps.advance()
 
-        watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
-        if served:
-            from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
-
-            outcome = bench_endpoints(benchmark, watch)
-        else:
-            outcome = run(benchmark, watch)
+        outcome = run(benchmark, Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed))
     if as_json:
         shown = ("complete", "disturbed", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))
     else:
-        _show(outcome, of_servers=served is not None)
+        _show(outcome, of_servers=benchmark.load.server is not None)
     if interrupt.pressed:
         say(
             "interrupted; the figures above are of the answers so far, and the same command with "

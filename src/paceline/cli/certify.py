@@ -4,44 +4,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.certify.options import Subject, Watch
+from paceline.certify.options import EngineTest, ServerTest, Watch
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, say
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
 from paceline.formats.place import check_place
-from paceline.given import checked
 from paceline.interrupt import Interrupt
 from paceline.net.keys import check_server
 from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
-from paceline.textfiles import readable
 
 
-@dataclass(frozen=True)
-class CertifyOptions(Subject):
-    """The engine under test, and what is done with its certificate."""
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What is done with a certificate; and the file of prompts that it is made with."""
 
-    model: Annotated[
-        str | None, typer.Argument(
-            help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", metavar="[TARGET]",
-            callback=checked(check_place),
-        )
-    ] = None
-    draft: options.Draft = "none"
-    prompts: str | None = option(
-        None, 'Prompts for greedy answers in JSON Lines: {"prompt": "..."} or {"messages": [...]}.',
-        callback=readable,
-    )
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    exact: options.Exact = None
-    activations: options.Activations = None
-    threads: options.Threads = None
+    prompts: options.Prompts = None
     out: Path | None = option(
         None, "Folder for certificate.json and certificate.html.",
         callback=writes_in(certificate_json=CERTIFICATE, certificate_html=PAGE),
@@ -56,7 +36,7 @@ class CertifyOptions(Subject):
 
 
 @with_options
-def certify(asked: CertifyOptions) -> int:
+def certify(asked: EngineTest, written: Written) -> int:
     """Say whether an engine with its drafter writes what the model alone would write. Greedy answers are compared token
     by token, and sampled answers by the distribution of their tokens. The tests cover the situations in which engines
     with drafts break: cached prompts, other requests, long contexts, stop strings, penalties, structured output,
@@ -66,44 +46,51 @@ def certify(asked: CertifyOptions) -> int:
     paceline certify MODEL -d sam
     paceline certify MODEL -d sam --engine vllm --peer-python ENV/bin/python --out certificate
     paceline certify MODEL --engine transformers-lookup --shift 0.05
-    paceline certify --server http://localhost:8000/v1 --reference http://localhost:8001/v1 --report issue.md
-    paceline certify MODEL --server http://localhost:8000/v1 --budget 15m --junit junit.xml
+    paceline certify server --help        a running server
 
-    A server is compared with --reference. Without it, it is compared with TARGET in this process; without a TARGET,
-    with itself without drafts, if a request can switch them off (paceline); and otherwise with its own answers one at a
-    time and their log-probabilities. A bug is shown by the smallest requests that were found for it, as lines of
-    curl."""
-    if asked.engine.startswith(("http://", "https://")):
-        asked = replace(asked, server=asked.engine, engine="paceline")
-    if asked.model is None and asked.server is None:
-        raise PacelineError("name either a TARGET, or a server by --server, or both")
-    if asked.reference not in (None, "float32") and asked.server is None:
-        raise PacelineError(
-            "--reference is a server to compare --server with; a TARGET is its own reference, or float32 is"
-        )
-    for server in filter(None, (asked.server, asked.reference if asked.server else None)):
+    A bug is shown by the smallest requests that were found for it."""
+    return _certify(asked, written)
+
+
+@with_options
+def certify_server(asked: ServerTest, written: Written) -> int:
+    """Say whether a server with its drafts writes what the model alone would write, by the tests of `paceline certify`.
+
+    \b
+    paceline certify server http://localhost:8000/v1 --against http://localhost:8001/v1 --report issue.md
+    paceline certify server http://localhost:8000/v1 --against MODEL --budget 15m --junit junit.xml
+
+    The exit status is 0 if the server is lossless, 1 if it is not, and 3 if the tests cannot say. A bug is shown by the
+    smallest requests that were found for it, as lines of curl."""
+    for server in filter(None, (asked.server, asked.control)):
         check_server(server, asked.keys)
-    options.use_threads(asked.threads)
-    from paceline.certify.command import certify_engine, certify_server, write
+    if asked.against is not None and asked.control is None:
+        check_place(asked.against)
+    return _certify(asked, written)
+
+
+def _certify(asked: EngineTest | ServerTest, written: Written) -> int:
+    asked.use_threads()
+    from paceline.certify import command
     from paceline.certify.page import issue, junit
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
-    subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
+    asked = replace(asked, prompts=_read(written.prompts))
     ending = "ending; the certificate of what was tested follows, and Ctrl-C again leaves without one"
     with Steps("starting") as steps, Interrupt(on_first=lambda: steps.err.print(ending)) as interrupt:
         watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
-        if asked.server is not None:
-            certificate = certify_server(subject, watch)
+        if isinstance(asked, ServerTest):
+            certificate = command.certify_server(asked, watch)
         else:
-            certificate = certify_engine(subject, watch)
-    files = list(write(certificate, asked.out)) if asked.out is not None else []
-    if asked.junit is not None:
-        write_whole(asked.junit, junit(certificate))
-        files.append(asked.junit)
-    if asked.report is not None and certificate["verdict"] == NOT_LOSSLESS:
-        write_whole(asked.report, issue(certificate))
-        files.append(asked.report)
-    if asked.as_json:
+            certificate = command.certify_engine(asked, watch)
+    files = list(command.write(certificate, written.out)) if written.out is not None else []
+    if written.junit is not None:
+        write_whole(written.junit, junit(certificate))
+        files.append(written.junit)
+    if written.report is not None and certificate["verdict"] == NOT_LOSSLESS:
+        write_whole(written.report, issue(certificate))
+        files.append(written.report)
+    if written.as_json:
         print(json.dumps(certificate, indent=2))
     else:
         _print(certificate, files)

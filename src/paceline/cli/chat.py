@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, statistics
-from paceline.errors import PacelineError, PromptError
+from paceline.engine.options import Draft, EngineOptions
+from paceline.errors import PacelineError, PromptError, printable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
@@ -28,13 +28,13 @@ Ctrl-C stops an answer and keeps the chat."""
 @with_options
 def chat(
     model: options.Model = options.SMOLLM2,
-    draft: options.Draft = "suffix",
+    draft: Draft = "suffix",
     tune: options.Tune = None,
     file: options.Document = None,
     max_tokens: options.MaxTokens = 512,
     sampling: options.SamplingOptions = options.SamplingOptions(),
     color: options.Color = False,
-    running: options.EngineOptions = options.EngineOptions(),
+    running: EngineOptions = EngineOptions(),
 ) -> int:
     """Talk with a model. /help lists the commands.
 
@@ -45,7 +45,7 @@ def chat(
     """
     params = sampling.params(max_tokens=max_tokens)
     document = "" if file is None else options.document_in(file)
-    engine = running.open(model, options.tuned(draft, tune))
+    engine = options.open_engine(model, options.tuned(draft, tune), running)
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)
@@ -106,7 +106,7 @@ class Conversation:
         try:
             answer = self._answer(messages)
         except PromptError as error:
-            self.screen.note(f"error: {one_line(error)}")
+            self.screen.note(f"error: {printable(error)}")
             if self.messages:
                 self.screen.note("/reset forgets the conversation and makes room")
             return

@@ -1,7 +1,7 @@
 """Comparisons on a terminal: drafters and plain decoding answer the same prompts in turns, asked by bench's runner.
 
-A small model answers in milliseconds, and another process may take the processor for as long. So answers are repeated
-until the ratio of speeds is steady, and a ratio that cannot be trusted is said to be one."""
+A small model answers in milliseconds, and another process may take the processor for as long. So answers are repeated,
+and a ratio that cannot be trusted is said to be one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
 from paceline.peers.contestant import Ask, Contestant, Reply, in_common
 
-FEWEST, MOST = 5, 15  # turns that are timed
-STEADY = 0.05  # spread (interquartile range over median) of the ratios at which no more turns are needed
-WILD = 0.5  # spread above which the machine was not quiet
+TURNS = 5  # that count, after one that warms up
+WILD = 0.5  # spread (interquartile range over median) of the ratios above which the machine was not quiet
 PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 
@@ -180,17 +179,11 @@ def runner(
     )
 
 
-def until_steady(turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]]) -> None:
-    """Call `turn` with 0, 1, ... until the ratios of every job, the first turn's left out, are steady.
-
-    turn    runs one; False if it was stopped. ratios: those of every job so far; none where one has no answer."""
-    began = perf_counter()
-    number, going = 0, turn(0)
-    while going and ratios() and number < MOST and perf_counter() - began < PATIENCE:
+def repeat(turn: Callable[[int], bool]) -> None:
+    """Run `turn` 0, 1, ..., until it returns False, there were `TURNS` after the first, or `PATIENCE` is over."""
+    began, number = perf_counter(), 0
+    while turn(number) and number < TURNS and perf_counter() - began < PATIENCE:
         number += 1
-        going = turn(number)
-        if number >= FEWEST and all(_spread(of_job) <= STEADY for of_job in ratios()):
-            return
 
 
 def doubts(ratio: float, mean_accepted_tokens: float, ratios: Sequence[float] = ()) -> list[str]:

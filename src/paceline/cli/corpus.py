@@ -15,8 +15,7 @@ from paceline.cli.parameters import Grouped, app_of, with_options
 from paceline.cli.show import Steps
 from paceline.draft.spec import option
 from paceline.errors import StoreError
-from paceline.formats.place import check_place
-from paceline.given import checked, listed
+from paceline.given import listed
 from paceline.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -38,10 +37,7 @@ def build(
     text: list[Path] | None = option(
         None, "Text to read: a .txt or .jsonl file, plain or .gz; more files may follow.", metavar="FILE"
     ),
-    tokenizer: str = option(
-        "", "Tokenizer: the model's folder or hub id, a folder with tokenizer.json, or a SentencePiece file.",
-        callback=checked(check_place),
-    ),
+    tokenizer: options.Tokenizer = "",
     parts: str = option("", "Parts to build, joined by commas: ngrams, suffix-array. [default: all]"),
     max_tokens: int | None = option(None, "Stop reading after this many tokens.", least=2),
     eos: str | None = option(None, "Token between documents. [default: the tokenizer's end token]"),

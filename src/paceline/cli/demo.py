@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -23,10 +23,10 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.draft.registry import named
 from paceline.draft.spec import option, parse, split
+from paceline.engine.options import Draft, ModelOptions
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
-from paceline.textfiles import readable
 
 if TYPE_CHECKING:
     from paceline.cli.compare import Compared, Driven
@@ -66,11 +66,8 @@ def demo(
             callback=checked(check_place),
         ),
     ] = None,
-    prompts: str | None = option(
-        None, "JSON Lines with prompts, as for generate. [default: six built-in prompts]", names=("--prompts", "-p"),
-        callback=readable,
-    ),
-    draft: options.Draft = "suffix",
+    prompts: options.Prompts = None,
+    draft: Draft = "suffix",
     also: list[str] | None = option(
         None, "Compare this drafter as well; may be repeated. [default: some that suit the model]",
         callback=checked(named),
@@ -80,11 +77,7 @@ def demo(
         None, "How often every answer is timed; the table has the median. [default: at least once, for about a minute]",
         least=1,
     ),
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    exact: options.Exact = None,
-    activations: options.Activations = None,
+    running: ModelOptions = ModelOptions(),
 ) -> int:
     """Answer a few prompts of different kinds with and without drafts, and show the gain.
 
@@ -113,11 +106,9 @@ def demo(
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
-    if exact is None and setting.exact and device_named(device).type == "cpu":
-        exact = True
-    engine = open_engine(
-        model, draft, dtype=dtype, device=device, threads=threads, exact=exact, activations=activations, reuse=False
-    )
+    if running.exact is None and setting.exact and device_named(running.device).type == "cpu":
+        running = replace(running, exact=True)
+    engine = open_engine(model, draft, running, reuse=False)
     screen.note(*engine.target.notes, *engine.drafter.notes)
     with Interrupt() as interrupt:
         how = (engine, None, interrupt, _refuse)
@@ -142,7 +133,7 @@ def demo(
         say("\nHow many times as fast as plain decoding is each drafter?\n")
         screen.out.print(_table(runs, screen.out.width))
         totals = [(spec, *_total(done)) for spec, done in runs.items()]
-        weights = "" if dtype == "auto" else f" --dtype {dtype}"
+        weights = "" if running.dtype == "auto" else f" --dtype {running.dtype}"
         own = f"Your own prompt: paceline generate {model} \"...\"{weights} --compare"
         for line in ("", *_meaning(runs, totals), "", f"That took {perf_counter() - began:.0f} s. {own}"):
             say(line)

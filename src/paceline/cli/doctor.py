@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from paceline import __version__, processor
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import say
+from paceline.engine.options import ModelOptions
 from paceline.formats.place import check_place
 from paceline.given import checked
 
@@ -28,10 +30,7 @@ def doctor(
         str | None,
         typer.Argument(help=f"{options.WHAT_A_MODEL_IS} It is only read.", callback=checked(check_place)),
     ] = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    exact: options.Exact = None,
-    activations: options.Activations = None,
+    running: ModelOptions = ModelOptions(),
     as_json: options.AsJson = False,
 ) -> int:
     """Say what this machine has, and with which kernels, dtype, exactness and threads a model would run on it.
@@ -41,12 +40,12 @@ def doctor(
     paceline doctor smollm2
     PACELINE_CPU=avx2 paceline doctor smollm2     as on a processor with AVX2 alone (avx-vnni, avx512, amx)
     """
+    running.use_threads()
     facts = _machine()
     if model is not None:
         from paceline.target.load import load
 
-        target = load(model, dtype=dtype, device=device, exact=exact, activations=activations)
-        facts["model"] = _model(target, dtype, exact, activations)
+        facts["model"] = _model(load(model, **asdict(running)), running)
     if as_json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -96,8 +95,8 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _model(target: Target, dtype: str, asked: bool | None, activations: int | None) -> dict[str, str]:
-    """What a model would run with, and why, in words. dtype, asked, activations: the options."""
+def _model(target: Target, asked: ModelOptions) -> dict[str, str]:
+    """What a model would run with, and why, in words."""
     from paceline.core.rules import split_dtype
     from paceline.formats.precision import usual
 
@@ -105,12 +104,12 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     products = Counter(product.product.kernel for product in target.products)
     by = ", ".join(f"{count} by {kernel}" for kernel, count in products.most_common()) or "transformers' own"
     if target.exact:
-        why = "as asked" if asked else "which costs no time here"
+        why = "as asked" if asked.exact else "which costs no time here"
         bits = "on any processor" if target.same_on_any_processor else "on processors of this family"
         exact = f"yes, {why}: with any draft, in any batch and {bits}, a token has the same logits"
     else:
         exact = "no: a near-tie may flip with a draft or in a batch; --exact rules it out where the model can"
-    word, own = str(target.dtype).removeprefix("torch."), split_dtype(dtype)[1]
+    word, own = str(target.dtype).removeprefix("torch."), split_dtype(asked.dtype)[1]
     reason = "as asked" if own == word else "so that nothing but inputs of products is rounded"
     if target.activations != 16 and own != word:
         reason = "the model's own" if word != "float32" else "the model's own, or this processor has no units for it"
@@ -121,7 +120,7 @@ def _model(target: Target, dtype: str, asked: bool | None, activations: int | No
     }
     if target.activations is not None:
         rest = target.dtype if own == word else None
-        why = "as asked" if activations else usual(target.weight_bytes, rest)[1]
+        why = "as asked" if asked.activations else usual(target.weight_bytes, rest)[1]
         facts["inputs"] = f"rounded to {target.activations} bits: {why}"
     facts |= {
         "products": by,

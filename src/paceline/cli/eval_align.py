@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 @with_options
 def align(
     asked: AlignOptions,
-    draft: options.Draft = AlignOptions.draft,
-    dtype: options.Dtype = AlignOptions.dtype,
-    device: options.Device = AlignOptions.device,
-    exact: options.Exact = None,
-    activations: options.Activations = None,
-    threads: options.Threads = None,
     as_json: options.AsJson = False,
     show: bool = option(False, "Print answers, too; off by default, because they may be harmful.", names=("--show",)),
 ) -> int:
@@ -47,7 +40,7 @@ def align(
     from paceline.evals.align.run import Progress as State
     from paceline.evals.align.run import align as run
 
-    options.use_threads(threads)
+    asked.use_threads()
     with Steps("answering", unit="items") as steps:
 
         def watch(state: State) -> None:
@@ -55,9 +48,7 @@ def align(
             steps.show(state.done, state.total, what + (f", {state.failed} failed" if state.failed else ""))
 
         state = State(watch=watch)
-        outcome = run(replace(
-            asked, draft=draft, dtype=dtype, device=device, exact=exact, activations=activations
-        ), state)
+        outcome = run(asked, state)
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
     else:

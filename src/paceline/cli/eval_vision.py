@@ -111,7 +111,7 @@ def run(data: Data, asked: RunOptions, as_json: options.AsJson = False) -> int:
     \b
     paceline eval vision run build/spec --model random,seed=3 --json
     paceline eval vision run SPEC/data.zip --model transformers:openai/clip-vit-base-patch32
-    paceline eval vision run build/spec --model endpoint:http://localhost:8000/v1,model=NAME,ask=yesno --out runs/vlm
+    paceline eval vision run build/spec --model http://localhost:8000/v1#NAME,ask=yesno --out runs/vlm
 
     What cannot be read is named on standard error, the rest is scored, and the exit status is 1."""
     from paceline.evals.vision.evaluate import run as evaluate

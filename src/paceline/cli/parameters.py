@@ -72,12 +72,16 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command.
 
     Options are fields made by `draft.spec.option`, those whose type is Annotated, and such fields of a dataclass
-    within the dataclass. GROUP of a dataclass names the group of the help that its options stand in. What
-    `option` was given goes to `typer.Option`; `names` are the option's names, and argument=True makes an argument."""
-    panel = getattr(group, "GROUP", None)
+    within the dataclass. GROUP of the class that declares a field names the group of the help that its option stands
+    in, unless it has a `group` of its own. What `option` was given goes to `typer.Option`; `names` are the option's
+    names, and argument=True makes an argument."""
     found: list[inspect.Parameter] = []
     for field, hint in _options(group):
-        found += options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field.name, field, hint, panel)]
+        if dataclasses.is_dataclass(hint):
+            found += options_of(hint)
+        else:
+            declares = next(one for one in group.__mro__ if field.name in inspect.get_annotations(one))
+            found.append(_parameter(field.name, field, hint, declares.__dict__.get("GROUP")))
     return found
 
 
@@ -103,13 +107,14 @@ def _typed(hint: Any, panel: str | None = None) -> Any:
     """`hint` as Typer reads it, with an option of Typer's for each of ours that it is annotated with."""
     infos = [_info(one.metadata) if isinstance(one, dataclasses.Field) else copy.copy(one) for one in _infos(hint)]
     for info in infos if panel else ():
-        info.rich_help_panel = panel
+        info.rich_help_panel = info.rich_help_panel or panel
     return Annotated[(hint.__origin__, *infos)] if infos else hint
 
 
 def _info(metadata: Mapping[str, Any]) -> Any:
     settings: dict[str, Any] = {"min": metadata.get("least"), "max": metadata.get("most")}
-    ours = ("least", "most", "in_front", "argument")
+    settings["rich_help_panel"] = metadata.get("group")
+    ours = ("least", "most", "in_front", "argument", "group")
     settings |= {key: value for key, value in metadata.items() if key not in ours}
     return (typer.Argument if metadata.get("argument") else typer.Option)(*settings.pop("names", ()), **settings)
 
@@ -140,12 +145,22 @@ def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
 class Grouped(TyperCommand):
     """A command whose help shows its options in groups."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """A context, with one prefix of variables for commands of one word and of two."""
+        if parent is not None and parent.auto_envvar_prefix and info_name:
+            extra.setdefault("auto_envvar_prefix", f"{parent.auto_envvar_prefix} {info_name}".replace(" ", "_"))
+        return super().make_context(info_name, args, parent, **extra)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _format_options(self, ctx, formatter)
 
 
 class _Commands(TyperGroup):
-    """A command with commands of its own."""
+    """A command with commands of its own, whose names may have two words: `bench server` beside `bench`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        pair = " ".join(args[:2])
+        return super().resolve_command(ctx, [pair, *args[2:]] if pair in self.commands else args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _format_options(self, ctx, formatter)

@@ -11,6 +11,7 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps
 from paceline.core.rules import check_precision
 from paceline.draft.spec import option
+from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked
@@ -55,12 +56,10 @@ def quality(
     against: str | None = option(
         None, "Model from which the quantised one was made. [default: MODEL]", callback=checked(check_place)
     ),
-    dtype: options.Dtype = "auto",
-    activations: options.Activations = None,
     tokens: int = option(
         16_384, "Largest number of tokens of the text that are read.", least=1, names=("--max-tokens", "-n")
     ),
-    threads: options.Threads = None,
+    running: ModelOptions = ModelOptions(),
     save: bool = option(
         False,
         "Also write the result into MODEL's folder; commands that load the model then show it.",
@@ -76,7 +75,7 @@ def quality(
     paceline quality model-Q4_K_M.gguf --against original-folder --text held-out.txt
     """
     folder, original = Path(model), against or model
-    if against is None and dtype == "auto":
+    if against is None and running.dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
     if save and not folder.is_dir():
         raise PacelineError(f"--save writes into a model's folder, and {folder} is none")
@@ -87,11 +86,11 @@ def quality(
     from paceline.target.load import MEASURED, load, load_tokenizer
 
     words = text_of(text, PacelineError)
-    options.use_threads(threads)
-    precision, rest = split_dtype(dtype)
-    reference = load(original, dtype=rest if precision else "auto")
+    running.use_threads()
+    precision, rest = split_dtype(running.dtype)
+    reference = load(original, dtype=rest if precision else "auto", device=running.device)
     ids = load_tokenizer(original).encode_text(words[: 16 * tokens])[:tokens]
-    measuring = load(model, dtype=dtype, activations=activations)
+    measuring = load(model, **asdict(running))
     with Steps("comparing", len(ids) // WINDOW, "windows") as steps:
         measured = compare(measuring, reference, ids, steps.advance)
     print("\n".join(measured.lines()))

@@ -17,12 +17,9 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.registry import named
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
-from paceline.formats.place import check_place
-from paceline.given import checked, listed
-from paceline.logs.chat_templates import source_of
+from paceline.errors import PacelineError, printable
+from paceline.given import listed
 from paceline.outputs import REPLAYED, write_json, writes_in
 from paceline.textfiles import readable, seekable
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 DRAFTERS_PER_TABLE = 8  # where each has a column, so that a table fits 80 columns
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-DRAFT = ("--draft", "-d")
 
 
 @dataclass(kw_only=True)
@@ -46,18 +42,9 @@ class ReplayOptions:
             "files.", metavar="TRACE...", callback=readable,
         ),
     ]
-    tokenizer: str = option(
-        help="Tokenizer: a Hugging Face folder, a tokenizer.json or a SentencePiece file.",
-        callback=checked(check_place),
-    )
-    draft: list[str] | None = option(
-        None, "Drafter to replay; may be repeated. [default: all that need no checkpoint]", names=DRAFT,
-        callback=checked(named),
-    )
-    template: str | None = option(
-        None, "Chat template: vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's]",
-        callback=checked(source_of),
-    )
+    tokenizer: options.Tokenizer
+    draft: options.Drafts = None
+    template: options.Template = None
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, if the recording is one of its answer files.")
     limit: int | None = option(None, "Replay only this many conversations, the first ones.", least=1)
     categories: str | None = option(None, "Replay only these categories, joined by commas.")
@@ -93,8 +80,8 @@ def replay(asked: ReplayOptions) -> int:
     """Replay recorded answers, and say how many tokens of each drafter would have been accepted on your own text. It
     needs no model and no GPU.
 
-    Drafters that read only tokens make the same drafts on a recording of the model's greedy answers as beside the
-    model, and the same tokens are accepted.
+    Without --draft all drafters are replayed that need no checkpoint. Drafters that read only tokens make the same
+    drafts on a recording of the model's greedy answers as beside the model, and the same tokens are accepted.
 
     \b
     paceline replay log.jsonl --tokenizer smollm2
@@ -158,7 +145,7 @@ def replay(asked: ReplayOptions) -> int:
         for line in _notes(report, left_out):
             print(line)
     notes += ["interrupted; the figures above are of what was replayed"] if interrupt.pressed else []
-    say(*map(options.one_line, notes), err=True)
+    say(*map(printable, notes), err=True)
     return 130 if interrupt.pressed else 0
 
 

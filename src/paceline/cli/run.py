@@ -3,14 +3,13 @@
 from typing import Any
 
 from paceline.bench.metrics import BASELINE
-from paceline.cli.compare import Compared, Driven, runner, until_steady
+from paceline.cli.compare import Compared, Driven, repeat, runner
 from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
-from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, Steps, statistics
 from paceline.core.request import Delta
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.outputs import Writer
 
 
@@ -50,7 +49,7 @@ class Run:
     def compare(self, jobs: list[Job]) -> None:
         """Answer every job with drafts and plainly, and show the one with drafts.
 
-        Jobs that fit into one batch are answered again and again until the ratio is steady; more of them, once."""
+        Jobs that fit into one batch are answered in several turns; more of them, once."""
         self._many = len(jobs) > 1
         jobs = [with_seed(job) for job in jobs]
         how = (self.engine, self.chat, self.interrupt, self._refuse)
@@ -73,15 +72,8 @@ class Run:
                 if not repeats and all(job.index in side.answers[0] for side in (drafted, plain)):
                     show(job)
 
-            def ratios() -> list[list[float]]:
-                compared = [Compared.of(job, drafted, plain) for job in jobs]
-                return [each.ratios for each in compared if each] if all(compared) else []
-
             turns = runner([drafted, plain], jobs, self.engine.max_batch, self.interrupt, answered)
-            if repeats:
-                until_steady(turns.repeat, ratios)
-            else:
-                turns.repeat(0)
+            repeat(turns.repeat) if repeats else turns.repeat(0)
             for job in jobs:
                 if job.index not in shown:
                     show(job)
@@ -94,7 +86,7 @@ class Run:
             return
         self._refused.add(job.index)
         self.screen.end_line()
-        self.screen.note(f"error: {job.where}: {one_line(error)}")
+        self.screen.note(f"error: {job.where}: {printable(error)}")
 
     def _stream(self, engine: Engine, job: Job, delta: Delta) -> None:
         if len(delta.tokens) == delta.row.num_new:

@@ -8,24 +8,25 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 from time import strftime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline import interrupt
 from paceline.cli import options
-from paceline.cli.parameters import with_options
+from paceline.cli.parameters import Grouped, with_options
 from paceline.cli.warned import WARNED
 from paceline.draft.registry import named
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.engine.options import EngineOptions
+from paceline.errors import PacelineError, printable
 from paceline.given import checked
 from paceline.outputs import REQUESTS, appends
-from paceline.serve.settings import Settings
+from paceline.serve.settings import ACCESS, LIMITS, LOAD, WATCHING, Limits, Settings, limit, most_of
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -34,6 +35,16 @@ DRAFTS = ("suffix", "sam", "prompt-lookup", "none")
 """Drafters that requests may choose beside the server's own: they need no weights."""
 MOST_LINES = 10_000
 """Lines that wait for a terminal or a pipe; more are left out."""
+
+
+class Serving(Grouped):
+    """A command whose help lists the names of --limit."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Limits that --limit NAME=N sets"):
+            shown = {name: "none" if default is None else f"{default:,}" for name, (default, *_) in LIMITS.items()}
+            formatter.write_dl([(name, f"{shown[name]}: {what}") for name, (*_, what) in LIMITS.items()])
+        super().format_epilog(ctx, formatter)
 
 
 @with_options
@@ -46,38 +57,44 @@ def serve(
     allow_draft: list[str] | None = option(
         None, "Another drafter that a request may choose with its field `draft`.", callback=checked(named)
     ),
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 listens on all."),
-    port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535),
-    api_key: list[str] | None = option(
-        None, "Key that clients must send; PACELINE_API_KEY sets it too. Without a key anybody may ask."
-    ),
-    protect_all: bool = option(
-        False, "Ask for the key on every route except /health, also for the page.", names=("--protect-all",)
-    ),
-    allow_host: list[str] | None = option(
-        None, "Another host name that clients may use if the server asks for no key; * allows all.",
-        names=("--allow-host",),
-    ),
-    cors: list[str] | None = option(
-        None,
-        "Origin of web pages that may ask this server, such as https://chat.example; * allows all.",
-        names=("--cors",),
-    ),
     name: list[str] | None = option(
         None, "The model's name in answers; by default the folder's. More names are taken too; * takes any."
     ),
-    max_batch: int = option(16, "Largest number of requests answered at once.", least=1),
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 listens on all.", group=ACCESS),
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535, group=ACCESS),
+    api_key: list[str] | None = option(
+        None, "Key that clients must send; PACELINE_API_KEY sets it too. Without a key anybody may ask.", group=ACCESS
+    ),
+    protect_all: bool = option(
+        False, "Ask for the key on every route except /health, also for the page.", names=("--protect-all",),
+        group=ACCESS,
+    ),
+    allow_host: list[str] | None = option(
+        None, "Another host name that clients may use if the server asks for no key; * allows all.", group=ACCESS
+    ),
+    cors: list[str] | None = option(
+        None, "Origin of web pages that may ask this server, such as https://chat.example; * allows all.", group=ACCESS
+    ),
+    batch: int = option(
+        16, "Largest number of requests answered at once.", least=1, names=("--batch", "-b"), group=LOAD
+    ),
+    limits: list[str] | None = option(
+        None, "Largest number of something, for all or for one request; may be repeated. The names are listed below.",
+        names=("--limit",), metavar="NAME=N", callback=checked(limit), group=LOAD,
+    ),
     max_slowdown: float = option(
         4.0,
         "While answers are written, a round that also reads prompts may take this many times as long as one that "
         "does not.",
-        least=1,
+        least=1, group=LOAD,
     ),
-    max_rows_per_key: int | None = option(None, "Largest number of requests of one key answered at once.", least=1),
-    max_waiting: int = option(256, "Largest number of requests that may wait; further ones get status 429.", least=1),
-    running: options.EngineOptions = options.EngineOptions(),
-    deadline: float | None = option(None, "Seconds after which an unfinished answer is cut off.", least=0.001),
-    grace: float = option(30.0, "Seconds that running answers may go on at shutdown.", least=0, most=1e6),
+    deadline: float | None = option(
+        None, "Seconds after which an unfinished answer is cut off.", least=0.001, group=LOAD
+    ),
+    grace: float = option(
+        30.0, "Seconds that running answers may go on at shutdown.", least=0, most=1e6, group=LOAD
+    ),
+    running: EngineOptions = EngineOptions(),
     corpus: list[Path] | None = option(
         None,
         "Folder, such as a working tree, from whose files suffix and sam copy, too. Files that git would ignore are "
@@ -89,9 +106,11 @@ def serve(
         None,
         "Append every prompt and answer to this JSON Lines file as token ids, for `paceline replay`. The file then "
         "has everything that users said. Off by default.",
-        callback=appends(REQUESTS),
+        callback=appends(REQUESTS), group=WATCHING,
     ),
-    quiet: bool = option(False, "Do not print a line for each finished request.", names=("--quiet", "-q")),
+    quiet: bool = option(
+        False, "Do not print a line for each finished request.", names=("--quiet", "-q"), group=WATCHING
+    ),
 ) -> int:
     """Serve a model with OpenAI's and Anthropic's APIs: chats, texts, streams, tools, JSON schemas, Predicted Outputs.
 
@@ -119,8 +138,12 @@ def serve(
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     given = name or []
     shown = [one for one in given if one != "*"] or [Path(model).expanduser().resolve().name]
+    most = most_of(limits or ())
     settings = replace(
         settings,
+        limits=Limits(**{one.name: most[one.name.replace("_", "-")] for one in fields(Limits)}),
+        max_body=most["body"],
+        max_connections=most["connections"],
         model=shown[0],
         also=tuple(given),
         api_keys=tuple(api_key or ([] if environment is None else [environment])),
@@ -130,17 +153,17 @@ def serve(
         hosts=(host, socket.gethostname(), *(allow_host or ())),
         origins=tuple(cors or ()),
     )
-    if max_rows_per_key is not None and not settings.api_keys:
-        raise PacelineError("--max-rows-per-key needs an --api-key")
+    if most["rows-per-key"] is not None and not settings.api_keys:
+        raise PacelineError("--limit rows-per-key=N needs an --api-key")
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = by_request(names)
-    pace = {"max_slowdown": max_slowdown, "max_rows_per_client": max_rows_per_key}
-    engine = in_passing(lambda: running.open(model, drafter, max_batch=max_batch, **pace))
+    pace = {"max_slowdown": max_slowdown, "max_rows_per_client": most["rows-per-key"]}
+    engine = in_passing(lambda: options.open_engine(model, drafter, running, max_batch=batch, **pace))
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
     parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)
     requests = RequestLog(log) if log is not None else None
-    worker = Worker(engine, max_waiting, deadline)
+    worker = Worker(engine, most["waiting"], deadline)
     app = create_app(worker, settings, requests)
     for line in (*engine.target.notes, *engine.drafter.notes):
         print(line, flush=True)
@@ -158,7 +181,7 @@ def serve(
         requests.close()
     status = interrupt.STATUS if signal.SIGINT in server.signals else 0
     if worker.error is not None:
-        line = options.one_line(f"{type(worker.error).__name__}: {worker.error}")
+        line = printable(f"{type(worker.error).__name__}: {worker.error}")
         print(f"error: the engine failed: {line}", file=sys.stderr)
         status = 1
     if not worker.stop() or writer.is_alive():  # the interpreter must not end beside either, or wait for them

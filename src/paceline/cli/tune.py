@@ -1,26 +1,28 @@
-"""`paceline tune`: measure our engine, or a running server, and say which drafts to use under which load."""
+"""`paceline tune`: measure our engine, or with `server` a running server, and say what to draft at each load."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from paceline.bench.options import GoalOptions
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.registry import named
 from paceline.draft.spec import exchanged, option, quoted
-from paceline.errors import PacelineError
-from paceline.given import checked, listed_numbers
-from paceline.logs.chat_templates import source_of
+from paceline.engine.options import ModelOptions
+from paceline.errors import PacelineError, printable
+from paceline.given import listed_numbers
+from paceline.interrupt import Interrupt
 from paceline.net.keys import Keys, check_server
-from paceline.outputs import TABLE, check_file, check_folder, output, write_json
-from paceline.textfiles import readable
+from paceline.outputs import TABLE, check_folder, write_json, writes
 
 if TYPE_CHECKING:
     from paceline.logs.transcript import RecordedAnswer
@@ -32,115 +34,58 @@ MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server an
 FEW = 20  # fewer are said to be few
 
 
-@output
-def _check_out(path: Path | None) -> Path | None:
-    return check_folder(path) if path is not None and path.is_dir() else check_file(path, TABLE)
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a measurement is made on."""
 
-
-@dataclass(kw_only=True)
-class TuneOptions:
-    """What is measured, on what text, and where the result goes."""
-
-    model: options.Model
-    log: Path | None = option(
-        None,
-        "Log with prompts and answers, in a format that `paceline replay` reads. [default: answers of the model to "
-        "the shipped questions]",
-        callback=readable,
-    )
-    out: Path | None = option(
-        None,
-        "File for the table that --draft auto,table=FILE reads; with --server a folder. [default: tune.json; tuned]",
-        names=("--out", "-o"),
-        callback=_check_out,
-    )
-    draft: list[str] | None = option(
-        None, "Drafter that auto may choose; may be repeated. [default: sam, suffix]", names=("--draft", "-d"),
-        callback=checked(named),
-    )
-    batches: str = option(
-        "1,2,4,8,16,32",
-        "Numbers of rows, or of requests to a server, at once, joined by commas.",
-        names=("--batch-sizes",),
-    )
-    seconds: float = option(2.0, "Seconds for which rounds are timed at each batch size.", least=0.1)
-    server: str | None = option(
-        None,
-        "Measure this running server, URL[#model], and write its configuration; only the tokenizer of MODEL is read.",
-    )  # fmt: skip
-    without: str | None = option(None, "With --server: the same model served without drafts, URL[#model].")
-    keys: Keys = field(default_factory=Keys)
-    minutes: float = option(
-        10.0, "With --server: largest number of minutes to send requests; the same command goes on.", least=0.05
-    )
-    max_tokens: int = option(
-        64, "With --server: largest number of new tokens of an answer.", names=("--max-tokens", "-n"), least=8
-    )
-    first_ms: float | None = option(
-        None, "Goal of a request: at most this many milliseconds to its first token.", least=0
-    )
-    token_ms: float | None = option(
-        None, "Goal of a request: at most this many milliseconds for each later token.", least=0
-    )
-    template: str | None = option(
-        None, "Chat template of the log: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]",
-        callback=checked(source_of),
-    )
+    log: options.Log = None
+    template: options.Template = None
     ignore: options.Ignore = None
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    threads: options.Threads = None
-    activations: options.Activations = None
+    batch: str = option(
+        "1,2,4,8,16,32", "Numbers of rows, or of requests to a server, at once, joined by commas.",
+        names=("--batch", "-b"),
+    )
     as_json: options.AsJson = False
 
 
 @with_options
-def tune(asked: TuneOptions) -> int:
-    """Measure what rounds cost, replay your log, and say what to draft at each load and how much faster answers will
-    be.
+def tune(
+    model: options.Model,
+    asked: Recorded,
+    draft: options.Drafts = None,
+    seconds: float = option(2.0, "Seconds for which rounds are timed at each number of --batch.", least=0.1),
+    out: Path = option(
+        Path("tune.json"), "File for the table that --draft auto,table=FILE reads.", names=("--out", "-o"),
+        callback=writes(TABLE),
+    ),
+    running: ModelOptions = ModelOptions(),
+) -> int:
+    """Measure what rounds of our engine cost, replay your log, and write a table of what to draft at each load.
 
-    Without --server, `tune` measures our engine and writes a table. With this table `auto` knows from the start what it
-    would otherwise learn in its first seconds, and its choices can be repeated. Drafters that see more than tokens (a
-    draft model, heads) cannot be replayed; `auto` learns their costs as it runs.
-
-    With --server, `tune` sends your prompts to a running server, --batch-sizes at once, and measures its rounds. It
-    writes what belongs into the configuration of the server: vLLM, SGLang, llama.cpp or ours.
+    With this table `auto` knows from the start what it would otherwise learn in its first seconds, and its choices can
+    be repeated. It chooses among the drafters of --draft, by default sam and suffix. Drafters that see more than tokens
+    (a draft model, heads) cannot be replayed; `auto` learns their costs as it runs.
 
     \b
     paceline tune smollm2
     paceline tune MODEL --log log.jsonl -o tune.json
     paceline serve MODEL --draft auto,table=tune.json
-    paceline generate MODEL -p prompts.jsonl --batch-size 8 --draft auto --tune tune.json
-    paceline tune MODEL --server http://a:8000 --without http://b:8000 --log log.jsonl -o tuned
+    paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
+    paceline tune server --help           a running server
     """
-    sizes = listed_numbers(asked.batches, "--batch-sizes")
-    if asked.server is None and asked.without is not None:
-        raise PacelineError("--without is the other server of --server; add --server URL")
-    if asked.server is not None and len(sizes) < 2:
-        raise PacelineError("what drafted tokens cost shows in two loads or more: --batch-sizes 1,8")
-    for server in filter(None, (asked.server, asked.without)):
-        check_server(server, asked.keys)
-    return _our_engine(asked, sizes) if asked.server is None else _server(asked, sizes)
+    sizes = listed_numbers(asked.batch, "--batch")
 
-
-def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
-    from paceline.cli.drive import Interrupt
     from paceline.draft.registry import create
     from paceline.replay.tune import Tuning
 
-    out = asked.out or Path("tune.json")
-    check_file(out, TABLE)
-    drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
+    drafts = list(dict.fromkeys(draft or ("sam", "suffix")))
     for spec in drafts:
         create(spec)  # a wrong option is named before a model is read
-    engine = options.open_engine(
-        asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads,
-        activations=asked.activations,
-    )  # fmt: skip
+    engine = options.open_engine(model, "none", running)
     assert engine.tokenizer is not None
     with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
         tuning = Tuning(
-            engine.target, engine.tokenizer, drafts, sizes, asked.seconds, steps.advance, lambda: interrupt.pressed
+            engine.target, engine.tokenizer, drafts, sizes, seconds, steps.advance, lambda: interrupt.pressed
         )
         tuning.check()
         answers = _answers(tuning, asked)
@@ -168,7 +113,7 @@ def _our_engine(asked: TuneOptions, sizes: Sequence[int]) -> int:
     return 0
 
 
-def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
+def _answers(tuning: Tuning, asked: Recorded) -> list[RecordedAnswer]:
     """What is replayed: the log's answers, or the model's own to the shipped questions."""
     if asked.log is None:
         from paceline.bench.suites import read_suite
@@ -191,15 +136,40 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         if len(answer.prompt) + len(answer.answer) + 64 < context:
             answers.append(answer)
     reading.check(str(asked.log))
-    say(*map(options.one_line, reading.notes()), err=True)
+    say(*map(printable, reading.notes()), err=True)
     if not answers:
         raise PacelineError(f"no answer in {asked.log} fits the model's context of {context} tokens")
     return answers[:MOST_ANSWERS]
 
 
-def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
+@with_options
+def tune_server(
+    url: Annotated[str, typer.Argument(help="Running server, with its drafts if it has any.", metavar="URL[#model]")],
+    asked: Recorded,
+    tokenizer: options.Tokenizer,
+    against: str | None = option(None, "The same model served without drafts, URL[#model].", metavar="URL"),
+    out: Path = option(
+        Path("tuned"), "Folder for measurements and the configuration; the same command goes on.",
+        names=("--out", "-o"), callback=check_folder,
+    ),
+    minutes: float = option(10.0, "Largest number of minutes to send requests.", least=0.05),
+    max_tokens: int = option(64, "Largest number of new tokens of an answer.", names=("--max-tokens", "-n"), least=8),
+    goals: GoalOptions = GoalOptions(),
+    keys: Keys = Keys(),
+) -> int:
+    """Measure a running server under your prompts, and write what belongs into its configuration: vLLM's, SGLang's,
+    llama.cpp's or ours.
+
+    \b
+    paceline tune server http://a:8000 --against http://b:8000 --tokenizer MODEL --log log.jsonl -o tuned
+    """
+    sizes = listed_numbers(asked.batch, "--batch")
+    if len(sizes) < 2:
+        raise PacelineError("what drafted tokens cost shows in two loads or more: --batch 1,8")
+    for server in filter(None, (url, against)):
+        check_server(server, keys)
+
     from paceline.bench.suites import read_suite
-    from paceline.cli.drive import Interrupt
     from paceline.logs.conversations import Conversation, ConversationError, Reading, read, read_trace
     from paceline.logs.transcript import Transcriber, open_tokenizer
     from paceline.net.servers import Server
@@ -207,10 +177,8 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     from paceline.replay.server import DRAFTS, PLAIN, ServerTuning
     from paceline.serve.reading import usual_marks
 
-    out = asked.out or Path("tuned")
-    check_folder(out)
-    tokenizer, reading = open_tokenizer(asked.model), Reading()
-    transcriber = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template))
+    opened, reading = open_tokenizer(tokenizer), Reading()
+    transcriber = Transcriber(opened, asked.template, usual_marks(opened.chat_template))
     if asked.log is not None:
         ignore = asked.ignore or ()
         try:
@@ -221,24 +189,23 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
     else:
         turns = [question.turns[0] for question in read_suite("demo").questions]
         found = [Conversation([{"role": "user", "content": turn}]) for turn in turns]
-    assert asked.server is not None
-    servers = {DRAFTS: Server.find(asked.server, asked.keys)}
-    if asked.without is not None:
-        servers[PLAIN] = Server.find(asked.without, asked.keys)
+    servers = {DRAFTS: Server.find(url, keys)}
+    if against is not None:
+        servers[PLAIN] = Server.find(against, keys)
     elif servers[DRAFTS].engine == "paceline":
         servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
-    with Interrupt() as interrupt, Steps("tuning", 60 * asked.minutes, "seconds") as steps:
+    with Interrupt() as interrupt, Steps("tuning", 60 * minutes, "seconds") as steps:
         tuning = ServerTuning(
-            servers, found, transcriber, sizes, 60 * asked.minutes, asked.max_tokens, lambda: interrupt.pressed,
-            steps.advance, reading,
+            servers, found, transcriber, sizes, 60 * minutes, max_tokens, lambda: interrupt.pressed, steps.advance,
+            reading,
         )  # fmt: skip
-        say(*map(options.one_line, reading.notes()), err=True)
+        say(*map(printable, reading.notes()), err=True)
         _say_few(found)
         tuning.measure(out)
         if interrupt.pressed:
             say(f"interrupted; the same command goes on in {out}", err=True)
             return 130
-        facts, choices = tuning.advise(out, Goals(asked.first_ms, asked.token_ms), str(asked.log or "demo"))
+        facts, choices = tuning.advise(out, Goals(goals.first_ms, goals.token_ms), asked.log)
     if asked.as_json:
         print(json.dumps({"out": str(out), **facts}))
         return 0
@@ -247,7 +214,7 @@ def _server(asked: TuneOptions, sizes: Sequence[int]) -> int:
         f"{of['engine']} {of['version']} (written for {of['written_for']}), {of['method']}: {of['flags']}"
         for of in facts["configurations"]
     ]
-    check = [f"{command}{asked.keys.words}" for command in facts["check"]]
+    check = [f"{command}{keys.words}" for command in facts["check"]]
     lines += ["", *facts["notes"], "To check it, in turn on the same prompts:", *check]
     say(*lines, f"{out / 'configuration.json'} holds it all.")
     return 0

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import one_line
 from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.draft.spec import option
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, printable
 from paceline.net.keys import Keys, check_server
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
 
 @with_options
 def watch(
-    url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL")],
+    url: Annotated[str, typer.Argument(help="The server's address, with or without /v1.", metavar="URL[#model]")],
     every: float = option(10.0, "Seconds between two readings.", least=0.1),
     once: bool = option(
         False, "Read the counters once, and show everything since the server started.", names=("--once",)
     ),
     tuned: Path | None = option(
-        None, "Folder that `paceline tune --server` wrote; it says what drafted tokens cost at each load."
+        None, "Folder that `paceline tune server` wrote; it says what drafted tokens cost at each load."
     ),
     token_cost: float = option(
         TOKEN_COST, "Cost of a drafted token as a share of a plain round, if there is no --tuned.", least=0
@@ -95,7 +94,7 @@ def watch(
             try:
                 now = read()
             except PacelineError as error:
-                say(f"{one_line(error)}; trying again in {every:g} s", err=True)
+                say(f"{printable(error)}; trying again in {every:g} s", err=True)
                 continue
             show(reading(now, costs) if ask is not None else reading(now.since(before), costs, monotonic() - began))
             before, began = now, monotonic()
@@ -130,7 +129,7 @@ def _costs(tuned: Path) -> dict[int, float]:
             raise ValueError
         return {int(load): float(cost) for load, cost in costs.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise PacelineError(f"{tuned} is no folder of `paceline tune --server` that has finished") from None
+        raise PacelineError(f"{tuned} is no folder of `paceline tune server` that has finished") from None
 
 
 def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None) -> dict[str, Any]:

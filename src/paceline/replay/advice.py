@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CONFIGURATION = "configuration.json"  # file of the folder of `paceline tune --server`
+CONFIGURATION = "configuration.json"  # file of the folder of `paceline tune server`
 DRAWS = 201
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a draft that are tried
 SHARE_ERROR = 0.25  # standard error of `Costs.share` before anything is measured

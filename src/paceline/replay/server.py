@@ -44,7 +44,7 @@ APART, FEWEST = 3.0, 24
 enough of them."""
 NO_PLAIN = (
     "the server drafts, and what its rounds take without drafts is unknown: name the same model served without them, "
-    "--without URL, or start it without"
+    "--against URL, or start it without"
 )
 FITTED = (0, 1, 2, 4, 8)  # drafted tokens of a request at which a table for our engine is fitted to what was measured
 
@@ -165,10 +165,10 @@ class ServerTuning:
         visit = {"key": key, "role": role, "load": load, "length": length, "seconds": round(seconds, 4)}
         return visit | {"failed": len(answers) - len(done), "drafting": drafting, "answers": facts}
 
-    def advise(self, folder: Path, goals: Goals, log: str) -> tuple[dict[str, Any], list[Choice]]:
+    def advise(self, folder: Path, goals: Goals, log: Path | None) -> tuple[dict[str, Any], list[Choice]]:
         """What to configure and what to expect of it, which the folder gets too; and each engine's best choice.
 
-        log  the workload of the commands that check it."""
+        log  whose prompts the commands ask that check it; None: those of bench's suite."""
         visits, server = list(rows(folder / VISITS)), self.servers[DRAFTS]
         costs, own, notes = costs_of(visits, server.engine)
         engines = [server.engine] if server.engine in ENGINES else list(ENGINES)
@@ -181,7 +181,7 @@ class ServerTuning:
             if any(choices[0].schedule.values()):
                 names = "|".join(drafting)
                 written[0]["flags"] = f"--draft {quote(f'auto:{names},table={folder / TABLE}')}"
-        plain = costs.plain[0].mean(1)
+        plain, asked = costs.plain[0].mean(1), "" if log is None else f" --log {log}"
         longer = [np.mean([costs.round(i, b, 1.0)[0] for b in range(len(costs.contexts))]) for i in range(len(plain))]
         facts = {
             "configurations": written,
@@ -191,8 +191,8 @@ class ServerTuning:
             "token_cost": dict(zip(costs.loads, np.round(longer / plain - 1, 4).tolist(), strict=True)),
             "notes": [*notes, *(line for choice in choices for line in advice.not_chosen(choice))],
             "check": [
-                f"paceline bench --server {self.servers.get(PLAIN, server).url},URL_OF_THE_NEW_ONE --suite {log} "
-                f"--concurrency {load} --max-tokens {self.max_tokens} --out {folder / f'check-{load}'}"
+                f"paceline bench server {self.servers.get(PLAIN, server).url} URL_OF_THE_NEW_ONE{asked} "
+                f"--batch {load} --max-tokens {self.max_tokens} --out {folder / f'check-{load}'}"
                 for load in dict.fromkeys((costs.loads[0], costs.loads[-1]))
             ],
         }

@@ -4,37 +4,34 @@
     answers = tuning.answers(prompts, 64)      # or those of a log
     table = tuning.measure(answers)            # for `auto:...,table=FILE`
 
-Times of rounds are measured in the real engine with drafts of random sizes, at every batch size; a drafter's own time
-and the acceptance of its drafts come from replaying the answers."""
+Times of rounds are measured in the real engine with drafts of random sizes, at every batch size. A drafter's own time
+and the acceptance of its drafts are those of `paceline replay` on the answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count, cycle, islice
+from itertools import cycle
 from random import Random
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from paceline.core.request import Request
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Allowance, Ask, Drafter
+from paceline.draft.base import Ask, Drafter
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.formats.tokenizer import Tokenizer
 from paceline.logs.transcript import RecordedAnswer
-from paceline.replay.walk import Tally, Walk, drop, replay, replayable, step
+from paceline.replay.walk import Tally, replay, replayable
 from paceline.target.base import Target
 
 WIDEST = 40  # nodes of the largest drafts that are timed
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
 """Rounds at a batch size before timing begins; least and most rounds that are timed."""
-FIRST_ROW = 1 << 20  # first row id of the replays that are timed
-TIMED_ANSWERS = 16  # answers of each of these
 SHOWN = (1, 2, 4, 8, 16, 32)  # nodes of every row for which a table shows the time of a round
 
 
@@ -117,55 +114,18 @@ class Tuning:
             replayable(spec, self.recording)
 
     def _replayed(self, spec: str, answers: Sequence[RecordedAnswer]) -> tuple[DraftTimes, list[float]]:
-        """A drafter's time by rows, and the share of its drafts that survives each depth."""
+        """A drafter's time for a row, and the share of its drafts that survives each depth."""
         drafter, tally = replayable(spec, self.recording), Tally()
+        replay(replayable(spec, self.recording), answers[0], 0, Tally())  # compiles what is not to be timed
         for i, answer in enumerate(answers):
             if not self.stopped():
                 replay(drafter, answer, i, tally)
-        timed, ids = _Timed(drafter), count(FIRST_ROW)
-        for batch in (1, 8, 1, 8):
-            some, ends = islice(cycle(answers), TIMED_ANSWERS), self.target.eos_token_ids
-            walks = [Walk(next(ids), answer, ends) for answer in some]
-            for first in range(0, len(walks), batch):
-                together = walks[first : first + batch]
-                for walk in together:
-                    timed.start(walk.row)
-                while together and not self.stopped():
-                    step(timed, together, Tally())
-                    for walk in [walk for walk in together if walk.is_over]:
-                        drop(timed, walk, Tally())
-                        together.remove(walk)
         shares: list[float] = []
         above = 1.0
         for share in tally.accepted_by_depth():
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
-        return timed.times, shares
-
-
-class _Timed(Drafter):
-    """Times the drafts of `inner`."""
-
-    def __init__(self, inner: Drafter):
-        self.inner, self.name, self.times = inner, inner.name, DraftTimes()
-
-    def start(self, row: Request) -> None:
-        self.inner.start(row)
-
-    def begin_round(self, budget: Allowance) -> None:
-        self.inner.begin_round(budget)
-
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        began = perf_counter()
-        trees = self.inner.propose(asks)
-        self.times.note(len(asks), max(1, *(tree.calls for tree in trees)), perf_counter() - began)
-        return trees
-
-    def observe(self, round: Round) -> None:
-        self.inner.observe(round)
-
-    def drop(self, row: Request) -> None:
-        self.inner.drop(row)
+        return DraftTimes(0.0, 1e-6 * tally.draft_us_per_round), shares
 
 
 class _Probe(Drafter):

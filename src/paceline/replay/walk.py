@@ -213,44 +213,36 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
     drafter.start(walk.row)
     tally.seconds += perf_counter() - began
     while not walk.is_over:
-        step(drafter, [walk], tally)
-    drop(drafter, walk, tally)
-    tally.new_tokens += len(recorded.answer)
-    tally.answers += 1
-
-
-def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
-    """A round of one or more rows; returns the trees, cut to what the rows may draft."""
-    rows: list[Row] = [walk.row for walk in walks]
-    budget, learns = _budget(drafter), type(drafter).observe is not Drafter.observe
-    began = perf_counter()
-    allowance = budget.open(rows)
-    drafter.begin_round(allowance)
-    trees = allowance.cut(allowance.ask(drafter, [Ask(row, row.max_draft) for row in rows]))
-    tally.seconds += perf_counter() - began
-    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
-    if not learns and budget is UNLIMITED:
-        for walk, tree in zip(walks, trees, strict=True):
-            walk.advance(tree, tally)
-        return trees
-    accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
-    allowance.close(rows, trees, accepted, 0.0)
-    if learns:
-        # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
-        round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
-        began = perf_counter()
-        drafter.observe(round)
-        tally.seconds += perf_counter() - began
-    return trees
-
-
-def drop(drafter: Drafter, walk: Walk, tally: Tally) -> None:
-    """The row has ended."""
+        _step(drafter, walk, tally)
     walk.row.finish_reason = "stop"
     began = perf_counter()
     _budget(drafter).drop(walk.row)
     drafter.drop(walk.row)
     tally.seconds += perf_counter() - began
+    tally.new_tokens += len(recorded.answer)
+    tally.answers += 1
+
+
+def _step(drafter: Drafter, walk: Walk, tally: Tally) -> None:
+    """One round of a row."""
+    row, budget, learns = walk.row, _budget(drafter), type(drafter).observe is not Drafter.observe
+    began = perf_counter()
+    allowance = budget.open([row])
+    drafter.begin_round(allowance)
+    (tree,) = allowance.cut(allowance.ask(drafter, [Ask(row, row.max_draft)]))
+    tally.seconds += perf_counter() - began
+    tree = tree.clipped(row.max_draft)
+    if not learns and budget is UNLIMITED:
+        walk.advance(tree, tally)
+        return
+    accepted = [walk.accept(tree, tally)]
+    allowance.close([row], [tree], accepted, 0.0)
+    if learns:
+        # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
+        round = Round([row], [tree], [Segment.tree(0, tree)], accepted=accepted)
+        began = perf_counter()
+        drafter.observe(round)
+        tally.seconds += perf_counter() - began
 
 
 _NO_PROBES = np.empty(0, np.bool_)

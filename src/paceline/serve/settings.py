@@ -3,15 +3,16 @@
 Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings."""
 
 import json
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from paceline.core.rules import SAMPLING, check
 from paceline.draft.spec import option
-from paceline.errors import PacelineError, shortened
+from paceline.errors import PacelineError, meant, shortened
 
 PIECE = 1 << 16  # bytes that are looked at in one go; other threads run in between
+ACCESS, LOAD, ANSWERS, WATCHING = "Access", "Load", "Requests and answers", "Watching it"  # groups of options
 
 
 class Refused(PacelineError):
@@ -25,33 +26,28 @@ class Refused(PacelineError):
         self.param, self.status, self.code, self.kind = param, status, code, kind
 
 
-MOST = "Largest number of "
-
-
-def _most(name: str, default: int, what: str) -> Any:
-    return option(default, f"{MOST}{what}.", least=1, names=(f"--max-{name}",))
+def _most(default: int, what: str) -> Any:
+    return field(default=default, metadata={"what": what})
 
 
 @dataclass(frozen=True)
 class Limits:
     """The most of everything that one request may ask for."""
 
-    GROUP: ClassVar = "Limits of one request"
-
-    messages: int = _most("messages", 2048, "messages in a chat")
-    parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
-    prompts: int = _most("prompts", 256, "prompts in one text completion")
-    answers: int = _most("answers", 128, "answers to a prompt (n)")
-    stops: int = _most("stops", 32, "stop strings in a request")
-    stop_length: int = _most("stop-length", 1000, "characters of a stop string")
-    stop_ids: int = _most("stop-ids", 128, "stop_token_ids in a request")
-    logit_bias: int = _most("logit-bias", 1024, "entries in logit_bias")
-    logprobs: int = _most("logprobs", 20, "alternatives of logprobs and top_logprobs")
-    tools: int = _most("tools", 128, "tools in a request")
-    schema: int = _most("schema", 128 << 10, "bytes of a JSON schema, of all tools, and of chat_template_kwargs")
-    text: int = _most("text", 1 << 18, "characters that /tokenize takes")
-    ids: int = _most("ids", 1 << 15, "token ids that /detokenize takes")
-    values: int = _most("values", 250_000, "JSON values in a request body")
+    messages: int = _most(2048, "messages in a chat")
+    parts: int = _most(2048, "content parts and tool calls in all messages of a chat")
+    prompts: int = _most(256, "prompts in one text completion")
+    answers: int = _most(128, "answers to a prompt (n)")
+    stops: int = _most(32, "stop strings in a request")
+    stop_length: int = _most(1000, "characters of a stop string")
+    stop_ids: int = _most(128, "stop_token_ids in a request")
+    logit_bias: int = _most(1024, "entries in logit_bias")
+    logprobs: int = _most(20, "alternatives of logprobs and top_logprobs")
+    tools: int = _most(128, "tools in a request")
+    schema: int = _most(128 << 10, "bytes of a JSON schema, of all tools, and of chat_template_kwargs")
+    text: int = _most(1 << 18, "characters that /tokenize takes")
+    ids: int = _most(1 << 15, "token ids that /detokenize takes")
+    values: int = _most(250_000, "JSON values in a request body")
 
     def check(self, body: dict[str, Any]) -> None:
         """Refused for a body that asks for more. What has a wrong type is left to the fields' own check."""
@@ -66,8 +62,8 @@ class Limits:
     def check_size(self, name: str, param: str, size: int) -> None:
         """Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
-            (about,) = (one.metadata for one in fields(self) if one.name == name)
-            unit, flag = about["help"].removeprefix(MOST).rstrip("."), about["names"][0]
+            (unit,) = (one.metadata["what"] for one in fields(self) if one.name == name)
+            flag = f"--limit {name.replace('_', '-')}=N"
             raise Refused(f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({flag})", param)
 
     def check_raw(self, raw: bytes) -> None:
@@ -133,7 +129,7 @@ class Settings:
     drafts       names that requests may choose from; the first is the default.
     protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
 
-    GROUP: ClassVar = "Server"
+    GROUP: ClassVar = ANSWERS
 
     model: str = ""
     also: tuple[str, ...] = ()
@@ -164,28 +160,38 @@ class Settings:
         False, "Let marks in messages, such as <|im_end|>, become the control tokens that they spell, as elsewhere."
     )
     share_prefixes: bool = option(
-        False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked."
+        False, "Let prompts of different keys share computed beginnings; one key can then find out what others asked.",
+        group=ACCESS,
     )
     json_whitespace: Literal["limited", "any", "none"] = option(
         "limited", "White space allowed in JSON answers: limited (a space, or a line break and indentation), any, none."
     )
-    max_connections: int = option(
-        1000, "Largest number of open connections; one more closes the one that has waited longest to send.", least=2
+    max_connections: int = 1000
+    head_seconds: float = option(
+        10.0, "Seconds in which the headers of a request must arrive.", least=0.1, group=LOAD
     )
-    head_seconds: float = option(10.0, "Seconds in which the headers of a request must arrive.", least=0.1)
-    body_seconds: float = option(60.0, "Seconds in which the body of a request must arrive.", least=0.1)
-    max_body: int = option(4 << 20, "Largest size of a request in bytes.", least=1)
+    body_seconds: float = option(
+        60.0, "Seconds in which the body of a request must arrive.", least=0.1, group=LOAD
+    )
+    max_body: int = 4 << 20
     limits: Limits = field(default_factory=Limits)
     read_ahead: bool = option(
-        True, "While nothing is asked, compute what the next request of a conversation will begin with."
+        True, "While nothing is asked, compute what the next request of a conversation will begin with.",
+        group=LOAD,
     )
-    metrics_prefix: str = option("paceline", "Prefix of the names in /metrics; vllm gives vLLM's names.")
+    metrics_prefix: str = option(
+        "paceline", "Prefix of the names in /metrics; vllm gives vLLM's names.", group=WATCHING
+    )
     audit: float = option(
         0.0, "Share of answers that are scored again while nothing is asked, to notice corruption; 0: none.",
-        least=0, most=1,
+        least=0, most=1, group=WATCHING,
     )
-    audit_tokens: int = option(1 << 18, "Most tokens of answers that wait to be scored again, with prompts.", least=1)
-    audit_texts: bool = option(False, "Repeat token ids, and so what users said, in the audit's alarms.")
+    audit_tokens: int = option(
+        1 << 18, "Most tokens of answers that wait to be scored again, with prompts.", least=1, group=WATCHING
+    )
+    audit_texts: bool = option(
+        False, "Repeat token ids, and so what users said, in the audit's alarms.", group=WATCHING
+    )
 
     def __post_init__(self) -> None:
         if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):
@@ -210,3 +216,31 @@ class Settings:
                 raise PacelineError(f"--sampling: {name} is {shortened(repr(text))}; it must be a number") from None
             check(name, made[name])
         return made
+
+
+LIMITS: dict[str, tuple[Any, int, str]] = {
+    "waiting": (256, 1, "requests that wait; further ones get status 429"),
+    "rows-per-key": (None, 1, "requests of one key answered at once"),
+    "connections": (
+        Settings.max_connections, 2, "open connections; one more closes the one that has waited longest to send"
+    ),
+    "body": (Settings.max_body, 1, "bytes of a request"),
+    **{one.name.replace("_", "-"): (one.default, 1, one.metadata["what"]) for one in fields(Limits)},
+}
+"""What --limit NAME=N sets, by name: its default (None: no limit), its least value, and what is counted."""
+
+
+def most_of(given: Iterable[str]) -> dict[str, Any]:
+    """Every limit by its name, as --limit NAME=N and the defaults say."""
+    return {name: default for name, (default, *_) in LIMITS.items()} | dict(map(limit, given))
+
+
+def limit(text: str) -> tuple[str, int]:
+    """The name and the number of --limit NAME=N; PacelineError for what is none."""
+    name, _, number = text.partition("=")
+    if name not in LIMITS:
+        raise PacelineError(f"there is no limit {name!r}.{meant(name, LIMITS)} Limits: {', '.join(LIMITS)}")
+    least = LIMITS[name][1]
+    if not number.isdecimal() or int(number) < least:
+        raise PacelineError(f"--limit is {text!r}; it must be {name}=N, a whole number of {least} or more")
+    return name, int(number)

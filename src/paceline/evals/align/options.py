@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from paceline.draft.spec import option
+from paceline.engine.options import Draft, ModelOptions
 from paceline.net.keys import Keys
 from paceline.outputs import check_folder
 
@@ -82,7 +83,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class AlignOptions:
+class AlignOptions(ModelOptions):
     """The options of the command. pauses: the first and the longest pause between two attempts, seconds."""
 
     model: str = option(
@@ -125,7 +126,9 @@ class AlignOptions:
         "Reward by which best-of-n and tpo choose: judge, the URL of a scoring server, or the folder of a reward "
         "model.",
     )
-    concurrency: int = option(8, "Number of items under way at once.", least=1)
+    concurrency: int = option(
+        8, "Number of items under way at once.", least=1, names=("--batch", "-b")
+    )
     tries: int = option(8, "Number of attempts at a request.", least=1)
     timeout: float = option(600.0, "Seconds without a byte after which an attempt is given up.", least=0.001)
     stream: bool = option(True, "Ask servers to stream their answers.")
@@ -134,11 +137,7 @@ class AlignOptions:
     judge_api_key_env: str | None = option(None, "Environment variable that holds the API key of judges.")
     judge_api_key_file: str | None = option(None, "File with the API key of judges, on one line.", metavar="FILE")
     reuse: bool = option(True, "Let prompts that begin alike share keys and values (our engine).")
-    draft: str = "suffix,past=16384"
-    dtype: str = "auto"
-    device: str = "auto"
-    exact: bool | None = None
-    activations: int | None = None
+    draft: Draft = "suffix,past=16384"
     pauses: tuple[float, float] = (0.5, 30.0)
 
     @property

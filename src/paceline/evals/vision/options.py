@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.draft.spec import option, parse, values
+from paceline.draft.spec import cut, option, parse, quoted, values
 from paceline.errors import MethodError, PacelineError, meant
 from paceline.net.keys import Keys
 from paceline.outputs import check_folder, output
@@ -38,7 +38,7 @@ class BuildOptions:
 class RunOptions:
     """What is evaluated, and how."""
 
-    model: str = option(help="Model to test: oracle, random, constant, transformers:PATH, endpoint:URL,model=NAME, ...")
+    model: str = option(help="Model to test: oracle, random, constant, transformers:PATH, a server's URL#model, ...")
     subsets: str = option("", "Subsets to test, joined by commas. [default: all]")
     ties: Literal["shared", "first"] = option(
         "shared", "How equal scores count: they share the credit, or the first key gets it, as in the official code."
@@ -135,11 +135,15 @@ MODELS: dict[str, type | None] = {
 
 def read_model(spec: str) -> tuple[str, Any]:
     """A model's name and its options. Raises MethodError with what exists."""
+    if spec.startswith(("http://", "https://")):
+        address, *others = cut(spec, ",")
+        url, _, name = address.partition("#")
+        spec = ",".join([f"endpoint:{quoted(url)}", *([f"model={quoted(name)}"] if name else []), *others])
     part = parse(spec)
     if part.name not in MODELS:
         raise MethodError(f"no model {part.name!r}.{meant(part.name, MODELS)} There are {', '.join(MODELS)}.")
     config = MODELS[part.name]
     given = values(part, config)
     if config is EndpointOptions and "model" not in given:
-        raise MethodError(f"{part.name} needs model=NAME, the name the server knows")
+        raise MethodError(f"{part.checkpoint} needs the name that the server knows the model by: URL#NAME")
     return part.name, None if config is None else config(**given)
