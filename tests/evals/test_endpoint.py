@@ -7,7 +7,8 @@ import pytest
 
 from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.options import Decoding
-from paceline.net.client import CompletionError, Retry, find_model, parse
+from paceline.net.client import Retry, find_model, parse
+from paceline.net.completion import CompletionError
 from paceline.net.endpoint import Remote
 from paceline.target.load import load_tokenizer
 from tests import models

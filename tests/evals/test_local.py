@@ -15,7 +15,7 @@ from paceline.evals.align.backend import Request
 from paceline.evals.align.local import LocalBackend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
-from paceline.net.client import CompletionError
+from paceline.net.completion import CompletionError
 from tests import models, native
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.certify.verdict import CONTEXT
-from paceline.net.client import Completion, CompletionError, Retry
+from paceline.net.client import Retry
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32

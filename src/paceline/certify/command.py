@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.certify.certificate import certify
-from paceline.certify.engines import Library, local
-from paceline.certify.options import REQUESTS, Subject, Watch
+from paceline.certify.engines import local
+from paceline.certify.options import REQUESTS, Subject
 from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
 from paceline.draft.recording import Recording
@@ -23,12 +23,13 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
-from paceline.net.client import CompletionError
+from paceline.net.completion import CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 from paceline.outputs import write_json, write_whole
 from paceline.peers import HOSTS, create_peer
 from paceline.peers.reference import Model, PlainDecoding, Reference
 from paceline.runs.environment import environment
+from paceline.runs.progress import Progress
 from paceline.target.base import Target
 from paceline.target.load import load
 
@@ -43,7 +44,7 @@ PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
 
 
-def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
+def certify_engine(subject: Subject, watch: Progress) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     if draft is not None:
@@ -117,7 +118,7 @@ def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Mo
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
-def certify_server(subject: Subject, watch: Watch) -> dict[str, Any]:
+def certify_server(subject: Subject, watch: Progress) -> dict[str, Any]:
     """The certificate of the server `subject.server`."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
 
@@ -181,7 +182,7 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
     if plain:
         library = next(one for one in LIBRARIES if name.startswith(one))
         spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library
-    contestant = create_peer(
+    engine = create_peer(
         spec,
         str(subject.model),
         dtype=dtype,
@@ -189,10 +190,17 @@ def _open(subject: Subject, target: Target, dtype: str, *, plain: bool = False) 
         python=subject.peer_python,
         batch=subject.batch,
         max_context=min(target.max_context, CONTEXT),
-        decode=target.tokenizer.decode if target.tokenizer is not None else str,
+        tokenizer=target.tokenizer,
+        ends=target.eos_token_ids,
         device=str(target.device),
     )
-    return Library(contestant, target.tokenizer, target.eos_token_ids)
+    engine.guarded = False
+    try:
+        engine.open()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[int]], list[list[int]]]:

@@ -27,7 +27,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
 from paceline.logs.transcript import RecordedAnswer
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, noise_of
 from paceline.replay.walk import Tally, replay, replayable

@@ -22,7 +22,7 @@ from paceline.certify.verdict import Finding, Greedy, Stops
 from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint
 from paceline.peers.reference import Model, Rounding
 

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -22,11 +23,11 @@ from paceline.formats.place import check_place
 from paceline.given import checked, listed, listed_numbers
 from paceline.net.keys import check_server
 from paceline.outputs import check_folder
+from paceline.runs.progress import Progress
 from paceline.runs.runs import new_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
-    from paceline.bench.record import Answer
 
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 TEXT = Path(__file__).with_name("bench.txt.jinja")
@@ -116,26 +117,20 @@ def bench(
 
     import transformers
 
-    from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
     options.use_threads(threads)
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
-
-        def answered(answer: Answer) -> None:
-            if answer.failed:
-                steps.err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
-            steps.advance()
-
-        watch = Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed)
+        note = partial(steps.err.print, markup=False, soft_wrap=True)
+        progress = Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed)
         if served:
             from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
 
-            outcome = bench_endpoints(benchmark, watch)
+            outcome = bench_endpoints(benchmark, progress)
         else:
-            outcome = run(benchmark, watch)
+            outcome = run(benchmark, progress)
     if as_json:
         shown = ("complete", "disturbed", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.certify.options import Subject, Watch
+from paceline.certify.options import Subject
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, say
@@ -19,6 +19,7 @@ from paceline.given import checked
 from paceline.interrupt import Interrupt
 from paceline.net.keys import check_server
 from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
+from paceline.runs.progress import Progress
 from paceline.textfiles import readable
 
 
@@ -91,7 +92,7 @@ def certify(asked: CertifyOptions) -> int:
     subject: Subject = replace(asked, prompts=_read(asked.prompts))  # type: ignore[arg-type]
     ending = "ending; the certificate of what was tested follows, and Ctrl-C again leaves without one"
     with Steps("starting") as steps, Interrupt(on_first=lambda: steps.err.print(ending)) as interrupt:
-        watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
+        watch = Progress(steps.say, steps.show, limit=steps.limit, stopped=lambda: interrupt.pressed)
         if asked.server is not None:
             certificate = certify_server(subject, watch)
         else:

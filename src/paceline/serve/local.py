@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline import __version__
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Body, Endpoint
 from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, TextRequest, validated

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call, Output
-from paceline.net.client import Completion
+from paceline.net.completion import Completion, in_common
 from paceline.net.endpoint import Endpoint
-from paceline.peers.contestant import in_common
 
 if TYPE_CHECKING:
     from paceline.formats.tokenizer import Tokenizer

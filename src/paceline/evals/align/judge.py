@@ -20,7 +20,8 @@ from paceline.evals.align.figures import score
 from paceline.evals.align.options import Decoding, JudgeConfig, Scoring
 from paceline.evals.align.prompts import BLOCKS, Message
 from paceline.evals.align.types import KINDS, Call, Item, Judgement, Kind, Mark, Rule, Scenario, Verdict
-from paceline.net.client import Client, CompletionError, Retry, is_url
+from paceline.net.client import Client, Retry, is_url
+from paceline.net.completion import CompletionError
 
 T = TypeVar("T")
 CHECKS = "checks"

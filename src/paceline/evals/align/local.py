@@ -18,7 +18,7 @@ from paceline.errors import ModelError
 from paceline.evals.align.backend import Backend, Request, Response
 from paceline.evals.align.types import digest
 from paceline.formats.facts import Facts
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.serve.local import Local
 from paceline.target.base import Needs
 
