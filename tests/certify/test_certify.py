@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.certify.certificate import certify
-from paceline.certify.engines import local
+from paceline.certify.command import local
 from paceline.certify.greedy import PASSES
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page

@@ -35,6 +35,11 @@ Messages = tuple[dict[str, str], ...]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
+def request(prompt: Sequence[int], **fields: Any) -> Fields:
+    """A request for the answer to a prompt of token ids, with its tokens; greedy unless `fields` say otherwise."""
+    return {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **fields}
+
+
 class Control:
     """What answers are compared with: `source`, asked alone, once for every request.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import cache
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.certify.certificate import certify
-from paceline.certify.engines import local
 from paceline.certify.options import REQUESTS, Subject
 from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
+from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
+from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
+from paceline.formats.tokenizer import Tokenizer
 from paceline.net.completion import CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 from paceline.outputs import write_json, write_whole
@@ -30,6 +32,7 @@ from paceline.peers import HOSTS, create_peer
 from paceline.peers.reference import Model, PlainDecoding, Reference
 from paceline.runs.environment import environment
 from paceline.runs.progress import Progress
+from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.load import load
 
@@ -42,6 +45,15 @@ AFTER_LOADING = "; the budget begins when all is loaded"
 CONTEXT = 1024  # longest context of other libraries
 PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
+
+
+def local(
+    target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8, **options: Any
+) -> Local:
+    """Our engine as an endpoint. draft: a spec, or what makes a drafter; options: others of `Engine`."""
+    drafter = create(draft) if isinstance(draft, str) else draft()
+    engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
+    return Local(engine, f"paceline, {drafter.name}", slots=batch)
 
 
 def certify_engine(subject: Subject, watch: Progress) -> dict[str, Any]:

@@ -102,6 +102,10 @@ class Endpoint(ABC):
         self._loop.close()
         self._loop = asyncio.Runner()
 
+    def can_take(self, fields: Body) -> bool:
+        """Whether requests may have these fields."""
+        return self.takes is None or fields.keys() <= self.takes
+
     def check_time(self) -> None:
         """Raises OutOfTime if time is up."""
         if self.over():
