@@ -36,21 +36,8 @@ from paceline.runs.report import (
     words,
 )  # fmt: skip
 
-DEFINITIONS = tomllib.loads(Path(__file__).with_name("definitions.toml").read_text("utf-8"))
+COLUMNS, SAID, DEFINITIONS = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
 DEEPEST = 16  # depths of a draft in the plots
-SPEED = """tokens/s = tokens_per_second:1; mean\naccepted = mean_accepted_tokens:2;
-drafted\na round = drafted_per_round:1;
-cost of\na round = round_cost:2; memory-\nbound = mbsu:2; identical = identical:%; answers = answers:0"""
-TIMES = """first token,\nms = first_token_ms:1; between tokens,\nmedian, ms = inter_token_ms_p50:1;
-between tokens,\n99th percentile, ms = inter_token_ms_p99:1; speed-up\nwithout prompts = speedup_decode:2;
-time spent\ndrafting = draft_share:%1; peak\nmemory = peak_bytes:size;
-tokens/s,\nas Spec-Bench = tokens_per_second_spec_bench:1"""
-LOAD = """first token\nP50 = first_token_ms_p50:1; P90 = first_token_ms_p90:1; P99 = first_token_ms_p99:1;
-between\nP50 = inter_token_ms_p50:1; P99 = inter_token_ms_p99:1; a token\nP50 = token_ms_p50:1; P90 = token_ms_p90:1;
-P99 = token_ms_p99:1; goodput = goodput:%1; failed = errors:0; drafted tokens\naccepted = draft_tokens_accepted:2"""
-SCHEDULES = """tokens/s = tokens_per_second:1; E = identical:%1; P = partial_match:%1; realigning = align_share:%1;
-moved\na round = moved_bytes:size; equally long\nrounds = group_rate:%; idle\nslots = idle_slots:%;
-latency\nP50 = latency_p50:2; P90 = latency_p90:2; P99 = latency_p99:2"""
 
 
 def page(run: BenchRun) -> str:
@@ -148,7 +135,7 @@ def _speed(run: BenchRun) -> list[Part]:
     first = _named(run.measured), ("speed-up", speedups), ("looping", loops)
     parts: list[Part] = [
         marked("p", Markup(" ").join([*legend, marked("span", "thin line: 95 % interval")]), "legend"), _bars(run),
-        Table.of(_figures(run.measured), SPEED, *first, best=best), marked("p", _of_loops(run), "note"),
+        Table.of(_figures(run.measured), COLUMNS["speed"], *first, best=best), marked("p", _of_loops(run), "note"),
     ]  # fmt: skip
     if unfinished := [(method.name, method.why) for method in run.methods if method.why]:
         parts += [marked("h3", "Methods without a full set of answers"), Facts(unfinished)]
@@ -156,10 +143,7 @@ def _speed(run: BenchRun) -> list[Part]:
 
 
 def _of_loops(run: BenchRun) -> str:
-    said = [
-        "Loops flatter drafters: an output that repeats itself is the easiest text to draft, so a speed-up measured on "
-        "looping outputs says little."
-    ]
+    said = [SAID["loops"]]
     if (plain := run.baseline) and plain.get("looping") is not None:
         by_task = ", ".join(f"{task} {percent(plain.get('looping', task))}" for task in run.tasks)
         of_tasks = f" ({by_task})" if len(run.tasks) > 1 else ""
@@ -178,11 +162,9 @@ def _load(run: BenchRun) -> list[Part]:
     positions = [" ".join(map(percent, m.get("accepted_by_position") or ())) for m in run.servers]
     first = _named(run.servers), ("engine", engines), ("accepted\nby position", positions)
     return [
-        "Milliseconds from when a request was due to its first token, between two deliveries of tokens, and a token "
-        "after the first. Goodput is the share of requests that met the stated goals. Accepted tokens, in all and by "
-        "their place in a draft, are the server's own counts.",
+        SAID["load"],
         *(marked("p", note, "note") for note in run.summary.get("notes") or ()),
-        Table.of(_figures(run.servers), LOAD, *first),
+        Table.of(_figures(run.servers), COLUMNS["load"], *first),
     ]
 
 
@@ -206,10 +188,8 @@ def _schedules(run: BenchRun) -> list[Part]:
     over = "over plain,\nsame batch", [number(gains.get(method.name)) for method in by_batch]
     return [
         Plots([("", picture)]),
-        "All requests were handed in at once. E: answers that are, token for token, those of plain decoding one at a "
-        "time; P: the share of their tokens before the first that differs. Latency: seconds from handing in to a "
-        "request's last token.",
-        Table.of(_figures(by_batch), SCHEDULES, _named(by_batch), over),
+        SAID["schedules"],
+        Table.of(_figures(by_batch), COLUMNS["schedules"], _named(by_batch), over),
     ]
 
 
@@ -225,21 +205,11 @@ def _by_task(run: BenchRun) -> list[Part]:
         return marked("span", text, "best") if best[category] is m else text
 
     columns = [(category, [cell(method, category) for method in run.measured]) for category in categories]
-    said = (
-        "Speed-up, its 95 % interval, tokens a second, the share of answers whose every token is plain decoding's, and "
-        "the speed-up as Spec-Bench's own scripts compute it, for comparison with its leaderboard: the mean over "
-        "questions of tokens a second, the baseline's tokens counted by encoding its text again. The fastest lossless "
-        "method of each column is bold."
-    )
-    return [said, Table.of(_figures(run.measured), "", _named(run.measured), *columns)]
+    return [SAID["tasks"], Table.of(_figures(run.measured), "", _named(run.measured), *columns)]
 
 
 def _lossless(run: BenchRun, differing: Sequence[tuple[Method, dict[str, Any]]]) -> list[Part]:
-    said = (
-        "The answers were sampled: with the same seed our engine writes the same tokens, whatever drafts, and another "
-        "engine draws its own."
-    )
-    parts: list[Part] = [said] if (run.about.get("options") or {}).get("temperature") else []
+    parts: list[Part] = [SAID["sampled"]] if (run.about.get("options") or {}).get("temperature") else []
     if not differing:
         return parts
     verdicts = Counter(one["verdict"] for _, one in differing)
@@ -248,19 +218,15 @@ def _lossless(run: BenchRun, differing: Sequence[tuple[Method, dict[str, Any]]])
     ordered = sorted(differing, key=lambda each: str(each[1]["verdict"]))
     rows = [{**d, "turn": d["turn"] + 1, "at": d["at"] + 1} for _, d in ordered]
     marks = [marked("span", "bug", "tag no") if d["verdict"] == "bug" else d["verdict"] for d in rows]
-    why = (
-        "At the first token that differs: how far the two tokens' logits lie apart, and how far rounding alone moves "
-        "them. A tie is a gap that rounding explains, a bug one that it does not."
-    )
     columns = "question = question; repeat = repeat; turn = turn; token = at; gap = gap:4; rounding = noise:4"
     table = Table.of(rows, columns, _named([method for method, _ in ordered]), ("verdict", marks))
-    return [*parts, Folded(f"Where answers part from plain decoding: {counted}", [why, table], open="bug" in verdicts)]
+    summary = f"Where answers part from plain decoding: {counted}"
+    return [*parts, Folded(summary, [SAID["differing"], table], open="bug" in verdicts)]
 
 
 def _accepted(run: BenchRun) -> list[Part]:
     drawn = [(_name(method), of) for method in run.measured if (of := _depths(method, run.measured))]
-    said = "Of the drafts that reach a depth the share, in percent, accepted to it; the other methods in grey."
-    return [said, Plots(drawn, small=True)] if drawn else []
+    return [SAID["accepted"], Plots(drawn, small=True)] if drawn else []
 
 
 def _depths(method: Method, others: Sequence[Method]) -> Markup:
@@ -285,7 +251,7 @@ def _times(run: BenchRun) -> list[Part]:
     parts = dict.fromkeys(part for row in told for part in row["parts_ms"])
     columns = "".join(f"{part}, ms = parts_ms.{part}:3; " for part in parts) + "all, ms = all_ms:3"
     named = _named([method for method in run.measured if method.get("parts_ms")])
-    waits = Table.of(_figures(run.measured), TIMES, _named(run.measured))
+    waits = Table.of(_figures(run.measured), COLUMNS["times"], _named(run.measured))
     return [waits, marked("h3", "A round, by part"), Table.of(told, columns, named)] if told else [waits]
 
 

@@ -2,6 +2,7 @@
 
 page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not"""
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -31,29 +32,10 @@ from paceline.runs.report import (
     words,
 )
 
+COLUMNS, SAID = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
 TABLE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("table.md", "choices.txt"))
 SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
-OTHER_ALPHAS = "SAR at other α: a straight line from behavior on safe answers alone to safety"
-PER_CENT = (
-    "Safety: answers that break no safety rule. Behavior: behavioral rules kept, over all answers. SAR: mean "
-    "of safe × (α + (1 − α) × behavior). An item without an answer (a thought that never ended, an empty reply) or "
-    "with an error is not judged and counts in no mean. Intervals are bootstrapped over answers; fewer than six have "
-    "none."
-)
-SCORES = """no\nanswer = unanswered; failed = failed; safety = safety:%2; behavior = behavior:%2; SAR = sar:%2;
-tokens\nan item = tokens:0"""
-BY_SCENARIO = """scenario = scenario; judged = judged; safety = safety:%2; behavior = behavior:%2; SAR = sar:%2;
-unsafe prompts:\nsafety = subsets.unsafe.safety:%2; SAR = subsets.unsafe.sar:%2;
-safe prompts:\nsafety = subsets.safe.safety:%2; SAR = subsets.safe.sar:%2"""
-AGREEMENT = """verdicts = verdicts; same = same_verdicts:%2; κ = kappa:3; same safety = same_safety:%2;
-mean gap\nin SAR = sar_gap:%2; ρ of SAR = sar.rho:3; τ of SAR = sar.tau:3"""
-COSTS = """method = method; requests = cost.requests:1; tries = cost.tries:1; prompt tokens = cost.prefilled:0;
-of them cached = cost.cached:0; injected by\nthe method = cost.injected:0; generated = cost.generated:0;
-seconds = cost.seconds:2; judge: prompt = judging.prefilled:0; generated = judging.generated:0;
-seconds = judging.seconds:2"""
-PHASES = """requests = requests:0; generated = generated:0; tokens\na round = tokens_a_round:2;
-prompt tokens = prefilled:0; of them reused = reused:%; seconds = seconds:1"""
 Row = dict[str, Any]
 """A row of `figures.results`."""
 DONE = ("judged", "unanswered", "failed")
@@ -66,21 +48,21 @@ def page(folder: Path) -> str:
     color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
     overall = [row for row in rows if row["scenario"] == OVERALL]
     judges = dict.fromkeys(row["judge"] for row in rows)
-    several, judged = len(judges) > 1, "judge = judge; " * (len(judges) > 1)
+    several, judged = len(judges) > 1, "method = method; " + "judge = judge; " * (len(judges) > 1)
     said, missing = _summary(folder, about, rows), to_come(rows)
     alphas = [
-        (OTHER_ALPHAS + f", judge {judge}" * several, _alphas([r for r in overall if r["judge"] == judge], color_of))
+        (SAID["alphas"] + f", judge {judge}" * several, _alphas([r for r in overall if r["judge"] == judge], color_of))
         for judge in judges
     ]
     ends = [f"{r['method']}: {words(r['finish_reasons'])}{_left_out(r)}" for r in overall]
     sections = [
-        Section("Overall", [_overall(overall, several, color_of), PER_CENT, Plots(alphas)]),
+        Section("Overall", [_overall(overall, several, color_of), SAID["scores"], Plots(alphas)]),
         Section("By scenario and kind of prompt", [
-            Table.of([r for r in rows if r["scenario"] != OVERALL], f"method = method; {judged}{BY_SCENARIO}")
+            Table.of([r for r in rows if r["scenario"] != OVERALL], judged + COLUMNS["by_scenario"])
         ]),
         Section("How far the judges agree", _agreement(said["agreement"])),
         Section("Verdicts by rule", [*_rules(folder, about), "Green: kept, red: broken, the rest: does not apply."]),
-        Section("What it cost, mean an item", [Table.of(overall, COSTS)]),
+        Section("What it cost, mean an item", [Table.of(overall, COLUMNS["costs"])]),
         Section("Speculation by phase", _phases(said["phases"], about)),
         Section("How requests ended", ends),
         Section("Answers to read", [
@@ -108,7 +90,7 @@ def _overall(rows: Sequence[Row], several: bool, color_of: dict[str, str]) -> Ta
         span = r["intervals"]["sar"]
         spans.append(f"{100 * span[0]:.1f} to {100 * span[1]:.1f}" if span else "")
     judged = [f"{r['judged']} of {r['items']}" for r in rows]
-    columns = "judge = judge; " * several + SCORES
+    columns = "judge = judge; " * several + COLUMNS["scores"]
     return Table.of(rows, columns, ("method", names), ("judged", judged), ("95 % interval\nof SAR", spans))
 
 
@@ -120,7 +102,8 @@ def _agreement(found: Sequence[dict[str, Any]]) -> list[Part]:
         + ". ρ, τ and W rank methods within scenarios."
         for a in together
     ]
-    return [Table.of(pairs, AGREEMENT, ("judges", [", ".join(a["judges"]) for a in pairs])), *said] if found else []
+    judges = [", ".join(pair["judges"]) for pair in pairs]
+    return [Table.of(pairs, COLUMNS["agreement"], ("judges", judges)), *said] if found else []
 
 
 def _phases(phases: Sequence[dict[str, Any]], about: About) -> list[Part]:
@@ -128,7 +111,8 @@ def _phases(phases: Sequence[dict[str, Any]], about: About) -> list[Part]:
         f"Our engine with drafts by {about.get('draft')}, prefix reuse {'on' if about.get('reuse') else 'off'}. "
         "Seconds are the engine's."
     )
-    return [Table.of(phases, PHASES, ("phase", [f"{p['method']}: {p['phase']}" for p in phases])), said] * bool(phases)
+    named = [f"{one['method']}: {one['phase']}" for one in phases]
+    return [Table.of(phases, COLUMNS["phases"], ("phase", named)), said] if phases else []
 
 
 def summary(folder: Path) -> dict[str, Any]:
