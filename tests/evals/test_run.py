@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.evals.align import sample
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
-from paceline.evals.align.judge import ModelScorer
+from paceline.evals.align.judge import open_scorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
 from paceline.evals.align.page import markdown, page
 from paceline.evals.align.run import align
@@ -334,14 +334,14 @@ def test_a_local_reward_model_scores_the_conversation(tmp_path):
     reward.save_pretrained(tmp_path)
     models.tokenizer().save_pretrained(tmp_path)
     (scenario, (item, *_)), *_ = sample.read()
-    scorer = ModelScorer(str(tmp_path))
+    scorer = open_scorer(str(tmp_path), (), Scoring())
     (one, _), (again, _), (other, _) = (
         asyncio.run(scorer.score(item, scenario, item.prompt, text))
         for text in ("the cat", "the cat", "the little dog")
     )
     assert one == again != other
     with pytest.raises(PacelineError, match="reward model"):
-        ModelScorer(str(tmp_path / "nothing"))
+        open_scorer(str(tmp_path / "nothing"), (), Scoring())
 
 
 def _resident():

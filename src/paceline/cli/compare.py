@@ -41,6 +41,8 @@ class Driven(Endpoint):
     refused  called with a prompt that cannot be answered; watch: called with every delta.
     answers  by turn and by the prompt's index. A turn begins with `forget`."""
 
+    in_process = True
+
     def __init__(
         self, draft: str, jobs: Sequence[Job], engine: Engine, chat: bool | None, interrupt: Interrupt,
         refused: Refused, *,
