@@ -86,9 +86,9 @@ class ModelJudge:
         turns, problem = messages, ""
         for _ in range(self.config.repairs + 1):
             request = Request(turns, decoding, "judge", f"judge {scope}", schema=schema)
-            response = await self.backend.complete(request)
-            calls.append(response.call)
-            output = split_thought(response, self.opened)
+            response, call = await self.backend.complete(request)
+            calls.append(call)
+            output = split_thought(response, self.opened or self.backend.opened)
             try:
                 return read(output.response)
             except Unreadable as error:
