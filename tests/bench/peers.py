@@ -1,6 +1,7 @@
 """Asking a peer on a tiny model."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from tests import models
 
@@ -20,7 +21,7 @@ def decode(tokens):
 def peer(spec, model, **changes):
     setup = {
         "dtype": "float32", "threads": None, "python": None, "batch": 4, "max_context": models.MAX_CONTEXT,
-        "decode": decode,
+        "tokenizer": SimpleNamespace(decode=decode),
     }
     return create_peer(spec, str(model), **(setup | changes))
 
@@ -35,6 +36,14 @@ def opened(spec, model, **changes):
         one.close()
 
 
+def asked(one, prompts, ends=(), seeds=(), **how):
+    """What an engine answers to prompts of token ids. seeds: of each, where they are sampled."""
+    bodies = [{"prompt": prompt, "stop_token_ids": ends, "ignore_eos": True, **how} for prompt in prompts]
+    for body, seed in zip(bodies, seeds, strict=False):
+        body["seed"] = seed
+    return one.ask(bodies)
+
+
 def answers(model, new=NEW, ends=()):
     """What our engine says, plainly."""
     engine = Engine(load(model, dtype="float32"))
@@ -43,7 +52,7 @@ def answers(model, new=NEW, ends=()):
 
 
 def check(turn):
-    """What holds of every Reply that tells its rounds."""
+    """What holds of every completion that tells its rounds."""
     assert turn.nodes is not None
     assert (sum(turn.lengths), turn.times) == (len(turn.tokens), sorted(turn.times))
     assert turn.times[0] > 0

@@ -3,7 +3,7 @@
 import json
 
 from paceline.bench.record import Answer
-from paceline.peers.contestant import Reply
+from paceline.net.completion import Completion
 
 TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}
@@ -84,5 +84,8 @@ def answer(method, task, question, text):
     count = len(words) - 3
     who = "" if method == "none" else method
     runs = [] if method.startswith("peer:") else [("", own, 2), (who, drafted, count), ("", last, 1)]
-    turn = Reply(20, list(range(len(words))), text, 0.1, [2, count + 1], [0.05, 0.1], runs=runs)
+    turn = Completion(
+        text, tokens=list(range(len(words))), usage={"prompt_tokens": 20}, seconds=0.1, lengths=[2, count + 1],
+        times=[0.05, 0.1], runs=runs, finish_reason="stop",
+    )  # fmt: skip
     return Answer(method, 0, question, task, task, 0, [turn])

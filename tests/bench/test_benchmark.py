@@ -6,18 +6,21 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.bench.turns import reply
 from tests.models import make_repetitive
 
 from paceline.bench import benchmark as benchmarks
-from paceline.bench.benchmark import Benchmark, Watch, bench
+from paceline.bench.benchmark import Benchmark, bench
 from paceline.bench.options import Options
-from paceline.peers.contestant import Contestant, NotInstalled, Reply
+from paceline.peers import NotInstalled
+from paceline.peers.peer import Peer as Endpoint
+from paceline.runs.progress import Progress
 
 PEERS = ("transformers", "transformers-lookup")
 PROMPTS = ("the cat", "the dog", "the mat")
 
 
-class Peer(Contestant):
+class Peer(Endpoint):
     """Answers at once, and notes what it was asked for."""
 
     asked: list[tuple[str, int]] = []
@@ -25,17 +28,17 @@ class Peer(Contestant):
     contexts: set[int] = set()
 
     def __init__(self, spec, *folder, **settings):
-        super().__init__(f"peer:{spec}")
+        super().__init__(f"peer:{spec}", 1 << 30, None)
         Peer.contexts.add(settings["max_context"])
 
     def open(self):
         Peer.opened.append(self.name)
 
-    def answer(self, prompts, ask):
-        Peer.asked.append((self.name, ask.max_tokens))
-        n = ask.max_tokens
+    def answer(self, prompts, params):
+        n = params[0].max_tokens
+        Peer.asked.append((self.name, n))
         times = [0.005 * (i + 1) for i in range(n)]
-        return [Reply(len(prompt), [1] * n, "", times[-1], [1] * n, times, [0] * n, [0] * n) for prompt in prompts]
+        return [reply(len(prompt), [1] * n, "", times[-1], [1] * n, times, [0] * n, [0] * n) for prompt in prompts]
 
     def close(self):
         if self.name in Peer.opened:
@@ -79,22 +82,22 @@ def test_engines_are_put_away_before_answers_are_judged(model, tmp_path, monkeyp
 
 
 def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model, tmp_path):
-    judged = []
-    watch = Watch(judged=lambda *far: judged.append(far))
+    judged, said = [], []
+    progress = Progress(said.append, lambda *far: judged.append(far) if said[-1].startswith("comparing") else None)
 
     def verdicts(outcome):
         overall = [result for result in outcome.results if result["category"] == "overall"]
         return [one["verdict"] for result in overall for one in result["differs"]]
 
-    stopped = bench(plan(model, tmp_path), replace(watch, stopped=lambda: len(judged) == 2))
+    stopped = bench(plan(model, tmp_path), replace(progress, stopped=lambda: len(judged) == 2))
     assert stopped.complete
     assert judged == [(1, 6), (2, 6)]  # two peers' answers to three questions
     assert sorted(verdicts(stopped)) == ["bug"] * 2 + ["not judged"] * 4
     judged.clear()
-    whole = bench(plan(model, tmp_path), watch)
+    whole = bench(plan(model, tmp_path), progress)
     assert (judged, verdicts(whole)) == ([(done, 4) for done in range(1, 5)], ["bug"] * 6)
     judged.clear()
-    again = bench(plan(model, tmp_path), watch)
+    again = bench(plan(model, tmp_path), progress)
     assert not judged
     assert [result["differs"] for result in again.results] == [result["differs"] for result in whole.results]
 
@@ -106,7 +109,7 @@ def test_nobody_is_started_who_has_nothing_left_to_do(model, tmp_path):
     Peer.asked = []
     again = replace(plan(model, tmp_path), drafts=("sam",))
     said = []
-    second = bench(again, Watch(say=said.append))
+    second = bench(again, Progress(say=said.append))
     assert second.complete
     assert not Peer.asked
     assert not [text for text in said if text.startswith("starting")]
@@ -117,7 +120,7 @@ def test_nobody_is_started_who_has_nothing_left_to_do(model, tmp_path):
     lines = (first.out / "answers.jsonl").read_text().splitlines(keepends=True)
     (first.out / "answers.jsonl").write_text("".join(line for line in lines if json.loads(line)["method"] != "sam"))
     said.clear()
-    last = bench(again, Watch(say=said.append))
+    last = bench(again, Progress(say=said.append))
     assert [text for text in said if text.startswith("starting")] == ["starting sam"]
     assert [result["answers"] for result in last.results if result["category"] == "overall"] == [3, 3, 3, 3]
 

@@ -1,11 +1,11 @@
 """What is said where the client, or what is counted, cannot be trusted."""
 
 import pytest
+from tests.bench.turns import reply
 
 from paceline.bench.endpoint import _client
 from paceline.cli.watch import reading
 from paceline.net.servers import Drafting
-from paceline.peers.contestant import Reply
 
 
 def test_a_client_that_is_busy_says_so():
@@ -32,8 +32,8 @@ def test_drafts_that_are_no_chains_of_one_length_are_judged_as_a_whole(drafted, 
 
 def test_an_answer_without_token_ids_is_compared_by_its_text() -> None:
     """As of a server that returns none, beside our own."""
-    ours, alike = Reply(1, [5, 6], "a b", 1.0), Reply(1, [], "a b", 1.0, count=2)
-    other = Reply(1, [], "a c", 1.0, count=2)
-    assert ours.beside(Reply(1, [5, 7], "a b", 1.0)) == ([5, 6], [5, 7])
+    ours, alike = reply(1, [5, 6], "a b", 1.0), reply(1, [], "a b", 1.0, count=2)
+    other = reply(1, [], "a c", 1.0, count=2)
+    assert ours.beside(reply(1, [5, 7], "a b", 1.0)) == ([5, 6], [5, 7])
     assert alike.beside(ours) == ("a b", "a b")
     assert other.beside(ours) == ("a c", "a b")

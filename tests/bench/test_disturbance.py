@@ -1,11 +1,11 @@
 """Disturbance: a run that was not alone says so, a quiet one does not."""
 
 import pytest
+from tests.bench.turns import reply
 
 from paceline.bench.checks import ROUNDS, disturbances, is_impossible
 from paceline.bench.metrics import OVERALL
 from paceline.bench.record import Answer
-from paceline.peers.contestant import Reply
 
 
 def row(method, speedup, accepted):
@@ -14,7 +14,7 @@ def row(method, speedup, accepted):
 
 def answer(waits, method="none", load=None):
     times = [sum(waits[:i]) for i in range(len(waits) + 1)]
-    turn = Reply(3, [1] * len(times), "x", times[-1], lengths=[1] * len(times), times=times)
+    turn = reply(3, [1] * len(times), "x", times[-1], lengths=[1] * len(times), times=times)
     return Answer(method, 0, "q", "c", "t", 0, [turn], load=load)
 
 

@@ -1,6 +1,5 @@
 """Running servers under load: two in turn, arrival times, failures, stopping and going on, figures and page."""
 
-import asyncio
 import json
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -8,6 +7,7 @@ from statistics import median
 from time import perf_counter, sleep
 
 import pytest
+from tests.bench.turns import reply
 from tests.served import Served
 from tests.web import Handler, serving
 
@@ -17,12 +17,11 @@ from paceline.bench.options import Benchmark, Load, Options
 from paceline.bench.page import page
 from paceline.bench.record import Answer
 from paceline.bench.report import markdown, read_run
-from paceline.bench.setting import Watch
 from paceline.cli import main
 from paceline.errors import PacelineError
 from paceline.logs.conversations import Reading
-from paceline.net.servers import Request, Server, send
-from paceline.peers.contestant import Reply
+from paceline.net.servers import Request, Server
+from paceline.runs.progress import Progress
 
 QUICK = Options(max_tokens=8, warm_up=0)
 
@@ -109,7 +108,7 @@ def test_first_tokens_come_when_a_minimal_client_sees_them():
         server, apart = Server(url, "timed"), 1.0
         body = server.body(Request("0", [{"role": "user", "content": "go"}]), 5)
         for _ in range(3):
-            pairs = [(asyncio.run(send(server, [body]))[0].times[0], seen(server.name)) for _ in range(5)]
+            pairs = [(server.send([body])[0].times[0], seen(server.name)) for _ in range(5)]
             ours, theirs = (median(times) for times in zip(*pairs, strict=True))
             if (apart := min(apart, abs(ours / theirs - 1))) < 0.1:
                 break
@@ -143,7 +142,7 @@ def test_requests_that_fail_are_counted(log, tmp_path):
 def test_a_window_that_was_stopped_is_asked_again(log, tmp_path):
     with Served(seconds=lambda n: 0.005) as fake:
         asked = Benchmark(suite=str(log), load=Load(fake.url, concurrency=2), options=QUICK, out=tmp_path / "run")
-        stopped = bench_endpoints(asked, Watch(stopped=lambda: len(fake.asked) > 20))
+        stopped = bench_endpoints(asked, Progress(stopped=lambda: len(fake.asked) > 20))
         assert not stopped.complete
         assert stopped.results[0]["answers"] == 16
         whole = bench_endpoints(asked)
@@ -209,7 +208,7 @@ def test_lines_of_a_log_that_cannot_be_read_are_skipped_and_told(log, tmp_path, 
 
 
 def turn(times, count, **batch):
-    return Reply(3, [], "said", 1.0, times=times, count=count, batch=batch)
+    return reply(3, [], "said", 1.0, times=times, count=count, batch=batch)
 
 
 def test_figures_of_requests():

@@ -9,13 +9,13 @@ import os
 
 import numpy as np
 import pytest
+from tests.bench.peers import asked
 
 from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.draft.registry import names
 from paceline.engine.engine import Engine
 from paceline.peers import create_peer
-from paceline.peers.contestant import Ask
 from paceline.train.export import export_medusa
 
 NEW = 64
@@ -68,8 +68,8 @@ def test_vllm_accepts_as_much_of_a_head_as_our_engine(method, demo, tmp_path):
     )
     try:
         peer.open()
-        ask = Ask(max_tokens=NEW, ends=engine.target.eos_token_ids)
-        turns = [peer.answer([prompt], ask)[0] for prompt in prompts]
+        how = {"max_tokens": NEW, "ends": engine.target.eos_token_ids}
+        turns = [asked(peer, [prompt], **how)[0] for prompt in prompts]
     finally:
         peer.close()
     assert [turn.tokens for turn in turns] == answers

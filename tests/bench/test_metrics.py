@@ -6,6 +6,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+from tests.bench.turns import reply
 
 from paceline.bench.metrics import (
     accepted_by_depth,
@@ -33,12 +34,11 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer
-from paceline.peers.contestant import Reply
 
 
 def turn(tokens, seconds=1.0, **told):
     ids = list(range(tokens)) if isinstance(tokens, int) else list(tokens)
-    return Reply(prompt_tokens=5, tokens=ids, text="", seconds=seconds, plain_tokens=len(ids) - 1, **told)
+    return reply(prompt_tokens=5, tokens=ids, text="", seconds=seconds, plain_tokens=len(ids) - 1, **told)
 
 
 def answer(*turns, method="sam", question="1", task="qa", **told):

@@ -10,15 +10,15 @@ from tests.paths import REPOSITORY
 
 from paceline.errors import MethodError, PacelineError
 from paceline.peers import PEERS, describe, parse_peer
-from paceline.peers.contestant import Contestant, cut
-from paceline.peers.setup import cut_rounds, model_bytes
+from paceline.peers.peer import Peer
+from paceline.peers.setup import cut, cut_rounds, model_bytes
 
 
 def test_every_peer_in_the_table_can_be_named():
     for name, entry in PEERS.items():
         takes_file = ":" in entry.help
         found, config = parse_peer(f"{name}:x" if takes_file else name)
-        assert issubclass(found, Contestant)
+        assert issubclass(found, Peer)
         assert getattr(config, "checkpoint", None) == ("x" if takes_file else None), name
         assert all(option.help for option in describe(name)), name
 

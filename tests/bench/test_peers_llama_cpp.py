@@ -7,10 +7,10 @@ import types
 
 import numpy as np
 import pytest
-from tests.bench.peers import check, opened, peer
+from tests.bench.peers import asked, check, opened, peer
 
 from paceline.errors import ModelError
-from paceline.peers.contestant import Ask, NotInstalled
+from paceline.peers import NotInstalled
 
 
 class FakeLlama:
@@ -80,19 +80,19 @@ def test_llama_cpp_answers(llama_cpp, tmp_path):
     file.write_bytes(b"GGUF")
     with opened(f"llama-cpp:{file}", tmp_path, threads=3) as one:
         for _ in range(2):
-            (turn,) = one.answer([[4, 6]], Ask(max_tokens=6))
+            (turn,) = asked(one, [[4, 6]], max_tokens=6)
             assert (turn.tokens, turn.lengths, turn.nodes) == ([7, 8, 5, 6, 7, 8], [1] * 6, [0] * 6)
             check(turn)
-        assert (one.llama.sampling["temp"], one.settings["threads"]) == (0.0, 3)
-        assert (one.max_batch, one.target_bytes) == (1, 4)
-        (turn,) = one.answer([[4, 6]], Ask(max_tokens=9, ends=(8,), temperature=0.7, seeds=(5,)))
-        assert (turn.tokens, turn.finish, one.llama.seeds) == ([7, 8], "stop", [5])
+        assert (one.llama.sampling["temp"], one.facts["threads"]) == (0.0, 3)
+        assert (one.slots, one.target_bytes) == (1, 4)
+        (turn,) = asked(one, [[4, 6]], max_tokens=9, ends=(8,), temperature=0.7, seeds=(5,))
+        assert (turn.tokens, turn.finish_reason, one.llama.seeds) == ([7, 8], "stop", [5])
     with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:
-        (turn,) = one.answer([[4, 7]], Ask(max_tokens=9))
+        (turn,) = asked(one, [[4, 7]], max_tokens=9)
         assert turn.tokens == [8, 5, 6, 7, 8, 5, 6, 7, 8]
         assert (turn.lengths, turn.nodes) == ([1, 1, 2, 1, 1, 2, 1], [0, 0, 2, 0, 0, 2, 0])
         check(turn)
-        assert (one.llama.draft_model.words, one.settings["num_pred_tokens"]) == ((2, 2), 2)
+        assert (one.llama.draft_model.words, one.facts["num_pred_tokens"]) == ((2, 2), 2)
     vars(llama_cpp)["llama_supports_gpu_offload"] = lambda: True
     with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:  # the target is on the processor, and so is this
         assert one.llama.words["n_gpu_layers"] == 0

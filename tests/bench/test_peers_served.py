@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests import models
-from tests.bench.peers import PROMPTS, check, opened, peer
+from tests.bench.peers import PROMPTS, asked, check, opened, peer
 
 import paceline
 from paceline.errors import ModelError, PacelineError
-from paceline.peers import served, vllm
-from paceline.peers.contestant import Ask, NotInstalled
+from paceline.peers import NotInstalled, served, vllm
 from paceline.peers.served import rounds
 from paceline.target.load import read_config
 
@@ -90,36 +89,36 @@ def option_of(command, name):
 def test_a_command_is_a_peer(tiny):
     with opened(COMMAND, tiny) as one:
         one.wake(0.01)
-        first, second = one.answer([[4, 6], [9]], Ask(max_tokens=5))
+        first, second = asked(one, [[4, 6], [9]], max_tokens=5)
         assert (first.tokens, second.tokens) == ([6, 7, 8, 9, 10], [9, 10, 11, 12, 13])
-        assert (first.lengths, first.text, first.finish) == ([2, 2, 1], "6 7 8 9 10", "length")
+        assert (first.lengths, first.text, first.finish_reason) == ([2, 2, 1], "6 7 8 9 10", "length")
         assert first.times == sorted(first.times or [])
         assert (first.times or [0])[-1] <= first.seconds
         assert first.batch == {"drafts": 4, "drafted": 12, "accepted": 4}  # of both requests
-        (ended,) = one.answer([[4, 6]], Ask(max_tokens=5, ends=(8,)))
+        (ended,) = asked(one, [[4, 6]], max_tokens=5, ends=(8,))
         assert ended.tokens == [6, 7, 8]
         with pytest.raises(PacelineError, match="bad luck"):
-            one.answer([[666]], Ask(max_tokens=5))
-        assert (one.answer([[4, 6]], Ask(max_tokens=2))[0].tokens, one.settings["server"]) == ([6, 7], "vllm")
+            asked(one, [[666]], max_tokens=5)
+        assert (asked(one, [[4, 6]], max_tokens=2)[0].tokens, one.facts["server"]) == ([6, 7], "vllm")
 
 
 def test_llama_cpp_says_what_each_round_drafted(tiny):
     with opened(f"{COMMAND} --owner llamacpp --spec ngram-mod", tiny) as one:
-        (turn,) = one.answer([[4, 6]], Ask(max_tokens=9))
+        (turn,) = asked(one, [[4, 6]], max_tokens=9)
         assert (turn.lengths, turn.nodes) == ([1, 3, 3, 1, 1], [0, 5, 5, 0, 0])
         check(turn)
-        (turn,) = one.answer([[4, 6]], Ask(max_tokens=5, ends=(8,), temperature=0.7, seeds=(5,)))
-        assert (turn.tokens, turn.finish) == ([6, 7, 8], "stop")
+        (turn,) = asked(one, [[4, 6]], max_tokens=5, ends=(8,), temperature=0.7, seeds=(5,))
+        assert (turn.tokens, turn.finish_reason) == ([6, 7, 8], "stop")
         with pytest.raises(PacelineError, match="bad luck"):
-            one.answer([[666]], Ask(max_tokens=5))
+            asked(one, [[666]], max_tokens=5)
 
 
 def test_vllm_gets_its_configuration_and_the_threads(python, tiny, draft):
     with opened(f"vllm-draft:{draft},k=3,eager=yes", tiny, python=python, threads=3) as one:
         command, variables = told(one)
-        assert one.answer(PROMPTS[:1], Ask(max_tokens=4))[0].tokens == [41, 42, 43, 44]
+        assert asked(one, PROMPTS[:1], max_tokens=4)[0].tokens == [41, 42, 43, 44]
         assert 0 < one.draft_bytes < one.target_bytes
-        settings = one.settings
+        settings = one.facts
     assert (variables["OMP_NUM_THREADS"], variables["VLLM_CPU_OMP_THREADS_BIND"]) == ("3", "nobind")
     wanted = {"model": str(tiny), "dtype": "float32", "max-num-seqs": "4", "max-model-len": str(models.MAX_CONTEXT)}
     assert {name: option_of(command, name) for name in wanted} == wanted
@@ -155,14 +154,14 @@ def test_a_drafter_that_learns_starts_anew_and_no_other(python, tiny):
 
 
 def test_vllm_that_samples_wrongly_is_not_asked_to(python, tiny):
-    sampled = Ask(max_tokens=3, temperature=0.7, seeds=(1,))
+    sampled = {"max_tokens": 3, "temperature": 0.7, "seeds": (1,)}
     with opened("vllm-ngram", tiny, python=python) as one:
         with pytest.raises(PacelineError, match=r"cannot sample here: on a CPU without triton-cpu.*issue 55005"):
-            one.answer(PROMPTS[:1], sampled)
-        one.settings["triton"] = True
-        assert one.answer(PROMPTS[:1], sampled)
+            asked(one, PROMPTS[:1], **sampled)
+        one.facts["triton"] = True
+        assert asked(one, PROMPTS[:1], **sampled)
     with opened("vllm", tiny, python=python) as one:
-        assert one.answer(PROMPTS[:1], sampled)
+        assert asked(one, PROMPTS[:1], **sampled)
 
 
 def test_what_is_not_there_is_named(tiny, file):
@@ -186,13 +185,13 @@ def test_what_is_not_there_is_named(tiny, file):
 def test_llama_cpp_by_its_wheel(python, file, tmp_path):
     (tmp_path / "drafter").write_text("drafter")
     with opened(f"xllamacpp:{file}", tmp_path, python=f"vllm=nowhere,xllamacpp={python}", threads=3) as one:
-        (turn,) = one.answer([[4, 6]], Ask(max_tokens=5))
+        (turn,) = asked(one, [[4, 6]], max_tokens=5)
         assert (turn.tokens, turn.lengths, turn.nodes) == ([6, 7, 8, 9, 10], [1] * 5, [0] * 5)
-        assert (one.settings["threads"], one.settings["system"], one.target_bytes) == (3, "AVX2 = 1", 4)
-        assert one.max_batch == 1
+        assert (one.facts["threads"], one.facts["system"], one.target_bytes) == (3, "AVX2 = 1", 4)
+        assert one.slots == 1
     for options, size in {"spec=draft-eagle3,k=7": 7, "spec=draft-eagle3": 3, "spec=ngram-cache": 5}.items():
         with opened(f"xllamacpp:{file},{options},file={tmp_path / 'drafter'}", tmp_path, python=python) as one:
-            assert one.answer([[4, 6]], Ask(max_tokens=9))[0].nodes == [0, size, size, 0, 0]
+            assert asked(one, [[4, 6]], max_tokens=9)[0].nodes == [0, size, size, 0, 0]
     refused = {"spec=draft-eagle3": "draft-eagle3 needs file=", "file=none.gguf": "there is no file"}
     for options, words in refused.items():
         with pytest.raises(PacelineError, match=words):
@@ -210,7 +209,7 @@ def test_a_server_that_fails(fault, says, tiny, monkeypatch):
         one.open()
     one.close()
     with pytest.raises(PacelineError, match="is not running"):
-        one.answer(PROMPTS[:1], Ask(max_tokens=3))
+        asked(one, PROMPTS[:1], max_tokens=3)
 
 
 def state(pid):
@@ -235,7 +234,7 @@ def test_a_server_is_stopped_between_answers_and_dies_with_us(tiny):
         process = one.server._process
         for _ in range(2):
             assert becomes(process.pid, "T")
-            assert one.answer([[4, 6]], Ask(max_tokens=2))
+            assert asked(one, [[4, 6]], max_tokens=2)
     assert becomes(process.pid, ("", "Z"))
     program = (
         "import os\nfrom paceline.net.endpoint import Started\n"

@@ -7,12 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests import gguf_files, models
-from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
+from tests.bench.peers import NEW, PROMPTS, answers, asked, check, opened, peer
 
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.peers import setup
 from paceline.peers import transformers as ours
-from paceline.peers.contestant import Ask
 
 ALONE = ["transformers-lookup", "transformers-assisted:{draft}"]
 
@@ -21,11 +20,11 @@ ALONE = ["transformers-lookup", "transformers-assisted:{draft}"]
 def test_transformers_says_what_our_engine_says(spec, tiny, draft):
     expected = answers(tiny)
     with opened(spec.format(draft=draft), tiny) as one:
-        turns = [one.answer([prompt], Ask(max_tokens=NEW))[0] for prompt in PROMPTS]
+        turns = [asked(one, [prompt], max_tokens=NEW)[0] for prompt in PROMPTS]
         assert one.name == "peer:" + spec.format(draft=draft)
     assert [turn.tokens for turn in turns] == expected
     assert [turn.prompt_tokens for turn in turns] == [len(prompt) for prompt in PROMPTS]
-    assert {turn.finish for turn in turns} == {"length"}
+    assert {turn.finish_reason for turn in turns} == {"length"}
     for turn in turns:
         check(turn)
     rounds = sum(len(turn.lengths or []) for turn in turns)
@@ -45,7 +44,7 @@ def test_a_batch_is_answered_as_its_prompts_are_alone(tiny):
     expected = answers(tiny, ends=ends)
     assert len({len(tokens) for tokens in expected}) > 1  # one ends sooner
     with opened("transformers", tiny) as one:
-        turns = one.answer(PROMPTS, Ask(max_tokens=NEW, ends=ends))
+        turns = asked(one, PROMPTS, max_tokens=NEW, ends=ends)
     assert ([turn.tokens for turn in turns], len({turn.seconds for turn in turns})) == (expected, 1)
     for turn in turns:
         check(turn)
@@ -59,27 +58,27 @@ def test_answers_end_where_they_should(spec, tiny, draft):
     until = whole.index(ends[0]) + 1
     with opened(spec.format(draft=draft), tiny) as one:
         for new in (1, 2, 7):
-            (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=new))
-            assert (turn.tokens, turn.finish) == (whole[:new], "length")
+            (turn,) = asked(one, PROMPTS[:1], max_tokens=new)
+            assert (turn.tokens, turn.finish_reason) == (whole[:new], "length")
             check(turn)
-        (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=NEW, ends=ends))
-        assert (turn.tokens, turn.finish) == (whole[:until], "stop")
+        (turn,) = asked(one, PROMPTS[:1], max_tokens=NEW, ends=ends)
+        assert (turn.tokens, turn.finish_reason) == (whole[:until], "stop")
         check(turn)
 
 
 def test_the_context_ends_an_answer(tiny):
     with opened("transformers-lookup", tiny, max_context=12) as one:
-        (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=50))
-        assert (len(turn.tokens), turn.finish) == (4, "context")
+        (turn,) = asked(one, PROMPTS[:1], max_tokens=50)
+        assert (len(turn.tokens), turn.finish_reason) == (4, "context")
         with pytest.raises(PromptError, match="has 12 tokens"):
-            one.answer([[3] * 12], Ask(max_tokens=50))
+            asked(one, [[3] * 12], max_tokens=50)
 
 
 @pytest.mark.parametrize("spec", ["transformers", *ALONE])
 def test_sampling_hangs_on_the_seed(spec, tiny, draft):
     with opened(spec.format(draft=draft), tiny) as one:
-        asks = [Ask(max_tokens=12, temperature=3.0, seeds=(seed,)) for seed in (1, 2, 1)]
-        first, second, again = [one.answer(PROMPTS[:1], ask)[0] for ask in asks]
+        how = {"max_tokens": 12, "temperature": 3.0}
+        first, second, again = [asked(one, PROMPTS[:1], seeds=(seed,), **how)[0] for seed in (1, 2, 1)]
     assert first.tokens == again.tokens
     assert first.tokens != second.tokens
     check(first)
@@ -88,14 +87,14 @@ def test_sampling_hangs_on_the_seed(spec, tiny, draft):
 def test_sampling_is_from_the_whole_distribution(tiny):
     """Neither the checkpoint's top_k of 3 nor transformers' own of 50 is heeded."""
     with opened("transformers", tiny, batch=200) as one:
-        turns = one.answer([PROMPTS[1]] * 200, Ask(max_tokens=1, temperature=50.0, seeds=tuple(range(200))))
+        turns = asked(one, [PROMPTS[1]] * 200, max_tokens=1, temperature=50.0, seeds=tuple(range(200)))
     assert len({turn.tokens[0] for turn in turns}) > 100
 
 
 def test_a_mode_for_one_takes_one(tiny):
     with opened("transformers-lookup", tiny) as one:
-        assert one.max_batch == 1
-    assert peer("transformers", tiny).max_batch == 4
+        assert one.slots == 1
+    assert peer("transformers", tiny).slots == 4
 
 
 def test_peers_share_a_model_and_give_it_back(tiny, draft):
@@ -106,7 +105,7 @@ def test_peers_share_a_model_and_give_it_back(tiny, draft):
     assert len(ours._LOADED) == 2
     first.close()
     expected = answers(tiny)[0]
-    assert second.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens == expected
+    assert asked(second, PROMPTS[:1], max_tokens=NEW)[0].tokens == expected
     second.close()
     assert ours._LOADED == {}
 
@@ -123,9 +122,9 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tiny, tmp_path):
 def test_what_a_schedule_learnt_is_forgotten(tiny, draft):
     """The heuristic schedule keeps its draft length from call to call."""
     with opened(f"transformers-assisted:{draft},tokens=2,schedule=heuristic,confidence=0", tiny) as one:
-        first, later = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0] for _ in range(2)]
+        first, later = [asked(one, PROMPTS[2:], max_tokens=NEW)[0] for _ in range(2)]
         one.forget()
-        (again,) = one.answer(PROMPTS[2:], Ask(max_tokens=NEW))
+        (again,) = asked(one, PROMPTS[2:], max_tokens=NEW)
     assert later.nodes is not None
     assert (first.nodes[0], again.nodes, len(later.tokens)) == (2, first.nodes, len(first.tokens))
 
@@ -135,14 +134,14 @@ def test_transformers_is_silent(tiny, draft, capfd):
         warnings.simplefilter("error")
         for spec in ("transformers", *ALONE):
             with opened(spec.format(draft=draft), tiny) as one:
-                one.answer(PROMPTS[:1], Ask(max_tokens=4, temperature=0.5))
+                asked(one, PROMPTS[:1], max_tokens=4, temperature=0.5)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("spec", ["transformers"])
 def test_transformers_is_woken(spec, tiny):
     with opened(spec, tiny) as one:
-        [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+        [before] = asked(one, PROMPTS[:1], max_tokens=NEW)
         forwards = []
         hook = one.model.register_forward_hook(lambda *_: forwards.append(1))
         began = perf_counter()
@@ -150,7 +149,7 @@ def test_transformers_is_woken(spec, tiny):
         assert perf_counter() - began > 0.05
         assert forwards, "its own forward is what wakes it"
         hook.remove()
-        [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+        [after] = asked(one, PROMPTS[:1], max_tokens=NEW)
     assert after.tokens == before.tokens
 
 
@@ -163,7 +162,7 @@ def test_a_gguf_file_is_run_with_the_weights_that_our_engine_expands(tmp_path, m
     written = set()
     for _ in range(2):
         with opened("transformers", file) as one:
-            assert [one.answer([prompt], Ask(max_tokens=NEW))[0].tokens for prompt in PROMPTS] == expected
+            assert [asked(one, [prompt], max_tokens=NEW)[0].tokens for prompt in PROMPTS] == expected
         (made,) = (tmp_path / "cache" / "paceline" / "expanded").iterdir()
         written.add((made.name, (made / "model.safetensors").stat().st_mtime_ns))
     assert len(written) == 1

@@ -7,13 +7,13 @@ import os
 from time import perf_counter
 
 import pytest
+from tests.bench.peers import asked
 
 from paceline.bench.suites import read_suite
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.peers import create_peer
-from paceline.peers.contestant import Ask
 
 NEW = 16
 PLAIN = "vllm,eager=true"
@@ -42,14 +42,14 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
         began = perf_counter()
         peer.wake(0.3)
         assert 0.3 < perf_counter() - began < 10
-        ask = Ask(max_tokens=NEW, ends=ends)
-        turns = [peer.answer([prompt], ask)[0] for prompt in prompts]
+        how = {"max_tokens": NEW, "ends": ends}
+        turns = [asked(peer, [prompt], **how)[0] for prompt in prompts]
         if "ngram" in spec:  # a new drafter does as well; suffix decoding gets one between repetitions
             peer.forget()
-        again = peer.answer(prompts[:2], ask)
-        if peer.settings["device"] == "cpu" and spec != PLAIN and not peer.settings["triton"]:
+        again = asked(peer, prompts[:2], **how)
+        if peer.facts["device"] == "cpu" and spec != PLAIN and not peer.facts["triton"]:
             with pytest.raises(PacelineError, match="cannot sample here"):
-                peer.answer(prompts[:1], Ask(max_tokens=NEW, temperature=1.0, ends=ends))
+                asked(peer, prompts[:1], max_tokens=NEW, temperature=1.0, ends=ends)
     finally:
         peer.close()
     assert ([turn.tokens for turn in turns], [turn.tokens for turn in again]) == (ours, ours[:2])

@@ -3,13 +3,15 @@
 from collections import Counter
 
 import pytest
+from tests.bench.turns import reply
 
 from paceline.bench import runner
 from paceline.bench.record import Answer
 from paceline.bench.runner import Options, Runner, fitting, grouped
 from paceline.bench.suites import Question
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.peers.contestant import Ask, Contestant, Reply
+from paceline.peers.peer import Peer
 
 QUESTIONS = [
     Question("a", "writing", "mt-bench", ("one", "two")), Question("b", "math", "mt-bench", ("three",)),
@@ -23,14 +25,19 @@ def prompt(question, answers):
     return [ord(letter) for turn, answer in said for letter in turn + answer]
 
 
-class Echo(Contestant):
+def request(question, answers):
+    return {"prompt": prompt(question, answers)}
+
+
+class Echo(Peer):
     """Answers the prompt backwards, and notes when it was asked what."""
 
-    asked: list[tuple[str, str, Ask]] = []
+    mixes = in_process = True
+    asked: list[tuple[str, str, SamplingParams]] = []
     woken: list[tuple[str, int, float]] = []
 
-    def __init__(self, name, fails_at=None, max_batch=8):
-        super().__init__(name, max_batch=max_batch)
+    def __init__(self, name, fails_at=None, slots=8):
+        super().__init__(name, slots, None)
         self.fails_at = fails_at
         self.forgot = 0
 
@@ -40,14 +47,14 @@ class Echo(Contestant):
     def wake(self, seconds):
         Echo.woken.append((self.name, len(Echo.asked), seconds))
 
-    def answer(self, prompts, ask):
+    def answer(self, prompts, params):
         turns = []
-        for tokens in prompts:
+        for tokens, ask in zip(prompts, params, strict=True):
             text = "".join(map(chr, tokens))
             Echo.asked.append((self.name, text, ask))
             if self.fails_at is not None and text.endswith(self.fails_at):
                 raise PacelineError("it broke\nin two")
-            turns.append(Reply(len(tokens), list(tokens[::-1]), " " + text[::-1] + " ", 0.5))
+            turns.append(reply(len(tokens), list(tokens[::-1]), " " + text[::-1] + " ", 0.5))
         return turns
 
 
@@ -65,9 +72,9 @@ def log():
     return Log()
 
 
-def run(log, contestants, options=Options(warm_up=0), **more):
+def run(log, endpoints, options=Options(warm_up=0), **more):
     groups = grouped([(q, len(q.turns)) for q in QUESTIONS], options.batch)
-    return Runner(contestants, groups, options, prompt, known=list(log), record=log.extend, **more).run()
+    return Runner(endpoints, groups, options, request, known=list(log), record=log.extend, **more).run()
 
 
 def test_everyone_answers_everything_in_an_order_of_its_own(log):
@@ -96,7 +103,7 @@ def test_a_stopped_run_has_answers_of_every_task(log):
     assert {a.question: a.group for a in again} == {q.id: i for i, q in enumerate(QUESTIONS)}
 
 
-def test_a_second_turn_reads_the_contestants_own_first_answer(log):
+def test_a_second_turn_reads_the_endpoints_own_first_answer(log):
     run(log, [Echo("x")])
     assert [text for _, text, _ in Echo.asked[:2]] == ["one", "one" + "eno" + "two"]
     first = log[0]
@@ -116,13 +123,13 @@ def test_who_is_asked_is_awake(log, monkeypatch):
 
 
 def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(log):
-    contestants = [Echo("x"), Echo("y")]
-    run(log, contestants, Options(warm_up=2, max_tokens=100, repeats=2))
+    endpoints = [Echo("x"), Echo("y")]
+    run(log, endpoints, Options(warm_up=2, max_tokens=100, repeats=2))
     warm = Echo.asked[:8]
     turns = ("one", "oneenotwo")
     assert [(name, text) for name, text, _ in warm] == [(n, t) for n in "xy" for _ in "12" for t in turns]
     assert ({ask.max_tokens for *_, ask in warm}, len(log)) == ({32}, 2 * 2 * len(QUESTIONS))
-    assert [c.forgot for c in contestants] == [2, 2]  # behind the warm-up, and between the repetitions
+    assert [c.forgot for c in endpoints] == [2, 2]  # behind the warm-up, and between the repetitions
 
 
 def test_the_warm_up_is_as_wide_as_the_widest_group(log):
@@ -148,7 +155,7 @@ def test_a_method_that_fails_while_warming_up_has_a_line_that_says_so(log):
 
 def test_what_is_not_ours_to_foresee_is_caught_too(log):
     class Broken(Echo):
-        def answer(self, prompts, ask):
+        def answer(self, prompts, params):
             raise ZeroDivisionError("1/0")
 
     run(log, [Echo("x"), Broken("y")])
@@ -183,21 +190,20 @@ def test_a_failure_is_tried_again_when_the_run_goes_on(log):
 
 
 def test_a_batch_is_of_one_task(log):
-    run(log, [Echo("x"), Echo("y", max_batch=1)], Options(batch=2, warm_up=0))
+    run(log, [Echo("x"), Echo("y", slots=1)], Options(batch=2, warm_up=0))
     done = list(log)
     groups = {a.question: a.group for a in done if a.method == "x"}
     assert groups == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
     assert [a.failed for a in done if a.method == "y"] == ["answers 1 at a time, and --batch is 2"] * 2
 
 
-def test_every_contestant_has_the_same_seed_and_every_answer_another(log):
+def test_every_endpoint_has_the_same_seed_and_every_answer_another(log):
     run(log, [Echo("x"), Echo("y")], Options(temperature=0.7, repeats=2, warm_up=0, batch=2))
     seeds = {}
     for name, _, ask in Echo.asked:
         assert ask.temperature == 0.7
-        seeds.setdefault(name, []).extend(ask.seeds)
+        seeds.setdefault(name, []).append(ask.seed)
     assert Counter(seeds["x"]) == Counter(seeds["y"])
-    # `asked` has a line a prompt, so a group of two brings both its seeds twice.
     assert len(set(seeds["x"])) == 2 * (len(QUESTIONS) + 1)
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.bench.turns import reply
 
 from paceline.bench.metrics import (
     identical,
@@ -15,7 +16,6 @@ from paceline.bench.record import Answer
 from paceline.bench.specbench import export
 from paceline.bench.suites import Question, Suite
 from paceline.errors import PacelineError
-from paceline.peers.contestant import Reply
 
 CATEGORIES = ("writing", "coding", "translation", "rag", "rag", "qa")
 EIGHT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -58,7 +58,7 @@ def _turn(text, speed, random, method):
     while sum(lengths) < len(tokens):
         lengths.append(min(1 if method == "none" else int(random.integers(1, 6)), len(tokens) - sum(lengths)))
     seconds = round(len(tokens) / speed * float(random.uniform(0.8, 1.2)), 6)
-    return Reply(
+    return reply(
         prompt_tokens=3, tokens=tokens, text=f" {text}\n", seconds=seconds,
         lengths=None if method.startswith("peer") else lengths, plain_tokens=len(ENCODE(text)) - 1,
     )

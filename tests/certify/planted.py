@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.certify.engines import local
+from paceline.certify.command import local
 from paceline.certify.oracles import Exact
 from paceline.core import accept
 from paceline.core.accept import Cursor, Lossless, follow, target_distributions

@@ -19,7 +19,7 @@ import numpy as np
 import regex
 
 from paceline.certify.scenarios import ANIMALS, COLOURS
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 
 END, THOUGHT = "<end>", "</think>"
 CHARS = [*"abcdefghijklmnopqrstuvwxyz0123456789 {}[]\":,-.", "\n", THOUGHT, END]

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.certify.asking import Noise, compare
 from paceline.certify.verdict import Divergence
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 
 BODY = {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 2, "presence_penalty": 0.8}
 

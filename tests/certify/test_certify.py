@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from paceline.certify.certificate import certify
-from paceline.certify.engines import local
+from paceline.certify.command import local
 from paceline.certify.greedy import PASSES
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
 from paceline.certify.sampled import distribution_of
 from paceline.core.sampling import SamplingParams
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint
 from tests.certify.planted import BUGS, Tolerant, World, planted
 

@@ -11,7 +11,7 @@ from paceline.certify.oracles import Reported
 from paceline.certify.page import detectable, verdict
 from paceline.certify.scenarios import SCENARIOS, Play, alike, counted, user
 from paceline.certify.verdict import _verdict
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from tests.certify.test_slow_servers import Slow
 
 NAME = "counts, limits and reasons"

@@ -12,12 +12,14 @@ import pytest
 from paceline.certify.asking import RETRY, TIE, Control, Noise, compare, control_of
 from paceline.certify.certificate import certify
 from paceline.certify.command import certify_server
-from paceline.certify.options import Scope, ServerTest, Watch
+from paceline.certify.options import Scope, ServerTest
 from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, page
 from paceline.net import endpoint
-from paceline.net.client import Client, Completion
+from paceline.net.client import Client
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Remote
+from paceline.runs.progress import Progress
 from tests.pairs import paired
 from tests.web import Handler, serving
 
@@ -267,6 +269,6 @@ def test_servers_are_closed(owner, reference, monkeypatch):
         monkeypatch.delitem(KNOWN, "draft")
     with served(Model(owner=owner.partition(" ")[0])) as server:
         other = server.url if reference else None
-        certify_server(ServerTest(server=server.url, against=other, scope=Scope(requests=0, budget="0s")), Watch())
+        certify_server(ServerTest(server=server.url, against=other, scope=Scope(requests=0, budget="0s")), Progress())
     assert opened
     assert all(one._http.is_closed for one in opened)

@@ -22,7 +22,7 @@ from paceline.certify.conditional import (
 )
 from paceline.certify.verdict import LEVEL, LONG
 from paceline.core.sampling import SamplingParams, probabilities
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 
 SIZE, TOP, ANSWERS = 60, 20, 28
 Asked = tuple[tuple[str, Any], ...]

@@ -9,7 +9,7 @@ import pytest
 from paceline.certify.options import Scope
 from paceline.certify.sampled import Distribution, KnownCase, Sampled, TextCase
 from paceline.certify.stats import chi_square, tail
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint
 
 FINE = np.tile([0.02, 0.03], 20)

@@ -20,7 +20,7 @@ from paceline.certify.sampled import Sampled
 from paceline.certify.scenarios import FEATURES, FORMS, SCENARIOS, Play, probe, user
 from paceline.certify.shrink import greedy_reports
 from paceline.errors import PacelineError
-from paceline.net.client import CompletionError
+from paceline.net.completion import CompletionError
 from tests.certify.tables import (
     BUGS,
     CHARS,

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.scenarios import SCENARIOS, SHORTEST, SPENT, Play, user
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint
 
 KNOWN = {"messages", "max_tokens", "temperature", "seed", "logprobs", "top_logprobs", "stop", "stream"}

@@ -107,15 +107,15 @@ def test_both_answers_are_shown(command, endless, tmp_path):
 
 
 def test_ctrl_c_leaves_what_was_measured(command, endless, monkeypatch):
-    answer, calls = Driven.answer, []
+    ask, calls = Driven.ask, []
 
     def interrupting(self, *words):
         calls.append(self.name)
         if len(calls) == 5:  # both have answered the first two prompts
             signal.raise_signal(signal.SIGINT)
-        return answer(self, *words)
+        return ask(self, *words)
 
-    monkeypatch.setattr(Driven, "answer", interrupting)
+    monkeypatch.setattr(Driven, "ask", interrupting)
     result = command("demo", endless, "-p", PROMPTS, "-n", 20)
     assert result.code == 130
     assert "interrupted; the figures above are of the answers so far" in result.err

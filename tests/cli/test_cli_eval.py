@@ -10,7 +10,7 @@ from tests.pages.test_report import Seen
 
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
 from paceline.evals.align.options import AlignOptions, Decoding
-from paceline.evals.align.run import Progress, align
+from paceline.evals.align.run import align
 from paceline.runs.runs import RUN, rows
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
         asked = AlignOptions(
             f"{server.url}#scripted", judge=["self", "checks"], out=folder, decoding=Decoding(400, 0.0)
         )
-        align(asked, Progress())
+        align(asked)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.served import Served
 
 from paceline.cli.watch import reading
-from paceline.net.client import CompletionError
+from paceline.net.completion import CompletionError
 from paceline.net.servers import Drafting
 
 OWN = {

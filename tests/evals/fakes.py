@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.evals.align.backend import Request, Response
+from paceline.evals.align.backend import Request
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Call, Item, Rule, Scenario
+from paceline.net.completion import Completion
 
 
 class Scribe:
     """Answers by `say(request, number)`, number from 1, and keeps every request. A tuple is (text, finish_reason)."""
 
-    label = "scribe"
+    label, opened = "scribe", False
 
     def __init__(self, say):
         self._say = say
@@ -24,7 +25,7 @@ class Scribe:
         words = len(text.split())
         prompt = sum(len(m["content"].split()) for m in request.messages) + len(request.prefix.split())
         call = Call(request.phase, reason, 0.0, prompt, 0, len(request.forced.split()), words)
-        return Response(text, call)
+        return Completion(text, finish_reason=reason), call
 
     async def close(self): ...
 
@@ -44,6 +45,12 @@ def item(**changes):
         "id": "Test/000", "scenario": "Test", "prompt": "plain?", "adversarial_prompt": "disguised?", "label": "safe",
     }  # fmt: skip
     return Item(**(told | changes))
+
+
+async def complete(backend, request):
+    """The completion, with its cost as `call`."""
+    completion, completion.call = await backend.complete(request)
+    return completion
 
 
 async def answer(method, say, **settings):

@@ -5,13 +5,15 @@ import json
 
 import pytest
 
-from paceline.evals.align.backend import Backend, Request, Response
+from paceline.evals.align.backend import Backend, Request
 from paceline.evals.align.options import Decoding
-from paceline.net.client import CompletionError, Retry, find_model, parse
+from paceline.net.client import Retry, find_model, parse
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Remote
 from paceline.target.load import load_tokenizer
 from tests import models
 from tests.evals.endpoint import Scripted
+from tests.evals.fakes import complete
 
 QUICK = Retry(tries=6, base=0.01, longest=0.05)
 TURNS = ({"role": "system", "content": "s"}, {"role": "user", "content": "hello there"})
@@ -25,7 +27,7 @@ def ask(endpoint, *requests, urls=None, **options):
         at = ",".join(urls or [endpoint.url])
         client = Backend(Remote(f"{at}#scripted", **({"retry": QUICK, "timeout": 0.5} | options)), "scripted", **shown)
         try:
-            return await asyncio.gather(*map(client.complete, requests), return_exceptions=True)
+            return await asyncio.gather(*(complete(client, one) for one in requests), return_exceptions=True)
         finally:
             await client.close()
 
@@ -95,7 +97,7 @@ def test_hosts_take_turns_and_one_that_is_down_is_left_to_the_others():
         ask(one, *many, urls=[one.url, two.url], slots=2)
         assert len(one.requests) == len(two.requests) == 4
         replies = ask(one, *many, urls=["http://127.0.0.1:9/v1", one.url])
-    assert all(isinstance(reply, Response) for reply in replies)
+    assert all(isinstance(reply, Completion) for reply in replies)
 
 
 def test_a_storm_of_429_keeps_to_the_slots_and_ends():

@@ -15,8 +15,9 @@ from paceline.evals.align.backend import Request
 from paceline.evals.align.local import LocalBackend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
-from paceline.net.client import CompletionError
+from paceline.net.completion import CompletionError
 from tests import models, native
+from tests.evals.fakes import complete
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def ask(backend, *requests):
     """One after another."""
 
     async def each():
-        return [await backend.complete(request) for request in requests]
+        return [await complete(backend, request) for request in requests]
 
     return asyncio.run(each())
 
@@ -134,7 +135,7 @@ def test_many_at_once_answer_like_one_by_one(model):
 
     async def at_once():
         backend = LocalBackend(str(model), "suffix,past=4000", batch=4, dtype="float32")
-        replies = await asyncio.gather(*map(backend.complete, requests))
+        replies = await asyncio.gather(*(complete(backend, one) for one in requests))
         await backend.close()
         return [reply.text for reply in replies]
 

@@ -19,10 +19,11 @@ from paceline.errors import PacelineError
 from paceline.evals.align import sample
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
-from paceline.evals.align.judge import ModelScorer
+from paceline.evals.align.judge import open_scorer
 from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
 from paceline.evals.align.page import markdown, page
-from paceline.evals.align.run import Progress, align
+from paceline.evals.align.run import align
+from paceline.runs.progress import Progress
 from paceline.runs.runs import rows
 from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
@@ -39,7 +40,7 @@ def asked(server, out, **changes):
 
 
 def go(server, out, **changes):
-    return align(asked(server, out, **changes), Progress())
+    return align(asked(server, out, **changes))
 
 
 SAME = (
@@ -176,7 +177,7 @@ def test_ctrl_c_ends_with_what_is_under_way_and_a_second_one_breaks_off(tmp_path
 
     with Scripted(reply, delay=0.05) as server:
         if presses == 1:
-            assert go(server, tmp_path / "run", concurrency=2).progress.stop
+            assert go(server, tmp_path / "run", concurrency=2).state.stop
         else:
             with pytest.raises(KeyboardInterrupt):
                 go(server, tmp_path / "run", concurrency=2)
@@ -260,7 +261,7 @@ def test_a_finished_run_is_not_asked_again_and_another_judge_may_be_added(tmp_pa
         again = go(server, tmp_path / "run")
         more = go(server, tmp_path / "run", judge=["self", "checks"])
         assert len(server.requests) == before
-    assert ((again.progress.done, again.complete), again.results) == ((12, True), first.results)
+    assert ((again.state.done, again.complete), again.results) == ((12, True), first.results)
     assert {row["judge"] for row in more.results} == {"scripted", "checks"}
     assert all(row["judged"] == row["items"] for row in more.results)
 
@@ -333,14 +334,14 @@ def test_a_local_reward_model_scores_the_conversation(tmp_path):
     reward.save_pretrained(tmp_path)
     models.tokenizer().save_pretrained(tmp_path)
     (scenario, (item, *_)), *_ = sample.read()
-    scorer = ModelScorer(str(tmp_path))
+    scorer = open_scorer(str(tmp_path), (), Scoring())
     (one, _), (again, _), (other, _) = (
         asyncio.run(scorer.score(item, scenario, item.prompt, text))
         for text in ("the cat", "the cat", "the little dog")
     )
     assert one == again != other
     with pytest.raises(PacelineError, match="reward model"):
-        ModelScorer(str(tmp_path / "nothing"))
+        open_scorer(str(tmp_path / "nothing"), (), Scoring())
 
 
 def _resident():
@@ -352,8 +353,8 @@ def many(tmp_path, items, concurrency, delay):
     """Seconds of a run over `items` items, memory on the way, and the server."""
     memory = []
 
-    def watch(progress):
-        if progress.done % 50 == 0:
+    def step(done, *_):
+        if done % 50 == 0:
             memory.append(_resident())
 
     with Scripted(delay=delay) as server:
@@ -363,7 +364,7 @@ def many(tmp_path, items, concurrency, delay):
             timeout=30.0,
         )  # fmt: skip
         began = time.perf_counter()
-        outcome = align(options, Progress(watch=watch))
+        outcome = align(options, Progress(step=step))
         seconds = time.perf_counter() - began
     assert outcome.complete
     assert outcome.results[0]["judged"] == items

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from paceline.net import client
-from paceline.net.client import Client, CompletionError, Retry, find_models
+from paceline.net.client import Client, Retry, find_models
+from paceline.net.completion import CompletionError
 from paceline.net.servers import get
 from tests.web import Handler, serving
 
@@ -65,7 +66,7 @@ def test_pauses_grow_and_are_no_shorter_than_the_server_asks(monkeypatch):
         pauses.append(seconds)
 
     async def attempt(number):
-        raise client._Passing("busy", after={2: 0.25, 3: 9.0}.get(number, 0.0))
+        raise client.Passing("busy", after={2: 0.25, 3: 9.0}.get(number, 0.0))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(client, "uniform", lambda low, high: high)

@@ -1,6 +1,5 @@
 """Running servers over HTTP: what they say of themselves, the requests of logs, and requests sent under a load."""
 
-import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -8,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
-from paceline.net.servers import Drafting, Request, Server, _version, fingerprint, read_requests, send
+from paceline.net.completion import Completion, CompletionError
+from paceline.net.servers import Drafting, Request, Server, _version, fingerprint, read_requests
 from tests.served import Served
 from tests.web import Handler, serving
 
@@ -68,7 +67,7 @@ def test_counts_by_drafter():
 def test_a_server_is_found_with_its_engine_and_version():
     with Served() as fake:
         server = Server.find(fake.url.removesuffix("/v1"))
-        assert (server.url, server.model, server.engine, server.version) == (fake.url, "fake", "vllm", "0.32.0")
+        assert server.facts == {"url": fake.url, "model": "fake", "engine": "vllm", "version": "0.32.0"}
         body = server.body(Request("1", [{"role": "user", "content": "hi"}]), 5, draft="none")
         assert (body["stream"], body["return_token_ids"], body["draft"]) == (True, True, "none")
     with pytest.raises(CompletionError, match="is the server up"):
@@ -111,7 +110,7 @@ def bodies(server, count):
 def test_so_many_are_under_way_and_deliveries_are_timed():
     with Served(seconds=lambda running: 0.01, accepted=(1,), fails=lambda number: number == 3) as fake:
         server = Server.find(fake.url)
-        answers = asyncio.run(send(server, bodies(server, 7), 2))
+        answers = server.send(bodies(server, 7), 2)
         assert fake.most_running == 2
     failed = [one for one in answers if isinstance(one, CompletionError)]
     assert len(failed) == 1
@@ -125,7 +124,7 @@ def test_so_many_are_under_way_and_deliveries_are_timed():
 def test_waiting_for_a_place_counts_where_requests_have_their_times():
     with Served(seconds=lambda running: 0.01) as fake:
         server = Server.find(fake.url)
-        answers = asyncio.run(send(server, bodies(server, 3), 1, due=[0.0, 0.0, 0.4]))
+        answers = server.send(bodies(server, 3), 1, due=[0.0, 0.0, 0.4])
     first, second, third = (one.times[0] for one in answers if isinstance(one, Completion))
     assert second > first + 0.05  # it was due with the first one
     assert third < second
@@ -135,7 +134,7 @@ def test_stopping_ends_it_at_once():
     with Served(seconds=lambda running: 0.2) as fake:
         server = Server.find(fake.url)
         looks = iter([False, False, True])
-        answers = asyncio.run(send(server, bodies(server, 4), 2, stopped=lambda: next(looks)))
+        answers = server.send(bodies(server, 4), 2, stopped=lambda: next(looks))
         assert (answers, len(fake.asked)) == ([None] * 4, 2)
 
 
@@ -189,7 +188,7 @@ def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal():
 def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part):
     with hostile(events=f"data: {json.dumps(part)}\n\ndata: [DONE]\n\n".encode()) as url:
         server = Server(url, "m")
-        (answer,) = asyncio.run(send(server, bodies(server, 1), 1))
+        (answer,) = server.send(bodies(server, 1), 1)
         assert isinstance(answer, CompletionError)
         assert "\x1b" not in str(answer)
 

@@ -12,7 +12,6 @@ import pytest
 
 import paceline
 from paceline.certify.certificate import certify
-from paceline.certify.engines import Library
 from paceline.certify.options import Scope
 from paceline.certify.oracles import Exact
 from paceline.certify.page import findings
@@ -21,9 +20,9 @@ from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.net.endpoint import Remote, Started
 from paceline.peers import create_peer
-from paceline.peers.contestant import Ask
 from paceline.peers.reference import Reference
 from paceline.train.export import export_medusa
+from tests.bench.peers import asked
 
 TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")
 LENGTH = 48
@@ -37,11 +36,13 @@ def engine(demo):
 
 
 def host(spec, demo, engine, batch, python=None):
-    peer = create_peer(
+    under = create_peer(
         spec, str(demo), dtype="float32", threads=1, python=python or os.environ["PACELINE_VLLM_PYTHON"], batch=batch,
-        max_context=1024, decode=engine.tokenizer.decode,
+        max_context=1024, tokenizer=engine.tokenizer, ends=engine.target.eos_token_ids,
     )
-    return Library(peer, engine.tokenizer, engine.target.eos_token_ids)
+    under.guarded = False
+    under.open()
+    return under
 
 
 @pytest.mark.slow
@@ -51,13 +52,13 @@ def host(spec, demo, engine, batch, python=None):
 )
 def test_greedy_text_is_plain_vllms_own(spec, demo, engine):
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS]
-    ask = Ask(max_tokens=LENGTH, ends=engine.target.eos_token_ids)
+    how = {"max_tokens": LENGTH, "ends": engine.target.eos_token_ids}
     said = {}
     for one in ("vllm,eager=true", spec):
         under = host(one, demo, engine, 2)
         try:
-            alone = [under.contestant.answer([prompt], ask)[0] for prompt in prompts]
-            pairs = [*under.contestant.answer(prompts[:2], ask), *under.contestant.answer(prompts[2:], ask)]
+            alone = [asked(under, [prompt], **how)[0] for prompt in prompts]
+            pairs = [*asked(under, prompts[:2], **how), *asked(under, prompts[2:], **how)]
         finally:
             under.close()
         assert [reply.tokens for reply in alone] == [reply.tokens for reply in pairs]
@@ -87,8 +88,8 @@ def test_sampling_with_drafts_on_a_cpu(repaired, demo, engine):
             assert not repaired  # what lies in that memory may be no top-k at all
             return
         if repaired:  # a step without a draft, in which top-k ended the engine
-            ask = Ask(max_tokens=4, ends=engine.target.eos_token_ids, temperature=1.0, top_k=20)
-            (reply,) = under.contestant.answer([engine.encode("Hello!").tolist()], ask)
+            how = {"max_tokens": 4, "ends": engine.target.eos_token_ids, "temperature": 1.0, "top_k": 20}
+            (reply,) = asked(under, [engine.encode("Hello!").tolist()], **how)
             assert reply.tokens
     finally:
         under.close()
@@ -138,7 +139,7 @@ def interpreted(engine, tmp_path_factory):
     return str(path)
 
 
-SHORT = Ask(max_tokens=24)
+SHORT = {"max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def plain(demo, engine):
     prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS[:2]]
     under = host("vllm,eager=true", demo, engine, 2)
     try:
-        return prompts, [under.contestant.answer([prompt], SHORT)[0].tokens for prompt in prompts]
+        return prompts, [asked(under, [prompt], **SHORT)[0].tokens for prompt in prompts]
     finally:
         under.close()
 
@@ -160,10 +161,10 @@ def test_the_second_runner_says_what_the_first_says_without_drafts(draft, demo, 
     prompts, expected = plain
     under = host(f"vllm-paceline,eager=true,v2=true,paced=false,draft={draft}", demo, engine, 2, interpreted)
     try:
-        alone = [under.contestant.answer([prompt], SHORT)[0] for prompt in prompts]
-        pair = under.contestant.answer(prompts, SHORT)
-        under.contestant.forget()
-        again = under.contestant.answer(prompts[:1], SHORT)
+        alone = [asked(under, [prompt], **SHORT)[0] for prompt in prompts]
+        pair = asked(under, prompts, **SHORT)
+        under.forget()
+        again = asked(under, prompts[:1], **SHORT)
     finally:
         under.close()
     assert ([reply.tokens for reply in alone], [reply.tokens for reply in pair]) == (expected, expected)

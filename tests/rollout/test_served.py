@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint
 from paceline.rollout.served import BANNED, ServedRule, answer, generate, score
 from tests.lossless_enumeration import Branches, BranchingNoise, outcomes

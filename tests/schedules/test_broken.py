@@ -12,7 +12,7 @@ from tests.schedules.world import World
 from paceline.bench.metrics import partial
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.peers.contestant import cut
+from paceline.peers.setup import cut
 from paceline.target import rectangles
 from paceline.target.rectangles import RectangularCache
 

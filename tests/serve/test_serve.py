@@ -1,6 +1,5 @@
 """The server, by OpenAI's own client and by hand: what it answers, refuses and counts."""
 
-import asyncio
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.base import Drafter, DraftTree
 from paceline.engine.engine import Engine
 from paceline.errors import RowError
-from paceline.net.servers import Drafting, Request, Server, send
+from paceline.net.servers import Drafting, Request, Server
 from paceline.serve.fields import Tool
 from paceline.serve.metrics import Metrics
 from paceline.serve.responses import speculation
@@ -243,7 +242,7 @@ def test_answers_and_counters_tell_the_same_drafts(folder):
         bodies = [server.body(Request("", MESSAGES), 20, draft=draft, stream=stream) for draft, stream in asks]
         for body in bodies[1::2]:
             del body["stream_options"]
-        told, counted = Drafting.of_answers(asyncio.run(send(server, bodies))), server.drafting()
+        told, counted = Drafting.of_answers(server.send(bodies)), server.drafting()
     assert {*told.by_drafter} == {"sam", "suffix"}
     for name in ("drafts", "drafted", "accepted", "by_drafter", "by_position"):
         assert getattr(told, name) == getattr(counted, name), name

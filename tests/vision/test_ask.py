@@ -220,6 +220,13 @@ def test_a_run_goes_on_without_asking_twice(eyes, tmp_path):
     assert len(kept) == len(set(kept)) == 24
 
 
+def test_a_server_that_refuses_the_first_questions_is_asked_no_more(eyes):
+    with serving(oracle(eyes), refuse="4" * 9) as (url, asked):
+        with pytest.raises(PacelineError, match="answered 400"):
+            _run(url, ask="choice", concurrency=1)
+        assert not asked
+
+
 def test_a_busy_server_is_asked_again(eyes, monkeypatch):
     monkeypatch.setattr(asking, "RETRY", Retry(5, 0.001, 0.01))
     with serving(oracle(eyes), refuse="..5" * 20) as (url, _):

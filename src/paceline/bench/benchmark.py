@@ -1,10 +1,11 @@
 """A benchmark from its options to its figures: `bench(Benchmark(...))` is what `paceline bench` does.
 
-Loads the model and the questions, lets the runner ask every contestant, finds out why answers differ that should not,
+Loads the model and the questions, lets the runner ask every endpoint, finds out why answers differ that should not,
 works out the figures and writes the files that others read."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from paceline.bench import specbench
 from paceline.bench.checks import disturbances, judge_differences
 from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark
-from paceline.bench.ours import Ours, scheduled_contestants
+from paceline.bench.ours import Ours, scheduled_engines
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
 from paceline.bench.runner import Runner, has_answered
-from paceline.bench.setting import Setting, Watch, set_up
+from paceline.bench.setting import Setting, set_up
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
 from paceline.formats.folder import tuned_note
+from paceline.net.endpoint import Endpoint
 from paceline.peers import create_peer, parse_peer
-from paceline.peers.contestant import Contestant
 from paceline.runs.environment import machine
+from paceline.runs.progress import Progress
 from paceline.runs.runs import RUN, Run, check
 
 
@@ -39,7 +41,7 @@ class Result:
     disturbed: list[str]
 
 
-def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
+def bench(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
     """Run, or continue, the benchmark in `benchmark.out`.
 
     Raises PacelineError for what the caller has to change, before anything is timed."""
@@ -48,38 +50,38 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         create(spec)
     for spec in benchmark.peers:
         parse_peer(spec)
-    setting = set_up(benchmark, watch)
-    contestants = create_contestants(setting)
-    described = identity(setting, contestants)
+    setting = set_up(benchmark)
+    endpoints = create_endpoints(setting)
+    described = identity(setting, endpoints)
     check(benchmark.out, KIND, described)
-    finished = _finished(setting, contestants)
+    finished = _finished(setting, endpoints)
     try:
-        unavailable = open_contestants([c for c in contestants if c.name not in finished], watch)
-        present = [contestant for contestant in contestants if contestant.name not in unavailable]
-        opened = [contestant for contestant in present if contestant.name not in finished]
-        about = description(setting, contestants, unavailable)
+        unavailable = open_endpoints([c for c in endpoints if c.name not in finished], progress)
+        present = [endpoint for endpoint in endpoints if endpoint.name not in unavailable]
+        opened = [endpoint for endpoint in present if endpoint.name not in finished]
+        about = description(setting, endpoints, unavailable)
         with Run.open(benchmark.out, KIND, described, **about) as run:
             _describe(run, opened)  # a peer may have been installed since the run began
-            complete, answers = _run(setting, run, present, watch)
+            complete, answers = _run(setting, run, present, progress)
             _describe(run, opened)  # a draft model's size may be a mean over its forwards
-            _close_all(contestants)  # judging may load the model once more, in float32
-            return _conclude(setting, run, answers, unavailable, complete, watch)
+            _close_all(endpoints)  # judging may load the model once more, in float32
+            return _conclude(setting, run, answers, unavailable, complete, progress)
     finally:
-        _close_all(contestants)
+        _close_all(endpoints)
 
 
-def create_contestants(setting: Setting) -> list[Contestant]:
+def create_endpoints(setting: Setting) -> list[Endpoint]:
     """Plain decoding first, then our drafters, then the peers; nobody is opened yet."""
     benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
     drafts = list(dict.fromkeys([BASELINE, *benchmark.drafts]))
     if benchmark.schedules:
         schedules, batches, budget = benchmark.schedules, benchmark.batches, benchmark.budget
-        return list(scheduled_contestants(drafts, schedules, batches, target, tokenizer, budget))
+        return list(scheduled_engines(drafts, schedules, batches, target, tokenizer, budget))
     ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch, budget=benchmark.budget) for spec in drafts]
     return [*ours, *(_peer(spec, setting) for spec in dict.fromkeys(benchmark.peers))]
 
 
-def _peer(spec: str, setting: Setting) -> Contestant:
+def _peer(spec: str, setting: Setting) -> Endpoint:
     return create_peer(
         spec,
         str(setting.folder),
@@ -88,39 +90,39 @@ def _peer(spec: str, setting: Setting) -> Contestant:
         python=setting.benchmark.peer_python,
         batch=setting.benchmark.options.batch,
         max_context=setting.peer_context,
-        decode=setting.tokenizer.decode,
+        tokenizer=setting.tokenizer,
         device=str(setting.target.device),
     )
 
 
-def open_contestants(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
+def open_endpoints(endpoints: Sequence[Endpoint], progress: Progress) -> dict[str, str]:
     """Open all; returns why peers cannot take part, by name. A drafter of ours that cannot is an error."""
     unavailable = {}
-    for contestant in contestants:
-        watch.say(f"starting {contestant.name}")
+    for endpoint in endpoints:
+        progress.say(f"starting {endpoint.name}")
         try:
-            contestant.open()
+            endpoint.open()
         except PacelineError as error:
-            if isinstance(contestant, Ours):
+            if isinstance(endpoint, Ours):
                 raise
-            unavailable[contestant.name] = " ".join(str(error).split()).removeprefix(f"{contestant.name}: ")
+            unavailable[endpoint.name] = " ".join(str(error).split()).removeprefix(f"{endpoint.name}: ")
     return unavailable
 
 
-def _finished(setting: Setting, contestants: Sequence[Contestant]) -> set[str]:
+def _finished(setting: Setting, endpoints: Sequence[Endpoint]) -> set[str]:
     """Names of those that have answered everything, and need not be started."""
     done = answered(read_answers(setting.benchmark.out / ANSWERS))
     repeats = setting.benchmark.options.repeats
-    return {c.name for c in contestants if has_answered(c.name, setting.groups, repeats, done)}
+    return {c.name for c in endpoints if has_answered(c.name, setting.groups, repeats, done)}
 
 
-def _close_all(contestants: list[Contestant]) -> None:
+def _close_all(endpoints: list[Endpoint]) -> None:
     """Close all that are still open."""
-    while contestants:
-        contestants.pop().close()
+    while endpoints:
+        endpoints.pop().close()
 
 
-def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, Any]:
+def identity(setting: Setting, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """What two runs must share to be one."""
     benchmark, suite = setting.benchmark, setting.suite
     contest = {"schedules": list(benchmark.schedules), "batches": list(benchmark.batches)}
@@ -139,13 +141,13 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
             **(contest if benchmark.schedules else {}),
             **({"exact": True} if benchmark.exact else {}),
             **({} if benchmark.budget else {"budget": False}),
-            "methods": [contestant.name for contestant in contestants],
+            "methods": [endpoint.name for endpoint in endpoints],
         },
         "machine": machine(setting.environment()),
     }
 
 
-def description(setting: Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, Any]:
+def description(setting: Setting, endpoints: Sequence[Endpoint], unavailable: dict[str, str]) -> dict[str, Any]:
     """The rest of run.json: what explains the figures."""
     return {
         "model_name": setting.target.name,
@@ -153,62 +155,68 @@ def description(setting: Setting, contestants: Sequence[Contestant], unavailable
         "quantised": " ".join(setting.target.notes) or None,
         "environment": setting.environment(),
         "left_out": [asdict(question) for question in setting.left_out],
-        "methods": [facts | {"unavailable": unavailable.get(facts["method"])} for facts in _methods(contestants)],
+        "methods": [facts | {"unavailable": unavailable.get(facts["method"])} for facts in _methods(endpoints)],
     }
 
 
-def _methods(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+def _methods(endpoints: Sequence[Endpoint]) -> list[dict[str, Any]]:
     """Entries of run.json for methods that take part."""
-    facts = ("settings", "draft_bytes", "target_bytes", "lossless")
+    facts = ("draft_bytes", "target_bytes", "lossless")
     return [
-        {"method": contestant.name, **{fact: getattr(contestant, fact) for fact in facts}, "unavailable": None}
-        for contestant in contestants
+        {"method": endpoint.name, "settings": endpoint.facts, **{fact: getattr(endpoint, fact) for fact in facts},
+         "unavailable": None}
+        for endpoint in endpoints
     ]
 
 
-def _describe(run: Run, contestants: Sequence[Contestant]) -> None:
+def _describe(run: Run, endpoints: Sequence[Endpoint]) -> None:
     """Say of methods in run.json what was not known when the run began."""
-    now = {one["method"]: one for one in _methods(contestants)}
+    now = {one["method"]: one for one in _methods(endpoints)}
     run.update(methods=[now.get(one["method"], one) for one in (run.read(RUN) or {})["methods"]])
 
 
-def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch) -> tuple[bool, list[Answer]]:
+def _run(setting: Setting, run: Run, present: Sequence[Endpoint], progress: Progress) -> tuple[bool, list[Answer]]:
     """Whether everything is answered now, and all answers."""
     encode = setting.tokenizer.encode
-    watch.total(len(present) * setting.num_questions * setting.benchmark.options.repeats)
     return answer_all(
         run,
-        watch,
-        contestants=present,
+        progress,
+        endpoints=present,
         groups=setting.groups,
         options=setting.benchmark.options,
-        prompt=setting.prompt,
-        prediction=lambda question: setting.tokenizer.encode_text(question.prediction) if question.prediction else (),
+        request=setting.request,
         recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
-        ends=tuple(setting.target.eos_token_ids),
         device=setting.target.device,
     )
 
 
-def answer_all(run: Run, watch: Watch, **asked: Any) -> tuple[bool, list[Answer]]:
+def answer_all(run: Run, progress: Progress, **asked: Any) -> tuple[bool, list[Answer]]:
     """Answer what has no answer in the run's folder yet: whether everything has one now, and all answers. asked: the
     fields of `Runner` that say who is asked what."""
     lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
+    questions = sum(len(group.questions) for group in asked["groups"])
+    total, done = len(asked["endpoints"]) * questions * asked["options"].repeats, count(1)
+    progress.say("answering")
 
     def record(new: Sequence[Answer]) -> None:
         lines.append(*(answer.row() for answer in new))
         answers.extend(new)
 
-    runner = Runner(known=list(answers), record=record, stopped=watch.stopped, progress=watch.answered, **asked)
+    def answered(answer: Answer) -> None:
+        if answer.failed:
+            progress.note(f"{answer.method} failed: {answer.failed}")
+        progress.step(next(done), total)
+
+    runner = Runner(known=list(answers), record=record, stopped=progress.stopped, progress=answered, **asked)
     return runner.run(), answers
 
 
 def _conclude(
-    setting: Setting, run: Run, answers: list[Answer], unavailable: dict[str, str], complete: bool, watch: Watch
+    setting: Setting, run: Run, answers: list[Answer], unavailable: dict[str, str], complete: bool, progress: Progress
 ) -> Result:
     """Work out the figures of all answers there are and write the files that others read."""
     benchmark, answers = setting.benchmark, settled(answers)
-    judged = judge_differences(setting, answers, run.read(SUMMARY) or {}, watch)
+    judged = judge_differences(setting, answers, run.read(SUMMARY) or {}, progress)
     facts = {entry["method"]: entry for entry in (run.read(RUN) or {}).get("methods", [])}
     figures = summarize(answers, facts, judged=judged)
     compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow

@@ -14,11 +14,12 @@ import torch
 
 from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched, waits
 from paceline.bench.record import Answer
-from paceline.bench.setting import Setting, Watch
+from paceline.bench.setting import Setting
 from paceline.core.noise import Noise
 from paceline.formats.precision import exact_dtype
-from paceline.peers.contestant import PEER
+from paceline.peers import PEER
 from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
+from paceline.runs.progress import Progress
 from paceline.target.load import load
 
 JUDGED = 20  # differing answers of a method that are judged; a method that differs more often has one cause for all
@@ -47,7 +48,7 @@ class _Difference(NamedTuple):
 KEY = ("method", "question", "repeat", "turn", "at")
 
 
-def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Facts, watch: Watch) -> list[Facts]:
+def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Facts, progress: Progress) -> list[Facts]:
     """Every answer that differs from plain decoding's, with a verdict. With a large model a verdict takes seconds, so
     JUDGED of every method get one, and no more once the run is stopped. Sampled answers of our engine are judged by the
     noise that decides them; another engine draws its own.
@@ -71,11 +72,11 @@ def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Fact
     for difference in differences:
         drawn = sampled and difference.answer.method.startswith(PEER)
         verdict = _unjudged("sampled") if drawn else known.get(difference.key, _unjudged("not judged"))
-        if difference.key in missing and not watch.stopped():
-            rounding = rounding or _rounding(setting, watch)
+        if difference.key in missing and not progress.stopped():
+            rounding = rounding or _rounding(setting, progress)
             verdict = _verdict(rounding, setting, difference)
             done += 1
-            watch.judged(done, len(missing))
+            progress.step(done, len(missing))
         facts = dict(zip(KEY, difference.key, strict=True))
         judged.append(facts | {"task": difference.answer.task} | verdict)
     return judged
@@ -100,10 +101,10 @@ def _unjudged(verdict: str) -> Facts:
     return {"verdict": verdict, "gap": None, "noise": None}
 
 
-def _rounding(setting: Setting, watch: Watch) -> Rounding:
+def _rounding(setting: Setting, progress: Progress) -> Rounding:
     """The model exactly, and as it ran: a token alone, and as many at once as a draft has."""
     exact = setting.target
-    watch.say("comparing differing answers with the model in float32")
+    progress.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
         dtype = exact_dtype(setting.benchmark.dtype, exact.quantised)
         bits = exact.activations if dtype != "float32" else None

@@ -15,15 +15,15 @@ from paceline.bench.benchmark import Result, answer_all
 from paceline.bench.metrics import OVERALL, summarize
 from paceline.bench.options import Benchmark, Load
 from paceline.bench.record import KIND, SUMMARY, settled
-from paceline.bench.runner import QuestionGroup, Stopped
-from paceline.bench.setting import Watch
+from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.logs.conversations import Reading
-from paceline.net.client import Completion
+from paceline.net.completion import Completion, CompletionError
+from paceline.net.endpoint import Body, completed
 from paceline.net.servers import Drafting, Request, Senders, Server, fingerprint, read_requests
-from paceline.peers.contestant import Ask, Contestant, Reply
 from paceline.runs.environment import environment
+from paceline.runs.progress import Progress
 from paceline.runs.runs import Run
 
 WINDOW = 8  # requests of a window for each that is under way at once
@@ -31,61 +31,43 @@ FEWEST, MOST = 16, 256  # requests of a window
 BUSY = 0.7  # share of a core above which the client may be slower than the server
 
 
-class Endpoint(Contestant):
-    """A running server. Its prompts are requests."""
+class Loaded(Server):
+    """A running server under a load. A request that fails is an answer without a text.
 
-    def __init__(self, name: str, server: Server, load: Load, watch: Watch, senders: Senders):
-        settings = {name: getattr(server, name) for name in ("url", "model", "engine", "version")}
-        super().__init__(name, settings=settings | {"goals": load.goals}, in_process=False)
-        self.server, self.load, self.watch, self.senders = server, load, watch, senders
-        self.busiest = 0.0  # share of a core that a process used while it asked, in the window where it was largest
+    busiest  share of a core that a process used while it asked, in the window where it was largest."""
 
-    def wake(self, seconds: float) -> None:
-        """Nothing: the server runs anyway."""
+    load: Load
+    senders: Senders
+    busiest = 0.0
 
-    def answer(self, prompts: Sequence[Any], ask: Ask) -> list[Reply]:
-        bodies, due = [], None
-        for one, seed in zip(prompts, ask.seeds, strict=True):
-            sampled = {"temperature": ask.temperature, "seed": seed} if ask.temperature else {}
-            bodies.append(self.server.body(one, min(ask.max_tokens, one.length or ask.max_tokens), **sampled))
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        """As every endpoint's. "at" in a request is when it came, in the log's seconds."""
+        due = None
         if self.load.arrivals is not None:
-            due = [(one.at - prompts[0].at) / self.load.arrivals for one in prompts]
-        before, began = self.server.drafting(), perf_counter()
-        answers, busy = self.senders.send(self.server, bodies, self.load.most, due, self.watch.stopped)
-        seconds, after = perf_counter() - began, self.server.drafting()
+            due = [(one["at"] - bodies[0]["at"]) / self.load.arrivals for one in bodies]
+        sent = [{**self.streaming, **{name: given for name, given in one.items() if name != "at"}} for one in bodies]
+        before, began = self.drafting(), perf_counter()
+        answers, busy = self.senders.send(self, sent, self.load.most, due, self.over)
+        seconds, after = perf_counter() - began, self.drafting()
         self.busiest = max(self.busiest, busy)
-        if None in answers:
-            raise Stopped
-        if not any(isinstance(one, Completion) for one in answers):
+        done = completed(answers, seconds)
+        if all(isinstance(one, CompletionError) for one in answers):
             raise PacelineError(str(answers[0]))
-        replies = [_reply(one, seconds) for one in answers]
+        for one in done:
+            one.text = one.reasoning + one.text
         new = Drafting.of_answers(answers) or (after.since(before) if before and after else None)
-        replies[0].batch = {} if new is None else new.counts()
-        return replies
+        done[0].batch = {} if new is None else new.counts()
+        return done
 
 
-def _reply(answer: object, seconds: float) -> Reply:
-    if not isinstance(answer, Completion):
-        return Reply(0, [], "", seconds, finish="error")
-    return Reply(
-        prompt_tokens=answer.usage.get("prompt_tokens") or 0,
-        tokens=answer.tokens,
-        text=answer.reasoning + answer.text,
-        seconds=seconds,
-        times=answer.times or None,
-        finish=answer.finish_reason,
-        count=answer.usage.get("completion_tokens") or len(answer.times),
-    )
-
-
-def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
+def bench_endpoints(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
     """Run, or continue, the benchmark of running servers in `benchmark.out`.
 
     Raises PacelineError for what the caller has to change, before anything is timed."""
     load, options = benchmark.load, benchmark.options
     reading = Reading()
     requests = {one.id: one for one in workload(benchmark, reading)}
-    servers = [Server.find(spec.strip(), benchmark.keys) for spec in (load.server or "").split(",")]
+    servers = [Loaded.find(spec.strip(), benchmark.keys) for spec in (load.server or "").split(",")]
     named = {one.name: one for one in servers}
     if len(named) < len(servers):
         named = {f"{one.name}#{one.model}": one for one in servers}
@@ -99,35 +81,41 @@ def bench_endpoints(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
     }
     seen = environment(dtype="of the servers", device="of the servers")
     with Senders(load.processes) as senders:
-        contestants = [Endpoint(name, server, load, watch, senders) for name, server in named.items()]
-        return _run(benchmark, watch, contestants, requests, reading, identity, seen)
+        for name, one in named.items():
+            one.name, one.load, one.senders, one.over = name, load, senders, progress.stopped
+            one.facts["goals"] = load.goals
+        return _run(benchmark, progress, servers, requests, reading, identity, seen)
 
 
 def _run(
-    benchmark: Benchmark, watch: Watch, contestants: Sequence[Endpoint], requests: Mapping[str, Request],
+    benchmark: Benchmark, progress: Progress, servers: Sequence[Loaded], requests: Mapping[str, Request],
     reading: Reading, identity: dict[str, Any], seen: dict[str, Any],
 ) -> Result:  # fmt: skip
     load, options = benchmark.load, benchmark.options
     methods = [
-        {"method": one.name, "settings": one.settings, "baseline": one is contestants[0], "unavailable": None}
-        for one in contestants
+        {"method": one.name, "settings": one.facts, "baseline": one is servers[0], "unavailable": None}
+        for one in servers
     ]
     with Run.open(benchmark.out, KIND, identity, environment=seen, methods=methods) as run:
-        watch.total(len(contestants) * len(requests) * options.repeats)
         complete, answers = answer_all(
             run,
-            watch,
-            contestants=contestants,
+            progress,
+            endpoints=servers,
             groups=windows(list(requests), load.most),
             options=options,
-            prompt=lambda question, _: requests[question.id],
+            request=lambda question, _: _body(requests[question.id]),
         )
         results = summarize(settled(answers), {str(of["method"]): of for of in methods})
-        shares = {one.name: round(one.busiest, 3) for one in contestants if one.busiest}
+        shares = {one.name: round(one.busiest, 3) for one in servers if one.busiest}
         notes = [*reading.notes(), *_compared(results, load), *_client(shares)]
         facts = {"complete": complete, "disturbed": [], "results": results, "notes": notes, "client_cpu": shares}
         run.write(SUMMARY, facts)
     return Result(run.path, complete, results, {}, notes, [])
+
+
+def _body(one: Request) -> Body:
+    """A request with the time when it came, and of a log no more tokens than it got there."""
+    return {**one.body(), "at": one.at} | ({"max_tokens": one.length} if one.length else {})
 
 
 def workload(benchmark: Benchmark, reading: Reading) -> list[Request]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import WINDOW, Answer, good, is_looping
-from paceline.peers.contestant import Reply, in_common
+from paceline.net.completion import Completion, in_common
 from paceline.runs.runs import ENOUGH
 
 BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
@@ -57,7 +57,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
     return [float(np.mean(accepted[depths >= d] >= d)) for d in range(1, depths.max() + 1)]
 
 
-def _accepted(turn: Reply) -> list[int]:
+def _accepted(turn: Completion) -> list[int]:
     """Drafted tokens accepted in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
     accepted[-1] += bool(turn.runs and turn.runs[-1][0])
@@ -121,7 +121,7 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
 def tokens_per_second_spec_bench(answers: Answers) -> float | None:
     """As Spec-Bench's speed.py: new tokens / seconds of a question's turns, averaged over questions, then over repeats.
-    Plain decoding's tokens are those of its text encoded again, less one (`Reply.plain_tokens`).
+    Plain decoding's tokens are those of its text encoded again, less one (`Completion.plain_tokens`).
 
     For questions answered one at a time."""
     speeds = _spec_bench(answers)
@@ -244,11 +244,11 @@ def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
 
 def _spelt(answers: Answers) -> list[Answer]:
     """Answers of which the tokens are known."""
-    return [answer for answer in good(answers) if all(turn.tokens or not turn.count for turn in answer.turns)]
+    return [answer for answer in good(answers) if all(turn.tokens or not turn.num_new for turn in answer.turns)]
 
 
-def _is_cut(turn: Reply) -> bool:
-    return turn.finish != "stop" and len(turn.tokens) < WINDOW
+def _is_cut(turn: Completion) -> bool:
+    return turn.finish_reason != "stop" and len(turn.tokens) < WINDOW
 
 
 def _loops(answer: Answer) -> bool:
@@ -299,7 +299,7 @@ def _counts(answers: Answers) -> Counter[str]:
 # Servers ---------------------------------------------------------------------------------------------------------
 
 
-def token_seconds(turn: Reply) -> float | None:
+def token_seconds(turn: Completion) -> float | None:
     """Seconds from the first token to the last, over the tokens after the first; None for an answer of one token.
 
     "Time per output token" (TPOT) of vLLM's and other load generators."""
@@ -311,14 +311,14 @@ def goodput(answers: Answers, first_ms: float | None = None, token_ms: float | N
     milliseconds a token after it (`token_seconds`)."""
     most = [np.inf if goal is None else goal / 1e3 for goal in (first_ms, token_ms)]
     return _mean(
-        turn.times is not None and turn.times[0] <= most[0] and (token_seconds(turn) or 0.0) <= most[1]
+        bool(turn.times) and turn.times[0] <= most[0] and (token_seconds(turn) or 0.0) <= most[1]
         for turn in _turns(answers)
     )
 
 
 def errors(answers: Answers) -> int:
     """Requests that failed."""
-    return sum(turn.finish == "error" for turn in _turns(answers))
+    return sum(turn.finish_reason == "error" for turn in _turns(answers))
 
 
 def draft_tokens_accepted(answers: Answers) -> float | None:
@@ -461,7 +461,7 @@ def _summed(counts: Iterable[Mapping[str, Any]]) -> Counter[str]:
     return total
 
 
-def _turns(answers: Iterable[Answer]) -> Iterator[Reply]:
+def _turns(answers: Iterable[Answer]) -> Iterator[Completion]:
     return (turn for answer in good(answers) for turn in answer.turns)
 
 

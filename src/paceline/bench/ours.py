@@ -1,4 +1,4 @@
-"""Our engine as contestants: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
+"""Our engine, measured: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
 
 With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
 always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
@@ -23,27 +23,31 @@ from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Schedule, Turn, create_schedule, fitted
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
-from paceline.peers.contestant import Ask, Contestant, Reply
+from paceline.net.completion import Completion
+from paceline.peers.peer import Peer
 from paceline.target.base import Target
 from paceline.target.rectangles import RectangularTarget
 
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
+MOST = 1 << 30  # requests that are handed in at once: those beyond the batch wait
 TASK = "requests"  # the one task of a run that compares schedules: its requests are mixed, and answered together
 
 
-class Ours(Contestant):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run.
+class Ours(Peer):
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run. It is timed round by round,
+    in the thread that asks: `paceline.serve.local.Local` answers from a thread of its own.
 
     engine  made anew by `open` and `forget`."""
 
     engine: Engine
+    mixes = in_process = True
 
     def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, budget: bool = True):
-        super().__init__(spec, target_bytes=target.weight_bytes)
-        self.budget = budget
-        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, spec
+        super().__init__(spec, MOST, tokenizer)
+        self.target_bytes, self.budget, self.spec = target.weight_bytes, budget, spec
+        self.target, self.batch, self.spelling = target, batch, tokenizer
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -54,15 +58,16 @@ class Ours(Contestant):
         self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in self._parts)
         self._weigh()
         options = {part.name: _options(part) for part in self._parts}
-        self.settings = {"engine": f"paceline {__version__}", "drafter": options, "budget": self.budget}
+        self.facts = {"engine": f"paceline {__version__}", "drafter": options, "budget": self.budget}
 
     def forget(self) -> None:
-        # Every prompt is run whole: repetitions and the other contestants compute the same.
+        # Every prompt is run whole: repetitions and the other engines compute the same.
         drafter = create(self.spec)
         options = {"max_batch": self.batch, "budget": self.budget, "reuse": False}
         self.engine = Engine(self.target, drafter, tokenizer=self.tokenizer, **options)
 
     def close(self) -> None:
+        super().close()
         vars(self).pop("engine", None)
 
     def wake(self, seconds: float) -> None:
@@ -71,11 +76,8 @@ class Ours(Contestant):
         while perf_counter() - began < seconds:
             plain.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
-        asked = SamplingParams(max_tokens=ask.max_tokens, stop_token_ids=ask.ends, **ask.sampling())
-        seeds, predictions = ask.seeds or (None,) * len(prompts), ask.predictions or ((),) * len(prompts)
-        params = [replace(asked, seed=seed, prediction=text) for seed, text in zip(seeds, predictions, strict=True)]
         began = perf_counter()
         with closing(self.engine.stream(prompts, params)) as deltas:
             for delta in deltas:
@@ -84,17 +86,19 @@ class Ours(Contestant):
                     raise PacelineError(delta.row.error)
         seconds = perf_counter() - began
         self._weigh()
-        return [reply_of(of_row[0][1].row, of_row, self.tokenizer, seconds) for of_row in rounds]
+        return [completion_of(of_row[0][1].row, of_row, self.spelling, seconds) for of_row in rounds]
 
     def _weigh(self) -> None:
         """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""
         self.draft_bytes = round(sum(getattr(part, "mean_bytes", part.weight_bytes) for part in self._parts))
 
 
-def reply_of(row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokenizer, seconds: float) -> Reply:
-    """A row as a reply. rounds: when each of its deltas came, in seconds, and the delta."""
-    return Reply(
-        prompt_tokens=row.prompt_length,
+def completion_of(
+    row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokenizer, seconds: float
+) -> Completion:
+    """A row as a completion. rounds: when each of its deltas came, in seconds, and the delta."""
+    return Completion(
+        usage={"prompt_tokens": row.prompt_length},
         tokens=row.new_tokens.tolist(),
         text=tokenizer.decode(row.new_tokens.tolist()),
         seconds=seconds,
@@ -105,7 +109,7 @@ def reply_of(row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokeniz
         calls=sum(delta.calls for _, delta in rounds),
         runs=_runs(row, tokenizer),
         parts=dict(row.stats.seconds),
-        finish=row.finish_reason or "abort",
+        finish_reason=row.finish_reason or "abort",
     )
 
 
@@ -137,22 +141,22 @@ def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[in
     return [QuestionGroup(n, tuple(part), (1,) * len(part)) for n, part in enumerate(parts)]
 
 
-def scheduled_contestants(
+def scheduled_engines(
     drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer,
     budget: bool = True,
 ) -> list[Ours]:  # fmt: skip
     """Every drafter with every schedule at every batch size, and plain batched decoding.
 
     drafts: specs, plain decoding among them."""
-    contestants: list[Ours] = [Ours(BASELINE, target, tokenizer, batch=1)]
+    engines: list[Ours] = [Ours(BASELINE, target, tokenizer, batch=1)]
     for batch in batches:
         for schedule in schedules:
             fit = fitted(target, create_schedule(schedule, batch, PREFILL_CHUNK))
             own = [spec for spec in drafts if spec != BASELINE]
-            contestants += [Scheduled(spec, schedule, batch, fit, tokenizer, budget) for spec in own]
+            engines += [Scheduled(spec, schedule, batch, fit, tokenizer, budget) for spec in own]
         if batch > 1:
-            contestants.append(Scheduled(BASELINE, "ragged", batch, target, tokenizer))
-    return contestants
+            engines.append(Scheduled(BASELINE, "ragged", batch, target, tokenizer))
+    return engines
 
 
 class Counted:
@@ -188,16 +192,16 @@ class Scheduled(Ours):
     def open(self) -> None:
         super().open()
         check_schedule(self.schedule)
-        self.settings |= {"scheduled": {"drafter": self.drafter, "schedule": self.schedule, "batch": self.batch}}
+        self.facts |= {"scheduled": {"drafter": self.drafter, "schedule": self.schedule, "batch": self.batch}}
 
     def forget(self) -> None:
         seen = self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
         options = {"max_batch": self.batch, "schedule": seen, "budget": self.budget, "tokenizer": self.tokenizer}
         self.engine = Engine(self.target, create(self.spec), **options)
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
         before = self._counts()
-        replies = super().answer(prompts, ask)
+        replies = super().answer(prompts, params)
         replies[0].batch = {name: count - before[name] for name, count in self._counts().items()}
         return replies
 

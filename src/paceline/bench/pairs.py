@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.bench.record import Answer, good
-from paceline.peers.contestant import Reply
+from paceline.net.completion import Completion
 
 Floats = NDArray[np.float64]
 Answers = Sequence[Answer]
@@ -105,7 +105,7 @@ class Pairs:
         return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
 
 
-def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
+def _measure(turns: Sequence[Completion], decode: bool) -> tuple[float, float]:
     """New tokens and seconds of one turn of a group, all of which have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:

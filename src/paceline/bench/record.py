@@ -4,17 +4,22 @@ It holds raw facts only: tokens and time of each round, drafted tokens, seconds 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.peers.contestant import Reply
+from paceline.net.completion import Completion
 from paceline.runs.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
 WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
+TURN = (
+    "prompt_tokens", "tokens", "text", "seconds", "lengths", "nodes", "depths", "calls", "runs", "parts",
+    "plain_tokens", "peak_bytes", "batch", "seed",
+)  # fmt: skip
+"""Fields of a completion that a row has for each turn, beside times, finish and count."""
 Done = set[tuple[str, int, str]]  # method, repeat and question of answers
 
 
@@ -33,7 +38,7 @@ class Answer:
     category: str
     task: str
     group: int
-    turns: list[Reply] = field(default_factory=list)
+    turns: list[Completion] = field(default_factory=list)
     failed: str | None = None
     load: float | None = None
 
@@ -49,16 +54,29 @@ class Answer:
 
     def row(self) -> dict[str, Any]:
         """A row of the file of answers."""
-        return _rounded(asdict(self))
+        of_turns = [{name: getattr(turn, name) for name in TURN} for turn in self.turns]
+        for row, turn in zip(of_turns, self.turns, strict=True):
+            row |= {"times": turn.times or None, "finish": turn.finish_reason, "count": turn.num_new}
+        return _rounded({field.name: getattr(self, field.name) for field in fields(self)} | {"turns": of_turns})
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """The answer of a row. PacelineError if the row is none."""
         try:
-            return cls(**{**row, "turns": [Reply(**turn) for turn in row["turns"]]})
+            return cls(**{**row, "turns": [_turn(**turn) for turn in row["turns"]]})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             names = ", ".join(f.name for f in fields(cls))
             raise PacelineError(f"not an answer of a benchmark ({error}); it has {names}") from None
+
+
+def _turn(
+    *, prompt_tokens: int, finish: str = "stop", count: int = 0, times: list[float] | None = None,
+    runs: Sequence[tuple[str, str, int]] = (), **facts: Any,
+) -> Completion:  # fmt: skip
+    """A turn of a row."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
+    known = [(str(who), str(text), int(tokens)) for who, text, tokens in runs]
+    return Completion(finish_reason=finish, usage=usage, times=times or [], runs=known, **facts)
 
 
 def read_answers(file: Path) -> Iterator[Answer]:

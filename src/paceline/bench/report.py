@@ -9,7 +9,7 @@ from paceline.bench.metrics import BASELINE, OVERALL, summarize
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, read_answers, settled
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.peers.contestant import PEER
+from paceline.peers import PEER
 from paceline.runs.report import COLORS, macro, render
 from paceline.runs.runs import RUN, read_about
 

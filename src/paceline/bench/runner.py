@@ -1,6 +1,6 @@
-"""The runner: every contestant answers every question, in turns, and every answer is recorded at once.
+"""The runner: every endpoint answers every question, in turns, and every answer is recorded at once.
 
-Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
+Within a question the endpoints answer one after another, in an order that is drawn anew for every question: a machine
 that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
 is not recorded."""
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from random import Random
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -18,16 +17,18 @@ from paceline.bench.options import Options
 from paceline.bench.record import Answer, Done, answered
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
-from paceline.peers.contestant import Ask, Contestant
+from paceline.net.endpoint import Body, Endpoint, OutOfTime
 from paceline.runs.environment import Peak, load
 
-Prompt = Callable[[Question, Sequence[str]], Any]
-"""The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""
+Prompt = Callable[[Question, Sequence[str]], list[int]]
+"""Token ids of a question's next turn, after the answers to the turns before."""
+Asked = Callable[[Question, Sequence[str]], Body]
+"""The request for a question's next turn, without how it is sampled."""
 
 CPU = torch.device("cpu")
 WARM_UP_TOKENS = 32  # most of an answer in a warm-up
 WAKE = 0.2
-"""Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
+"""Seconds that an endpoint works before an answer is timed. A processor whose cores slept, while another process
 answered or a file was written, takes a tenth of a second until it is as fast as before (docs/log.md). Whoever
 answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
 too."""
@@ -84,30 +85,24 @@ def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, don
     return all((method, n, q.id) in done for n in range(repeats) for group in groups for q in group.questions)
 
 
-class Stopped(BaseException):
-    """A contestant was stopped in the middle of a group, which is not recorded. Not an error of the contestant."""
-
-
 @dataclass
 class Runner:
     """One run: who is asked what, and when.
 
-    contestants  those that have answered everything need not be open.
-    prompt       the prompt of a question's next turn, after the contestant's own answers to the turns before.
-    prediction   token ids that the answer to a question should resemble, for drafters that read them.
-    recount      what Spec-Bench counts for a text; ends: tokens that end an answer.
+    endpoints    those that have answered everything need not be open.
+    request      what asks for a question's next turn, after the endpoint's own answers to the turns before. Its
+                 max_tokens, if it has one, may be less than the options'.
+    recount      what Spec-Bench counts for a text.
     known        answers that are there already; record: called with a group's new answers at once.
     stopped      asked between two answers; True ends the run there.
     progress     called with every answer, new or known.
-    catch        errors of a contestant that count as its failure."""
+    catch        errors of an endpoint that count as its failure."""
 
-    contestants: Sequence[Contestant]
+    endpoints: Sequence[Endpoint]
     groups: Sequence[QuestionGroup]
     options: Options
-    prompt: Prompt
-    prediction: Callable[[Question], Sequence[int]] = lambda question: ()
+    request: Asked
     recount: Callable[[str], int] = len
-    ends: tuple[int, ...] = ()
     device: torch.device = CPU
     known: Sequence[Answer] = ()
     record: Callable[[list[Answer]], None] = lambda answers: None
@@ -120,67 +115,71 @@ class Runner:
         self._done = answered(self.known)
 
     def run(self) -> bool:
-        """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
+        """Answer what is not answered yet; whether everything is now. An endpoint that fails is asked no more. One
+        that is stopped in the middle of a group (OutOfTime) leaves nothing of it."""
         for answer in self.known:
             self.progress(answer)
-        busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, self._done)]
+        asked = self.groups, self.options.repeats, self._done
+        busy = [one for one in self.endpoints if not has_answered(one.name, *asked)]
         try:
             self._warm_up(busy)
             whole = all(self.repeat(number, busy) for number in range(self.options.repeats))
-        except Stopped:
+        except OutOfTime:
             return False
         return whole and not self.failed
 
-    def repeat(self, number: int, busy: Sequence[Contestant] | None = None) -> bool:
+    def repeat(self, number: int, busy: Sequence[Endpoint] | None = None) -> bool:
         """Let everyone forget, and answer every question once; False if it was stopped. busy: who forgets."""
-        for contestant in self.contestants if busy is None else busy:
-            if contestant.name not in self.failed:
-                contestant.forget()
-        for group, contestant in self._turns(number):
-            missing = {q.id for q in group.questions if (contestant.name, number, q.id) not in self._done}
-            if not missing or contestant.name in self.failed:
+        for endpoint in self.endpoints if busy is None else busy:
+            if endpoint.name not in self.failed:
+                endpoint.forget()
+        for group, endpoint in self._turns(number):
+            missing = {q.id for q in group.questions if (endpoint.name, number, q.id) not in self._done}
+            if not missing or endpoint.name in self.failed:
                 continue
             if self.stopped():
                 return False
-            answers = [a for a in self._answers(contestant, group, number) if a.question in missing]
+            answers = [a for a in self._answers(endpoint, group, number) if a.question in missing]
             self.record(answers)
             if any(answer.failed for answer in answers):
-                self.failed.add(contestant.name)
+                self.failed.add(endpoint.name)
             for answer in answers:
                 self.progress(answer)
         return True
 
-    def _turns(self, repeat: int) -> Iterator[tuple[QuestionGroup, Contestant]]:
-        """Each group and each contestant; a run that continues has the same order."""
+    def _turns(self, repeat: int) -> Iterator[tuple[QuestionGroup, Endpoint]]:
+        """Each group and each endpoint; a run that continues has the same order."""
         for group in tasks_in_turn(self.groups, lambda group: group.questions[0].task):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
-            for contestant in dice.sample(self.contestants, len(self.contestants)):
-                yield group, contestant
+            for endpoint in dice.sample(self.endpoints, len(self.endpoints)):
+                yield group, endpoint
 
-    def _warm_up(self, busy: Sequence[Contestant]) -> None:
+    def _warm_up(self, busy: Sequence[Endpoint]) -> None:
         """Let everyone who has work left answer the largest group, whose keys and values then have their memory,
         unrecorded but for failures."""
         largest = max(self.groups, key=lambda group: len(group.questions))
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
-        for contestant in busy:
+        for endpoint in busy:
             for _ in range(0 if self.stopped() else self.options.warm_up):
-                answers = self._answers(contestant, largest, 0, max_tokens=tokens)
+                answers = self._answers(endpoint, largest, 0, max_tokens=tokens)
                 if any(answer.failed for answer in answers):
                     self.record(answers[:1])
                     self.progress(answers[0])
-                    self.failed.add(contestant.name)
+                    self.failed.add(endpoint.name)
                     break
 
     def _answers(
-        self, contestant: Contestant, group: QuestionGroup, repeat: int, max_tokens: int | None = None
+        self, endpoint: Endpoint, group: QuestionGroup, repeat: int, max_tokens: int | None = None
     ) -> list[Answer]:
-        """A contestant's answers to a group of questions; where it fails, as far as it came."""
-        answers = [Answer(contestant.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
+        """An endpoint's answers to a group of questions; where it fails, as far as it came."""
+        answers = [Answer(endpoint.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
         try:
-            if len(group.questions) > contestant.max_batch:
-                most, asked = contestant.max_batch, self.options.batch
+            if len(group.questions) > endpoint.slots:
+                most, asked = endpoint.slots, self.options.batch
                 raise PacelineError(f"answers {most} at a time, and --batch is {asked}")
-            self._converse(contestant, group, answers, repeat, max_tokens or self.options.max_tokens)
+            self._converse(endpoint, group, answers, repeat, max_tokens or self.options.max_tokens)
+        except OutOfTime:
+            raise
         except self.catch as error:  # whatever a method does wrong, the others are not to suffer from it
             why = " ".join(f"{error if isinstance(error, PacelineError) else repr(error)}".split())
             for answer in answers:
@@ -188,23 +187,28 @@ class Runner:
         return answers
 
     def _converse(
-        self, contestant: Contestant, group: QuestionGroup, answers: Sequence[Answer], repeat: int, max_tokens: int
+        self, endpoint: Endpoint, group: QuestionGroup, answers: Sequence[Answer], repeat: int, max_tokens: int
     ) -> None:
-        """Ask turn by turn; each contestant reads its own earlier answers, as in Spec-Bench."""
+        """Ask turn by turn; each endpoint reads its own earlier answers, as in Spec-Bench."""
         for n in range(max(group.turns)):
             asked = [i for i in range(len(answers)) if n < group.turns[i]]
-            prompts = [self.prompt(group.questions[i], [turn.text for turn in answers[i].turns]) for i in asked]
-            # The same seed for every contestant, another one for every answer.
-            seeds = tuple(crc32(repr((self.options.seed, group.number, i, repeat, n)).encode()) >> 1 for i in asked)
-            predictions = tuple(tuple(self.prediction(group.questions[i])) for i in asked)
-            ask = Ask(max_tokens, self.options.temperature, seeds, self.ends, predictions=predictions)
-            contestant.wake(WAKE)
+            bodies = [self.request(group.questions[i], [turn.text for turn in answers[i].turns]) for i in asked]
+            # The same seed for every endpoint, another one for every answer.
+            seeds = [crc32(repr((self.options.seed, group.number, i, repeat, n)).encode()) >> 1 for i in asked]
+            bodies = [self._sampled(body, seed, max_tokens) for body, seed in zip(bodies, seeds, strict=True)]
+            endpoint.wake(WAKE)
             peak = Peak(self.device if self.device.type == "cuda" else None)
-            replies, most = contestant.answer(prompts, ask), peak.read()
+            replies, most = endpoint.ask(bodies, len(bodies)), peak.read()
             for i, reply, seed in zip(asked, replies, seeds, strict=True):
-                reply.text, reply.seed = reply.text.strip(), seed if ask.temperature else None
+                reply.text, reply.seed = reply.text.strip(), seed if self.options.temperature else None
                 reply.plain_tokens = self.recount(reply.text)
-                if reply.peak_bytes is None and contestant.in_process:
+                if endpoint.in_process:
                     reply.peak_bytes = most
                 answers[i].turns.append(reply)
                 answers[i].load = load()
+
+    def _sampled(self, body: Body, seed: int, max_tokens: int) -> Body:
+        """The request, with how it is sampled."""
+        most = min(max_tokens, body.get("max_tokens", max_tokens))
+        drawn = {"seed": seed} if self.options.temperature else {}
+        return {**body, "max_tokens": most, "temperature": self.options.temperature, **drawn}

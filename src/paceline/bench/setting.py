@@ -1,6 +1,6 @@
 """What a benchmark runs on: the model and the questions, loaded; and who is told how far it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ import torch
 
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import mixed_groups
-from paceline.bench.record import Answer
 from paceline.bench.runner import LeftOut, Prompt, QuestionGroup, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.core.rules import check_schedule
@@ -23,18 +22,6 @@ from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 
 SPARE = 256
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Callbacks of a run. say: a sentence; total: the number of answers to come; answered: one more answer;
-    judged: differing answers judged, and to be judged; stopped: True ends the run."""
-
-    say: Callable[[str], None] = lambda text: None
-    total: Callable[[int], None] = lambda count: None
-    answered: Callable[[Answer], None] = lambda answer: None
-    judged: Callable[[int, int], None] = lambda done, total: None
-    stopped: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -70,6 +57,12 @@ class Setting:
         ]
         return min(self.target.max_context, max(lengths) + SPARE)
 
+    def request(self, question: Question, answers: Sequence[str]) -> dict[str, Any]:
+        """What asks for a question's next turn: the ends that count are the target's, for every engine."""
+        body = {"prompt": self.prompt(question, answers), "stop_token_ids": self.target.eos_token_ids}
+        expected = self.tokenizer.encode_text(question.prediction) if question.prediction else ()
+        return {**body, "ignore_eos": True, "prediction": tuple(expected)}
+
     def question(self, id: str) -> Question:
         """The question of that id."""
         return next(question for question in self.suite.questions if question.id == id)
@@ -79,7 +72,7 @@ class Setting:
         return environment(dtype=self.dtype, device=str(self.target.device))
 
 
-def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
+def set_up(benchmark: Benchmark) -> Setting:
     """Load the model and the questions. PacelineError for what the caller has to change."""
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
     model = benchmark.model  # by the name that every command opens it by: of some names "auto" is another dtype
@@ -93,7 +86,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         native=native,
         exact=benchmark.exact,
         activations=benchmark.activations,
-        threads=torch.get_num_threads(),  # the same for all contestants during the whole run
+        threads=torch.get_num_threads(),  # the same for all engines during the whole run
         tokenizer=tokenizer,
     )
     prompt = partial(_prompt, Transcriber(tokenizer, benchmark.template))

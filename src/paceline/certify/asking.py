@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.certify.verdict import CONTEXT
-from paceline.net.client import Completion, CompletionError, Retry
+from paceline.net.client import Retry
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 
 TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
@@ -32,6 +33,11 @@ OWNER, OFF = "paceline", {"draft": "none"}
 has dropped the field that did, and ignores it silently."""
 Messages = tuple[dict[str, str], ...]
 HELLO: Fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+
+
+def request(prompt: Sequence[int], **fields: Any) -> Fields:
+    """A request for the answer to a prompt of token ids, with its tokens; greedy unless `fields` say otherwise."""
+    return {"prompt": list(prompt), "return_token_ids": True, "temperature": 0.0, **fields}
 
 
 class Control:

@@ -11,17 +11,18 @@ from time import perf_counter
 from typing import Any
 
 from paceline.certify import verdict
-from paceline.certify.options import Scope, Watch
+from paceline.certify.options import Scope
 from paceline.certify.parts import Learnt, Oracle, Run
 from paceline.certify.shrink import greedy_reports
 from paceline.certify.verdict import LEVEL, LONG
 from paceline.net.endpoint import Endpoint
+from paceline.runs.progress import Progress
 
 INTERRUPTED = "it was interrupted"
 FOR_REPORTS = 0.15  # share of the budget for making findings small, at least
 
 
-def certify(endpoint: Endpoint, oracle: Oracle, scope: Scope = Scope(), watch: Watch = Watch()) -> dict[str, Any]:
+def certify(endpoint: Endpoint, oracle: Oracle, scope: Scope = Scope(), watch: Progress = Progress()) -> dict[str, Any]:
     """Test `endpoint` and say what was found: each of the oracle's parts is asked until its share of the budget is
     spent."""
     run, learnt, parts = Run(endpoint, scope, watch), Learnt(), oracle.parts()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import cache
@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.certify.certificate import certify
-from paceline.certify.engines import Library, local
-from paceline.certify.options import REQUESTS, EngineTest, ServerTest, Watch
+from paceline.certify.options import REQUESTS, EngineTest, ServerTest
 from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
+from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
+from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
-from paceline.net.client import CompletionError
+from paceline.formats.tokenizer import Tokenizer
+from paceline.net.completion import CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 from paceline.outputs import write_json, write_whole
 from paceline.peers import HOSTS, create_peer
 from paceline.peers.reference import Model, PlainDecoding, Reference
 from paceline.runs.environment import environment
+from paceline.runs.progress import Progress
+from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.load import load
 
@@ -43,7 +47,16 @@ PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
 
 
-def certify_engine(subject: EngineTest, watch: Watch) -> dict[str, Any]:
+def local(
+    target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8, **options: Any
+) -> Local:
+    """Our engine as an endpoint. draft: a spec, or what makes a drafter; options: others of `Engine`."""
+    drafter = create(draft) if isinstance(draft, str) else draft()
+    engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
+    return Local(engine, f"paceline, {drafter.name}", slots=batch)
+
+
+def certify_engine(subject: EngineTest, watch: Progress) -> dict[str, Any]:
     """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     if draft is not None:
@@ -117,7 +130,7 @@ def _references(subject: EngineTest, target: Target, dtype: str) -> tuple[Model,
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
-def certify_server(subject: ServerTest, watch: Watch) -> dict[str, Any]:
+def certify_server(subject: ServerTest, watch: Progress) -> dict[str, Any]:
     """The certificate of the server `subject.server`."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
 
@@ -185,7 +198,7 @@ def _open(subject: EngineTest, target: Target, dtype: str, *, plain: bool = Fals
     if plain:
         library = next(one for one in LIBRARIES if name.startswith(one))
         spec = f"{library}:{cut(checkpoint, ',')[0]}" if "llama" in library else library
-    contestant = create_peer(
+    engine = create_peer(
         spec,
         subject.model,
         dtype=dtype,
@@ -193,10 +206,17 @@ def _open(subject: EngineTest, target: Target, dtype: str, *, plain: bool = Fals
         python=subject.peer_python,
         batch=subject.batch,
         max_context=min(target.max_context, CONTEXT),
-        decode=target.tokenizer.decode if target.tokenizer is not None else str,
+        tokenizer=target.tokenizer,
+        ends=target.eos_token_ids,
         device=str(target.device),
     )
-    return Library(contestant, target.tokenizer, target.eos_token_ids)
+    engine.guarded = False
+    try:
+        engine.open()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[int]], list[list[int]]]:

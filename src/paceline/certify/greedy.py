@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy.stats import t as student
 
-from paceline.certify.engines import request, takes
+from paceline.certify.asking import request
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy
 from paceline.core.noise import Noise
@@ -27,7 +27,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
 from paceline.logs.transcript import RecordedAnswer
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, noise_of
 from paceline.replay.walk import Tally, replay, replayable
@@ -54,7 +54,7 @@ class Pass:
 
     def fits(self, engine: Endpoint) -> bool:
         """Whether the engine can be asked this way."""
-        able = takes(engine, self.changes) and engine.slots >= self.batch and (engine.mixes or not self.mixed)
+        able = engine.can_take(self.changes) and engine.slots >= self.batch and (engine.mixes or not self.mixed)
         return able and (engine.has_our_noise or not self.seeded)
 
     def params(self, number: int, max_tokens: int) -> SamplingParams:

@@ -2,10 +2,9 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any, ClassVar, Literal
 
 from paceline.draft.spec import option
@@ -137,18 +136,3 @@ class ServerTest(Subject, Placement):
     def control(self) -> str | None:
         """The server that this one is compared with, None if there is none."""
         return self.against if self.against and self.against.startswith(("http://", "https://")) else None
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Hears how far it has come: say(text), and step(done, of) within what was said last; limit(seconds): from now on
-    all of it takes that long. stopped: whether no more is wanted."""
-
-    say: Callable[[str], None] = lambda text: None
-    step: Callable[[int, int], None] = lambda done, of: None
-    limit: Callable[[float], None] = lambda seconds: None
-    stopped: Callable[[], bool] = lambda: False
-
-    def over(self, until: float) -> bool:
-        """Whether to go on to what is next: it is not stopped, and not `until` yet (perf_counter)."""
-        return self.stopped() or perf_counter() > until

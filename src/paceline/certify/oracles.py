@@ -9,9 +9,8 @@ from math import ceil, inf
 from typing import Any, ClassVar
 
 from paceline.certify import stats
-from paceline.certify.asking import Control, Fields, Messages, places
+from paceline.certify.asking import Control, Fields, Messages, places, request
 from paceline.certify.conditional import Conditional, Words, is_raw, read, read_places
-from paceline.certify.engines import request, takes
 from paceline.certify.greedy import PASSES, Reader, Rounds, acceptance, measured, replayed, stop_strings
 from paceline.certify.options import REQUESTS, SHIFT
 from paceline.certify.parts import Learnt, Oracle, Part, Read, Run, Unreadable
@@ -22,7 +21,7 @@ from paceline.certify.verdict import Finding, Greedy, Stops
 from paceline.core.sampling import SamplingParams
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint
 from paceline.peers.reference import Model, Rounding
 
@@ -104,7 +103,7 @@ class Exact(Oracle):
 
     def stops(self, run: Run, learnt: Learnt, until: float) -> Learnt:
         """Stop strings that are cut out of the replies of the first pass."""
-        if self.recording.tokenizer is None or not takes(run.endpoint, {"stop": ()}):
+        if self.recording.tokenizer is None or not run.endpoint.can_take({"stop": ()}):
             return learnt
         pairs, done, ended = zip(self.prompts, learnt.replies, strict=False), 0, Stops()
         asked = [(prompt, stop) for prompt, one in pairs for stop in stop_strings(one.text)]
@@ -139,7 +138,7 @@ class Exact(Oracle):
             start = self.starts[(i + 2) % len(self.starts)]  # penalties with a text of few different tokens
             length = run.scope.length
             fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
-            if takes(run.endpoint, fields):
+            if run.endpoint.can_take(fields):
                 distribution = distribution_of(self.rounding, start, SamplingParams(**fields), length)
                 if distribution.df:
                     cases.append(KnownCase(name, request(start, **fields), distribution))
@@ -155,7 +154,7 @@ class Exact(Oracle):
         space = self.max_context - scope.max_tokens
         prompts = [list(one) * max(1, min(REPEATED, space // len(one))) for one in self.starts]
         prompts += map(list, self.prompts)
-        ways = [(name, way) for name, way in WAYS.items() if takes(run.endpoint, way)]
+        ways = [(name, way) for name, way in WAYS.items() if run.endpoint.can_take(way)]
         number = ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens)
         if scope.requests is not None:
             number = min(number, -(-scope.requests // REQUESTS_EACH))
@@ -179,7 +178,7 @@ class Exact(Oracle):
         if self.draft is not None and replies:
             texts = [one.tokens for one in replies]
             reference = replayed(self.draft, self.recording, self.prompts[: len(texts)], texts, chains=self.chains)
-        names = [name for name, way in WAYS.items() if not takes(engine, way)]
+        names = [name for name, way in WAYS.items() if not engine.can_take(way)]
         missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
         if not sampled["cases"]:
             missing.append("sampling")

@@ -15,13 +15,14 @@ import numpy as np
 
 from paceline.certify.asking import Control, Fields, Messages
 from paceline.certify.conditional import Conditional
-from paceline.certify.options import Scope, Watch
+from paceline.certify.options import Scope
 from paceline.certify.sampled import AT_ONCE, Case, Sampled
 from paceline.certify.scenarios import Play
 from paceline.certify.verdict import LEVEL, LONG, Finding, Stops
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, OutOfTime
+from paceline.runs.progress import Progress
 
 LEAST_SECONDS = 5.0  # for sampling, however small the budget
 Read = Callable[[str, Fields, Completion], None]
@@ -40,7 +41,7 @@ class Run:
 
     endpoint: Endpoint
     scope: Scope = field(default_factory=Scope)
-    watch: Watch = field(default_factory=Watch)
+    watch: Progress = field(default_factory=Progress)
     began: float = field(default_factory=perf_counter)
     broken: str = ""
 

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.certify import stats, verdict
-from paceline.certify.options import Scope, Watch
+from paceline.certify.options import Scope
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
 from paceline.core.sampling import SamplingParams
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, distributions
+from paceline.runs.progress import Progress
 
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
@@ -274,7 +275,7 @@ class Sampled:
         return verdict.power(scope, self.planned, df, level_of(-1), samples=1 + compared, rounding=rounding)
 
     def run(
-        self, endpoint: Endpoint, requests: int, rng: np.random.Generator, watch: Watch = Watch(), *,
+        self, endpoint: Endpoint, requests: int, rng: np.random.Generator, watch: Progress = Progress(), *,
         control: Callable[[], Endpoint] | None = None, until: float = inf, latest: float = inf,
     ) -> None:  # fmt: skip
         """Ask, count, and test; stops at the first look that finds something.

@@ -29,10 +29,11 @@ from paceline.certify.asking import (
     parts_of,
     places,
 )  # fmt: skip
-from paceline.certify.options import REQUESTS, STRUCTURED, Watch
+from paceline.certify.options import REQUESTS, STRUCTURED
 from paceline.certify.verdict import Divergence
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, OutOfTime
+from paceline.runs.progress import Progress
 
 Sign = Callable[[Completion], bool]
 Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]
@@ -197,7 +198,7 @@ class Play:
     prompts: Sequence[Messages]
     max_tokens: int
     until: float
-    watch: Watch = field(default_factory=Watch)
+    watch: Progress = field(default_factory=Progress)
     left_out: Collection[str] = ()
     budget: float | None = None
     features: dict[str, Fields] = field(default_factory=dict)

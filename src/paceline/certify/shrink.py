@@ -10,7 +10,7 @@ from paceline.certify.asking import Fields, ended
 from paceline.certify.scenarios import Case, Group, Play, Step, Wrong
 from paceline.certify.verdict import LEVEL, Finding
 from paceline.errors import PacelineError
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint
 
 SHRUNK = 3  # findings that are made small, each of another scenario

@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -23,11 +24,11 @@ from paceline.given import listed, listed_numbers
 from paceline.interrupt import Interrupt
 from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
+from paceline.runs.progress import Progress
 from paceline.runs.runs import new_folder
 
 if TYPE_CHECKING:
-    from paceline.bench.benchmark import Result, Watch
-    from paceline.bench.record import Answer
+    from paceline.bench.benchmark import Result
 
 TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 TEXT = Path(__file__).with_name("bench.txt.jinja")
@@ -182,16 +183,10 @@ def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
     return _measure(benchmark, as_json, run)
 
 
-def _measure(benchmark: Benchmark, as_json: bool, run: Callable[[Benchmark, Watch], Result]) -> int:
-    from paceline.bench.benchmark import Watch
+def _measure(benchmark: Benchmark, as_json: bool, run: Callable[[Benchmark, Progress], Result]) -> int:
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
-
-        def answered(answer: Answer) -> None:
-            if answer.failed:
-                steps.err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
-            steps.advance()
-
-        outcome = run(benchmark, Watch(steps.say, steps.begin, answered, steps.show, lambda: interrupt.pressed))
+        note = partial(steps.err.print, markup=False, soft_wrap=True)
+        outcome = run(benchmark, Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed))
     if as_json:
         shown = ("complete", "disturbed", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))

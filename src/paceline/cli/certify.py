@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.certify.options import EngineTest, ServerTest, Watch
+from paceline.certify.options import EngineTest, ServerTest
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, say
@@ -15,6 +15,7 @@ from paceline.formats.place import check_place
 from paceline.interrupt import Interrupt
 from paceline.net.keys import check_server
 from paceline.outputs import CERTIFICATE, ISSUE, JUNIT, PAGE, write_whole, writes, writes_in
+from paceline.runs.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def _certify(asked: EngineTest | ServerTest, written: Written) -> int:
     asked = replace(asked, prompts=_read(written.prompts))
     ending = "ending; the certificate of what was tested follows, and Ctrl-C again leaves without one"
     with Steps("starting") as steps, Interrupt(on_first=lambda: steps.err.print(ending)) as interrupt:
-        watch = Watch(steps.say, steps.show, steps.limit, lambda: interrupt.pressed)
+        watch = Progress(steps.say, steps.show, limit=steps.limit, stopped=lambda: interrupt.pressed)
         if isinstance(asked, ServerTest):
             certificate = command.certify_server(asked, watch)
         else:

@@ -23,7 +23,8 @@ from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore,
 from paceline.cli.prompts import Job
 from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
-from paceline.peers.contestant import Ask, Contestant, Reply, in_common
+from paceline.net.completion import Completion, in_common
+from paceline.net.endpoint import Body, Endpoint
 
 TURNS = 5  # that count, after one that warms up
 WILD = 0.5  # spread (interquartile range over median) of the ratios above which the machine was not quiet
@@ -31,18 +32,23 @@ PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 
 
-class Driven(Contestant):
+class Driven(Endpoint):
     """A drafter that answers the prompts of a command, `Job`s, as the command does.
 
     engine   one of the same target, sizes and schedule, used in the first turn if it has this very drafter.
+    jobs     by index: what a request asks for is the answer to the job that its "user" names.
     refused  called with a prompt that cannot be answered; watch: called with every delta.
     answers  by turn and by the prompt's index. A turn begins with `forget`."""
 
+    in_process = True
+
     def __init__(
-        self, draft: str, engine: Engine, chat: bool | None, interrupt: Interrupt, refused: Refused, *,
+        self, draft: str, jobs: Sequence[Job], engine: Engine, chat: bool | None, interrupt: Interrupt,
+        refused: Refused, *,
         schedule: str = "ragged", first: bool = False, name: str | None = None,
     ):  # fmt: skip
-        super().__init__(name or draft)
+        super().__init__(len(jobs))
+        self.name, self.jobs = name or draft, {str(job.index): job for job in jobs}
         self.draft, self.like, self.chat, self.schedule = draft, engine, chat, schedule
         self.interrupt, self.refused, self._first = interrupt, refused, first
         self.engine = engine
@@ -59,22 +65,23 @@ class Driven(Contestant):
         warm_up(self.engine)
         self.answers.append({})
 
-    def wake(self, seconds: float) -> None:
-        """Nothing: the processor is awake, for all contestants run in this process and nothing is written meanwhile."""
+    async def complete(self, body: Body) -> Completion:
+        return self.ask([body])[0]
 
-    def answer(self, prompts: Sequence[Any], ask: Ask) -> list[Reply]:
-        """Answer jobs, each by its own parameters; a reply's seconds are those of its own row."""
-        done = drive(self.engine, prompts, self.chat, self.interrupt, self.refused, self.watch)
+    def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
+        """Answer jobs together, each by its own parameters."""
+        jobs = [self.jobs[body["user"]] for body in bodies]
+        done = drive(self.engine, jobs, self.chat, self.interrupt, self.refused, self.watch)
         self.answers[-1] |= {answer.job.index: answer for answer in done}
-        return [self._reply(self.answers[-1].get(job.index)) for job in prompts]
+        return [_completion(self.answers[-1].get(job.index)) for job in jobs]
 
-    @staticmethod
-    def _reply(answer: Answer | None) -> Reply:
-        if answer is None:
-            return Reply(0, [], "", 0.0, finish="abort")
-        row = answer.row
-        tokens, finish = row.new_tokens.tolist(), str(row.finish_reason)
-        return Reply(row.prompt_length, tokens, row.text, answer.seconds, finish=finish)
+
+def _completion(answer: Answer | None) -> Completion:
+    if answer is None:
+        return Completion(finish_reason="abort")
+    row = answer.row
+    usage, finish = {"prompt_tokens": row.prompt_length}, str(row.finish_reason)
+    return Completion(row.text, finish_reason=finish, tokens=row.new_tokens.tolist(), usage=usage)
 
 
 @dataclass
@@ -164,15 +171,15 @@ class Compared:
 
 
 def runner(
-    contestants: Sequence[Driven], jobs: Sequence[Job], batch: int, interrupt: Interrupt, done: Callable[[Job], None]
+    sides: Sequence[Driven], jobs: Sequence[Job], batch: int, interrupt: Interrupt, done: Callable[[Job], None]
 ) -> Runner:
     """Bench's runner for jobs; its method `repeat` is one turn. done: called with a job that somebody answered."""
     by_id = {str(job.index): job for job in jobs}
     return Runner(
-        contestants,
+        sides,
         grouped([(Question(id, "", "", ("",)), 1) for id in by_id], batch),
         Options(batch=batch),
-        prompt=lambda question, _: by_id[question.id],
+        request=lambda question, _: {"user": question.id},
         stopped=lambda: interrupt.pressed,
         progress=lambda answer: done(by_id[answer.question]),
         catch=(),

@@ -111,7 +111,7 @@ def demo(
     engine = open_engine(model, draft, running, reuse=False)
     screen.note(*engine.target.notes, *engine.drafter.notes)
     with Interrupt() as interrupt:
-        how = (engine, None, interrupt, _refuse)
+        how = (jobs, engine, None, interrupt, _refuse)
         plain = Driven(BASELINE, *how)
         # Names differ even where a drafter is given twice, or is plain decoding.
         drafted = [Driven(spec, *how, name=f"{i} {spec}") for i, spec in enumerate(specs)]
@@ -172,25 +172,24 @@ def _refuse(job: Job, error: PacelineError) -> None:
 def _stream(screen: Screen, jobs: Sequence[Job], by: Mapping[str, Driven], interrupt: Interrupt) -> None:
     """Show every answer by everybody as it grows, under the prompt."""
     from paceline.cli.drive import ignore
-    from paceline.peers.contestant import Ask
 
-    for contestant in by.values():
-        contestant.forget()
-        contestant.watch = lambda engine, job, delta: screen.write(delta.pieces)
+    for one in by.values():
+        one.forget()
+        one.watch = lambda engine, job, delta: screen.write(delta.pieces)
     for job in jobs:
         screen.out.print()
         screen.out.rule(job.name, align="left")
         screen.out.print(_excerpt(job), style="dim", markup=False, soft_wrap=not screen.out.is_terminal)
-        for name, contestant in by.items():
+        for name, one in by.items():
             if interrupt.pressed:
                 return
             screen.out.print(f"[{name}]", style="bold", markup=False)
-            contestant.answer([job], Ask(job.params.max_tokens))
+            one.ask([{"user": str(job.index)}])
             screen.end_line()
-            if answer := contestant.answers[0].get(job.index):
+            if answer := one.answers[0].get(job.index):
                 screen.note(statistics(answer))
-    for contestant in by.values():
-        contestant.watch = ignore
+    for one in by.values():
+        one.watch = ignore
 
 
 def _excerpt(job: Job) -> str:

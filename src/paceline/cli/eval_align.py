@@ -14,10 +14,10 @@ from paceline.cli.show import Steps, plain_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.errors import CONTROLS
 from paceline.evals.align.options import AlignOptions
+from paceline.runs.progress import Progress
 
 if TYPE_CHECKING:
     from paceline.evals.align.run import Outcome
-    from paceline.evals.align.run import Progress as State
 
 
 @with_options
@@ -37,18 +37,12 @@ def align(
     paceline eval align --model URL --method align3,align3,steps=13 --scenario Child,Code --out runs/ablation
     paceline report runs/ablation
     """
-    from paceline.evals.align.run import Progress as State
     from paceline.evals.align.run import align as run
 
     asked.use_threads()
     with Steps("answering", unit="items") as steps:
-
-        def watch(state: State) -> None:
-            what = "finishing what is under way" if state.stop else "answering"
-            steps.show(state.done, state.total, what + (f", {state.failed} failed" if state.failed else ""))
-
-        state = State(watch=watch)
-        outcome = run(asked, state)
+        outcome = run(asked, Progress(step=steps.show))
+    state = outcome.state
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
     else:

@@ -52,7 +52,7 @@ class Run:
         Jobs that fit into one batch are answered in several turns; more of them, once."""
         self._many = len(jobs) > 1
         jobs = [with_seed(job) for job in jobs]
-        how = (self.engine, self.chat, self.interrupt, self._refuse)
+        how = (jobs, self.engine, self.chat, self.interrupt, self._refuse)
         drafted = Driven(self.draft, *how, schedule=self.schedule, first=True, name="drafted")
         plain = Driven(BASELINE, *how, schedule=self.schedule)
         repeats = len(jobs) <= self.engine.max_batch

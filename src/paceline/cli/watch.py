@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -103,13 +102,13 @@ def watch(
 
 def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
     """What the answer to one request says of its drafts; PacelineError if it says nothing."""
-    from paceline.net.servers import Drafting, Request, Server, send
+    from paceline.net.servers import Drafting, Request, Server
 
     server = Server.find(url, keys)
     more = {"return_meta_info": True} if server.engine == "sglang" else {}
     body = server.body(Request("watch", [{"role": "user", "content": ask}]), ANSWER, stream=False, **more)
     del body["stream_options"]
-    answers = asyncio.run(send(server, [body]))
+    answers = server.send([body])
     if isinstance(answers[0], PacelineError):
         raise answers[0]
     if (drafting := Drafting.of_answers(answers)) is None:

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
 from itertools import count
@@ -29,35 +29,21 @@ import httpx2
 import openai
 
 from paceline.errors import PacelineError, printable
+from paceline.net.completion import Completion, CompletionError, Passing
 
 T = TypeVar("T")
 CONNECT_SECONDS, LIST_SECONDS = 10.0, 60.0
-WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
-"""Keys of a message that hold what the model wrote."""
 OPENAI = "https://api.openai.com/"
 UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # what JSON of another shape causes
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
-MOST_PARTS = 1024  # of a completion: answers or calls
 MOST_BYTES = 1 << 26  # of what a server sends to one request, whatever it is
 MOST_SECONDS = 4 * 3600.0  # of an attempt, streams included
 PAGE_BYTES, PAGE_SECONDS = 16 << 20, 60.0  # of a page such as /metrics
 
 
-class CompletionError(PacelineError):
-    """A completion could not be had: the server refused it, or kept failing."""
-
-
-class _Passing(Exception):
-    """A failure that may pass. after: seconds the server asked to wait."""
-
-    def __init__(self, why: str, after: float = 0.0):
-        super().__init__(why)
-        self.after = after
-
-
-class _CutShort(_Passing):
+class _CutShort(Passing):
     """A completion that was cut off before its budget was spent; it is taken if it stays so."""
 
     def __init__(self, partial: Completion):
@@ -82,130 +68,12 @@ class Retry:
                 if number >= min(SHORT_TRIES, self.tries):
                     return error.partial  # type: ignore[return-value]
                 asked = 0.0
-            except _Passing as error:
+            except Passing as error:
                 if number >= self.tries:
                     raise CompletionError(f"{error}; given up after {number} tries") from None
                 asked = error.after
             await asyncio.sleep(uniform(0, min(self.longest, self.base * 2 ** (number - 1))) + min(asked, self.longest))
         raise AssertionError("the loop has no end")
-
-
-SPECULATION_FIELDS = {
-    "num_spec_steps": ("spec_verify_ct",),
-    "num_draft_tokens": (
-        "total_draft_tokens", "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num", "draft_n",
-    ),
-    "num_accepted_draft_tokens": (
-        "total_accepted_draft_tokens", "spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num",
-        "draft_n_accepted",
-    ),
-    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
-}  # fmt: skip
-"""What an answer says of its drafts, by vLLM's names, which are ours; after each, the names of others: TensorRT-LLM's,
-in a choice's speculative_decoding; SGLang's of its versions, in a choice's meta_info (`"return_meta_info": true`); and
-llama.cpp's, in timings."""
-
-
-def speculation_of(said: object) -> dict[str, Any]:
-    """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
-    if not isinstance(said, dict):
-        return {}
-    spelt = ((name, key) for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name))
-    found = {name: said[key] for name, key in spelt if _counts(said.get(key))}
-    own: dict[str, Any] = {"num_rounds": said["num_rounds"]} if _counts(said.get("num_rounds")) else {}
-    if isinstance(drafters := said.get("by_drafter"), dict):
-        both = {printable(name): (counts["drafted"], counts["accepted"]) for name, counts in drafters.items()}
-        own["by_drafter"] = {name: counts for name, counts in both.items() if _counts([*counts])}
-    return found | own if "num_draft_tokens" in found else {}
-
-
-def _counts(value: object) -> bool:
-    """Whether this is a number of something, or a list of them."""
-    return all(type(one) is int for one in value) if isinstance(value, list) else type(value) is int
-
-
-@dataclass
-class Completion:
-    """What a server answered.
-
-    reasoning      a thought that the server took out of the text.
-    finish_reason  "stop", "length" or what else the server says.
-    usage          the server's count of tokens, empty if it reports none.
-    logprobs       of each token, as servers of chats give them, where they were asked for.
-    prompt_logprobs  of each token of the prompt, from vLLM: of the best ones, and of the token itself, by id.
-    tool_calls     name and arguments of each call, as texts.
-    tokens         ids of the new tokens, from servers that return them.
-    speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and
-                   our by_drafter as (drafted, accepted) of each; empty otherwise.
-    others         the answers after the first, where `n` asked for several.
-    streamed       it came as events.
-    times          seconds from the request to each event that brought a part of the answer; once where it came whole.
-    counts         token ids that each of these events brought; 0 from servers that return none.
-    tries          attempts that it took."""
-
-    text: str = ""
-    reasoning: str = ""
-    finish_reason: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
-    tool_calls: list[dict[str, str]] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    speculation: dict[str, Any] = field(default_factory=dict)
-    others: list[Completion] = field(default_factory=list)
-    streamed: bool = False
-    times: list[float] = field(default_factory=list, compare=False)
-    counts: list[int] = field(default_factory=list, compare=False)
-    tries: int = 1
-    began: float = field(default_factory=perf_counter, repr=False, compare=False)
-
-    @property
-    def rounds(self) -> int | None:
-        """Forwards that the answer took, from servers that report drafts; None otherwise."""
-        counts, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
-        own = counts.get("num_rounds")
-        accepted = counts.get("num_accepted_draft_tokens")
-        return own if own is not None or accepted is None else max(new - accepted, 1)
-
-    def take(self, part: dict[str, Any]) -> None:
-        """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
-        if part.get("error"):
-            raise _Passing(f"the server broke off: {printable(part['error'])[:300]}")
-        self.usage = part.get("usage") or self.usage
-        if any(type(self.usage.get(name) or 0) is not int for name in ("prompt_tokens", "completion_tokens")):
-            raise TypeError("usage counts tokens in whole numbers")
-        of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
-        self.speculation = next(filter(None, map(speculation_of, of_all)), self.speculation)
-        for choice in part.get("choices") or ():
-            self._answer(choice.get("index") or 0)._add(choice)
-
-    def _answer(self, index: int) -> Completion:
-        if not 0 <= index < MOST_PARTS:
-            raise TypeError(f"index {index}")
-        while len(self.others) < index:
-            self.others.append(Completion())
-        return self.others[index - 1] if index else self
-
-    def _add(self, choice: dict[str, Any]) -> None:
-        of_one = choice.get("speculative_decoding"), choice.get("meta_info")
-        self.speculation = next(filter(None, map(speculation_of, of_one)), self.speculation)
-        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        self.text += _writable(message.get("content") or message.get("refusal") or "")
-        self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
-        self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
-        for place in choice.get("prompt_logprobs") or ():  # the first token's has none
-            self.prompt_logprobs.append({int(token): float(one["logprob"]) for token, one in (place or {}).items()})
-        self.tokens += choice.get("token_ids") or ()
-        for at, call in enumerate(message.get("tool_calls") or ()):
-            if not 0 <= (at := call.get("index", at)) < MOST_PARTS:
-                raise TypeError(f"index {at}")
-            self.tool_calls += [{"name": "", "arguments": ""} for _ in range(at + 1 - len(self.tool_calls))]
-            for key in ("name", "arguments"):
-                self.tool_calls[at][key] += (call.get("function") or {}).get(key) or ""
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        if choice.get("token_ids") or any(message.get(part) for part in WRITTEN):
-            self.times.append(perf_counter() - self.began)
-            self.counts.append(len(choice.get("token_ids") or ()))
 
 
 @dataclass
@@ -297,12 +165,12 @@ class Client:
         ):
             completion = await _read(response, began)
         if not completion.finish_reason:
-            raise _Passing(f"{host.url}: the answer was torn, it ended without a finish_reason")
+            raise Passing(f"{host.url}: the answer was torn, it ended without a finish_reason")
         return completion
 
     @asynccontextmanager
     async def _mapped(self, host: _Host) -> AsyncIterator[None]:
-        """Raise _Passing for what may pass, CompletionError for what does not, and after MOST_SECONDS."""
+        """Raise Passing for what may pass, CompletionError for what does not, and after MOST_SECONDS."""
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 yield
@@ -315,15 +183,15 @@ class Client:
             after = _seconds(error.response.headers.get("retry-after"))
             if error.status_code == 429:
                 host.free_at = max(host.free_at, monotonic() + min(after, self.retry.longest))
-            raise _Passing(why, after) from None
+            raise Passing(why, after) from None
         except (openai.APITimeoutError, httpx2.TimeoutException):
-            raise _Passing(f"{host.url} timed out") from None
+            raise Passing(f"{host.url} timed out") from None
         except httpx2.InvalidURL as error:
             raise CompletionError(f"{host.url} is no address: {error}") from None
         except (openai.APIError, httpx2.HTTPError) as error:
-            raise _Passing(f"{host.url} broke off: {_cause(error)}") from None
+            raise Passing(f"{host.url} broke off: {_cause(error)}") from None
         except (json.JSONDecodeError, RecursionError):
-            raise _Passing(f"{host.url} sent what is not JSON") from None
+            raise Passing(f"{host.url} sent what is not JSON") from None
 
 
 async def find_model(url: str, key: str | None = None) -> str:
@@ -484,7 +352,7 @@ def _api(url: str, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
 
 async def _read(response: Any, began: float) -> Completion:
     """A response of openai, whole or as events. began: when it was asked for (time.perf_counter). What is no completion
-    raises _Passing."""
+    raises Passing."""
     completion = Completion(began=began)
     try:
         if "text/event-stream" in response.headers.get("content-type", ""):
@@ -494,7 +362,7 @@ async def _read(response: Any, began: float) -> Completion:
         else:
             completion.take(await response.json())
     except UNREADABLE as error:
-        raise _Passing(f"the server sent what is not a completion: {error}") from None
+        raise Passing(f"the server sent what is not a completion: {error}") from None
     return completion
 
 
@@ -502,11 +370,6 @@ def _cause(error: BaseException) -> str:
     """An error in words; openai's "Connection error." hides the reason in its cause."""
     inner = error.__cause__ if isinstance(error, openai.APIConnectionError) and error.__cause__ else error
     return str(inner) or type(inner).__name__
-
-
-def _writable(text: str) -> str:
-    """`text` with half surrogate pairs, which JSON may hold and no file can, as question marks."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _seconds(text: str | None) -> float:

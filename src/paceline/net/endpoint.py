@@ -4,8 +4,9 @@
         answers = server.ask([{"messages": messages, "max_tokens": 100}])
 
 A request is the body that OpenAI's API takes, with "messages" or a "prompt" (a text, or token ids); an answer is a
-`client.Completion`. `Remote` is a model behind one server or several, `Started` a server that is begun for this run,
-and `paceline.serve.local.Local` an engine of this process, which reads bodies as our own server does."""
+`Completion`. `Remote` is a model behind one server or several, `Started` a server that is begun for this run, and
+`paceline.serve.local.Local` an engine of this process, which reads bodies as our own server does. `paceline.peers` has
+other engines; a benchmark times `ask`."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
-from paceline.net.client import Client, Completion, CompletionError, Retry, find_model, find_models, get, is_url, parse
+from paceline.net.client import Client, Retry, find_model, find_models, get, is_url, parse
+from paceline.net.completion import Completion, CompletionError
 
 Body = Mapping[str, Any]  # of a request, as OpenAI's API has it
 Answer = Completion | CompletionError | None
@@ -43,14 +45,17 @@ class OutOfTime(PacelineError):
 
 
 class Endpoint(ABC):
-    """Something that answers requests.
+    """Something that answers requests. Who asks may `open` it first, and closes it.
 
     name   what it is, for results and certificates; model: the name to ask for; url: for requests that are shown.
     slots  requests under way at once where the caller does not say.
     over   asked now and then while requests are under way; once it is true they are given up (OutOfTime).
-    facts  versions and settings, for results.
+    facts  versions, settings and all else that decides its speed, for results.
     takes  fields of bodies that it takes; None: it says so of each request. mixes: greedy and sampled ones together.
-    has_our_noise  a seed's tokens are those of `paceline.core.noise`."""
+    has_our_noise  a seed's tokens are those of `paceline.core.noise`.
+    lossless  False for one that may change the target's output.
+    in_process  it runs in this process, so that this process's memory is its memory.
+    draft_bytes, target_bytes  weights that a forward of the draft model (0: there is none) and of the target reads."""
 
     name: str
     model: str = ""
@@ -58,6 +63,10 @@ class Endpoint(ABC):
     takes: frozenset[str] | None = None
     mixes: bool = True
     has_our_noise: bool = False
+    lossless: bool = True
+    in_process: bool = False
+    draft_bytes: int = 0
+    target_bytes: int = 0
 
     def __init__(self, slots: int = 8):
         self.slots, self.facts = slots, dict[str, Any]()
@@ -70,6 +79,16 @@ class Endpoint(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def open(self) -> None:  # noqa: B027
+        """Load or start what answers, where that is not done yet. Raises PacelineError."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget earlier answers, which a drafter drafts easily."""
+
+    def wake(self, seconds: float) -> None:  # noqa: B027
+        """Keep the processor busy for at least `seconds`, as it is under load, without teaching a drafter anything. A
+        server that runs anyway has nothing to do."""
+
     @abstractmethod
     async def complete(self, body: Body) -> Completion:
         """The completion of one request, greedy or sampled as the body says. Raises CompletionError."""
@@ -78,10 +97,14 @@ class Endpoint(ABC):
         """Close connections; for a caller with an event loop of its own."""
 
     def close(self) -> None:
-        """Close connections and give memory back. It may be called twice."""
+        """Close connections and give memory back. It may be called twice, and without `open`."""
         self._loop.run(self.aclose())
         self._loop.close()
         self._loop = asyncio.Runner()
+
+    def can_take(self, fields: Body) -> bool:
+        """Whether requests may have these fields."""
+        return self.takes is None or fields.keys() <= self.takes
 
     def check_time(self) -> None:
         """Raises OutOfTime if time is up."""
@@ -89,18 +112,29 @@ class Endpoint(ABC):
             raise OutOfTime("the budget was spent")
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        """The completions of all requests, with at most `slots` of them under way.
+        """The completions of all requests, with at most `slots` of them under way; `seconds` is the time of them all.
 
         Raises CompletionError if one cannot be had, when no other is under way any more, and OutOfTime."""
         return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Body], slots: int) -> list[Completion]:
+        began = perf_counter()
         answers = await answer_all(self.complete, bodies, slots, self.over)
         if error := next((answer for answer in answers if isinstance(answer, CompletionError)), None):
             raise error
-        if None in answers:
-            raise OutOfTime("the budget was spent")
-        return [answer for answer in answers if isinstance(answer, Completion)]
+        return completed(answers, perf_counter() - began)
+
+
+def completed(answers: Sequence[Answer], seconds: float) -> list[Completion]:
+    """The answers, which took so many seconds together; one that failed has no text, and "error" for its end.
+
+    Raises OutOfTime if asking was stopped."""
+    if None in answers:
+        raise OutOfTime("the budget was spent")
+    done = [one if isinstance(one, Completion) else Completion(finish_reason="error") for one in answers]
+    for one in done:
+        one.seconds = seconds
+    return done
 
 
 async def answer_all(
@@ -143,14 +177,15 @@ class Remote(Endpoint):
     """A model behind one server or several, over HTTP.
 
     spec   URL[,URL...][#model]; without a model the server's only one is asked.
-    key    the API key, which is written nowhere; see `client.api_key`.
+    key    the API key, which is written nowhere; see `client.api_key`. name: "" for one made of all these.
     extra  fields of every request. client: further arguments of `Client`, such as timeout and retry."""
 
     def __init__(
         self, spec: str, *, key: str | None = None, slots: int = 8, extra: Body | None = None,
-        retry: Retry = Retry(), **client: Any,
+        retry: Retry = Retry(), name: str = "", **client: Any,
     ):  # fmt: skip
         super().__init__(slots)
+        self._name = name
         self.urls, self.model = parse(spec)
         if not self.urls:
             raise PacelineError(f"{spec!r} has no address, such as http://127.0.0.1:8000/v1#model")
@@ -160,9 +195,14 @@ class Remote(Endpoint):
         self._options = {"key": key, "slots": slots, "retry": retry, **client}
 
     @property
-    def name(self) -> str:  # type: ignore[override]
-        """Its addresses, its model and what every request has."""
-        return ", ".join([*self.urls, self.model, *(f"{key} = {value}" for key, value in self.extra.items())])
+    def name(self) -> str:
+        """What it was called, or its addresses, its model and what every request has."""
+        extra = (f"{key} = {value}" for key, value in self.extra.items())
+        return self._name or ", ".join([*self.urls, self.model, *extra])
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
 
     async def complete(self, body: Body) -> Completion:
         if not self.model:

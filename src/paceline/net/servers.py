@@ -2,11 +2,10 @@
 
     server = Server.find("http://127.0.0.1:8000/v1")
     requests = read_requests("log.jsonl")
-    answers = asyncio.run(send(server, [server.body(one, 128) for one in requests], concurrency=8))
+    answers = server.send([server.body(one, 128) for one in requests], concurrency=8)
     answers[0].times                    # seconds from the request to each delivery of tokens
 
-vLLM, SGLang, llama.cpp and our own server are known by name; any other with OpenAI's API can be asked. A request that
-fails is not tried again: a load generator counts it."""
+vLLM, SGLang, llama.cpp and our own server are known by name; any other with OpenAI's API can be asked."""
 
 from __future__ import annotations
 
@@ -29,8 +28,9 @@ from urllib.parse import urlsplit
 from paceline.errors import PacelineError, printable
 from paceline.jsonl import loads
 from paceline.logs.conversations import Conversation, ConversationError, Message, Reading, read
-from paceline.net.client import Client, Completion, CompletionError, Retry, find_models, get, only_model, parse
-from paceline.net.endpoint import LOOK_SECONDS, Answer, answer_all, check_addresses
+from paceline.net.client import Retry, find_models, get, only_model, parse
+from paceline.net.completion import Completion, CompletionError
+from paceline.net.endpoint import LOOK_SECONDS, Answer, Body, Remote, answer_all, check_addresses
 from paceline.net.keys import Keys
 
 VERSIONS = {"/version": "version", "/server_info": "version", "/get_server_info": "version", "/props": "build_info"}
@@ -48,6 +48,7 @@ COUNTS = ("tokens", "drafts", "drafted", "accepted")
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
 MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
+AT_ONCE = 1 << 16  # requests that a server may be sent at once: who asks says how many
 LATEST = 1e15  # numbers from here on, and NaN, are no times
 
 
@@ -155,19 +156,17 @@ class Drafting:
         return cls(by_position=[places[place] for place in sorted(places)], by_drafter=drafters, **found)
 
 
-@dataclass(frozen=True)
-class Server:
-    """One model of a running server. url: up to and including /v1; model: the name to ask for; engine: what the server
-    calls itself, as in Drafting; version: "" if it does not say; key: the API key, which is written nowhere."""
+class Server(Remote):
+    """One model of a running server. engine: what it calls itself, as in Drafting; version: "" if it does not say. A
+    request that fails is not tried again: a load generator counts it."""
 
-    url: str
-    model: str
-    engine: str = ""
-    version: str = ""
-    key: str | None = None
+    def __init__(self, url: str, model: str, engine: str = "", version: str = "", key: str | None = None):
+        super().__init__(f"{url}#{model}", key=key, slots=AT_ONCE, retry=Retry(tries=1), name=urlsplit(url).netloc)
+        self.facts = {"url": url, "model": model, "engine": engine, "version": version}
+        self.engine = engine
 
     @classmethod
-    def find(cls, spec: str, keys: Keys = Keys()) -> Server:
+    def find(cls, spec: str, keys: Keys = Keys()) -> Self:
         """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models.
 
         keys  which key it gets."""
@@ -181,24 +180,33 @@ class Server:
         model = model or only_model(url, owners)
         return cls(url, model, owners.get(model, ""), _version(url, key), key)
 
-    @property
-    def name(self) -> str:
-        """Host and port."""
-        return urlsplit(self.url).netloc
-
     def drafting(self) -> Drafting | None:
         """What its /metrics say of drafts; None if it has none."""
         return Drafting.read(self.url, self.key)
 
     def body(self, request: Request, max_tokens: int, **more: Any) -> dict[str, Any]:
         """The body that asks for a stream of at most `max_tokens` tokens, greedy unless `more` says otherwise."""
-        messages = [{key: value for key, value in one.items() if key != "missing"} for one in request.messages]
-        raw = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
-        prompt: dict[str, Any] = {"messages": messages} if messages else {"prompt": raw}
-        prompt |= {"tools": list(request.tools)} if request.tools else {}
+        return {**request.body(), "max_tokens": max_tokens, "temperature": 0.0, **self.streaming, **more}
+
+    @property
+    def streaming(self) -> dict[str, Any]:
+        """Fields that ask for a stream, with token ids where the server has them."""
         ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": self.model, **prompt, "max_tokens": max_tokens, "temperature": 0.0, **stream, **ids, **more}
+        return {"stream": True, "stream_options": {"include_usage": True}, **ids}
+
+    def send(
+        self, bodies: Sequence[Body], concurrency: int = 1, due: Sequence[float] | None = None,
+        stopped: Callable[[], bool] = lambda: False, began: float | None = None,
+    ) -> list[Answer]:  # fmt: skip
+        """The answer to each body, as `endpoint.answer_all` has them, over connections of their own."""
+
+        async def sent() -> list[Answer]:
+            try:
+                return await answer_all(self.complete, bodies, concurrency, stopped, due, began)
+            finally:
+                await self.aclose()
+
+        return asyncio.run(sent())
 
 
 def _version(url: str, key: str | None) -> str:
@@ -220,6 +228,13 @@ class Request:
     tools: Sequence[Mapping[str, Any]] = ()
     length: int = 0
     at: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Its prompt and its tools, as a request's body has them."""
+        messages = [{key: value for key, value in one.items() if key != "missing"} for one in self.messages]
+        raw = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
+        prompt: dict[str, Any] = {"messages": messages} if messages else {"prompt": raw}
+        return prompt | ({"tools": list(self.tools)} if self.tools else {})
 
 
 def read_requests(
@@ -275,7 +290,7 @@ def _arrival(record: Mapping[str, Any]) -> float | None:
 
 
 class Senders:
-    """`send` from several processes, so that no client is slower than the server; 1: from this one.
+    """`Server.send` from several processes, so that no client is slower than the server; 1: from this one.
 
         with Senders(2) as senders:
             answers, busy = senders.send(server, bodies, concurrency=64)
@@ -299,18 +314,19 @@ class Senders:
             pool.shutdown(cancel_futures=True)
 
     def send(
-        self, server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1,
+        self, server: Server, bodies: Sequence[Body], concurrency: int = 1,
         due: Sequence[float] | None = None, stopped: Callable[[], bool] = lambda: False,
     ) -> tuple[list[Answer], float]:  # fmt: skip
         """The answers in the order of their requests, and the share of a core that the busiest process used."""
         pools = self._pools[:concurrency]
+        asked = server.url, server.model, server.key
         if len(pools) < 2:
-            return _sent(server, bodies, concurrency, due, stopped, None)
+            return _sent(asked, bodies, concurrency, due, stopped, None)
         self._stop.clear()
         size, began = len(pools), perf_counter()
         parts = [
             pool.submit(
-                _sent, server, bodies[i::size], len(range(i, concurrency, size)), due and due[i::size], None, began
+                _sent, asked, bodies[i::size], len(range(i, concurrency, size)), due and due[i::size], None, began
             )
             for i, pool in enumerate(pools)
         ]  # fmt: skip
@@ -334,19 +350,12 @@ def _begin(stop: Any) -> None:
 
 
 def _sent(
-    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int, due: Sequence[float] | None,
+    asked: tuple[str, str, str | None], bodies: Sequence[Body], concurrency: int, due: Sequence[float] | None,
     stopped: Callable[[], bool] | None, began: float | None,
 ) -> tuple[list[Answer], float]:  # fmt: skip
-    """The answers, and the share of a core that this process used meanwhile. stopped None: the event says it."""
+    """The answers of a server (url, model, key), and the share of a core that this process used meanwhile. stopped
+    None: the event says it."""
     used, since = process_time(), perf_counter()
-    answers = asyncio.run(send(server, bodies, concurrency, due, stopped or _stop.is_set, began))
+    url, model, key = asked
+    answers = Server(url, model, key=key).send(bodies, concurrency, due, stopped or _stop.is_set, began)
     return answers, (process_time() - used) / (perf_counter() - since)
-
-
-async def send(
-    server: Server, bodies: Sequence[dict[str, Any]], concurrency: int = 1, due: Sequence[float] | None = None,
-    stopped: Callable[[], bool] = lambda: False, began: float | None = None,
-) -> list[Answer]:  # fmt: skip
-    """The answer of a server to each body, as `endpoint.answer_all` has them."""
-    async with Client([server.url], key=server.key, slots=concurrency, retry=Retry(tries=1)) as client:
-        return await answer_all(client.complete, bodies, concurrency, stopped, due, began)

@@ -3,29 +3,35 @@
     name[:checkpoint][,key=value...]        or the command of a server: vllm serve Qwen/Qwen3-0.6B --port {port}
 
     peer = create_peer("vllm-ngram,k=5", "smollm2", dtype="float32", threads=2, python="env/bin/python",
-                       batch=1, max_context=2048, decode=tokenizer.decode)
+                       batch=1, max_context=2048, tokenizer=tokenizer)
     peer.open()                              # NotInstalled, with what to do, if it is not there
-    peer.answer([tokens], Ask(max_tokens=64))
+    peer.ask([{"prompt": tokens, "max_tokens": 64}])
 
-Every peer gets token ids and gives token ids; none of them tokenises. What this module reads from a peer's class is
-`Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An engine is
-imported when its peer is opened, never before."""
+Every peer is an `Endpoint` that gets token ids and gives token ids; none of them tokenises. What this module reads from
+a peer's class is `Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An
+engine is imported when its peer is opened, never before."""
 
 from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.draft.spec import OptionInfo, Part, options, parse, values
-from paceline.errors import MethodError, meant
-from paceline.peers.contestant import PEER
+from paceline.errors import MethodError, PacelineError, meant
 
 if TYPE_CHECKING:
-    from paceline.peers.contestant import Contestant
+    from paceline.formats.tokenizer import Tokenizer
+    from paceline.peers.peer import Peer as Engine
+
+PEER = "peer:"  # prefix of the names of other engines
+
+
+class NotInstalled(PacelineError):
+    """Something that a peer needs is not installed; the message says what, and how to install it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def named(spec: str) -> Part | None:
     return part
 
 
-def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
+def parse_peer(spec: str) -> tuple[type[Engine], Any]:
     """The class of the peer that `spec` names, and its options (None if it has none). A spec of several words is the
     command of a server.
 
@@ -75,14 +81,14 @@ def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
 
 def create_peer(
     spec: str, model: str, *, dtype: str, threads: int | None, python: str | None, batch: int, max_context: int,
-    decode: Callable[[list[int]], str], device: str = "cpu",
-) -> Contestant:  # fmt: skip
+    tokenizer: Tokenizer | None, ends: Sequence[int] = (), device: str = "cpu",
+) -> Engine:  # fmt: skip
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
     not "auto"; python as for `python_for`. Raises MethodError for a spec that names no peer."""
     from paceline.peers.setup import Setup
 
     peer, config = parse_peer(spec)
-    setup = Setup(model, dtype, threads, python_for(spec, python), batch, max_context, decode, device)
+    setup = Setup(model, dtype, threads, python_for(spec, python), batch, max_context, tokenizer, tuple(ends), device)
     return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]
 
 

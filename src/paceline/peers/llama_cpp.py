@@ -1,4 +1,4 @@
-"""llama.cpp, by way of llama-cpp-python, as a contestant: plain, and with its prompt lookup. In this process.
+"""llama.cpp, by way of llama-cpp-python, as a peer: plain, and with its prompt lookup. In this process.
 
 The file must hold the same model as the benchmark's, its tokens numbered the same. Every call of `Llama.eval` is a
 round: over the prompt, then over the last token and what was drafted after it."""
@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft.spec import option
 from paceline.errors import ModelError
 from paceline.formats.place import gguf_of
-from paceline.peers.contestant import Ask, Contestant, NotInstalled, Reply
+from paceline.net.completion import Completion
+from paceline.peers import NotInstalled
+from paceline.peers.peer import Peer
 from paceline.peers.setup import Rounds, Setup
 
 
@@ -26,13 +29,15 @@ class LookupConfig(PlainConfig):
     ngram: int = option(2, "max_ngram_size: longest run of tokens looked up")
 
 
-class Plain(Contestant):
+class Plain(Peer):
     """One token a forward."""
+
+    in_process = True
 
     Config: type = PlainConfig
 
     def __init__(self, name: str, setup: Setup, config: Any):
-        super().__init__(name, max_batch=1)
+        super().__init__(name, 1, setup.tokenizer, setup.ends)
         self.setup, self.config = setup, config
         self.llama: Any = None
 
@@ -61,7 +66,7 @@ class Plain(Contestant):
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{self.name}: llama.cpp cannot load {file}: {reason}") from None
         self.target_bytes = file.stat().st_size
-        self.settings = {
+        self.facts = {
             "engine": f"llama-cpp-python {llama_cpp.__version__}",
             "file_type": self.llama.metadata.get("general.file_type"),
             "device": "gpu" if gpu else "cpu",
@@ -78,20 +83,21 @@ class Plain(Contestant):
         return None
 
     def close(self) -> None:
+        super().close()
         if self.llama is not None:
             self.llama.close()
             self.llama = None
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        (prompt,), llama = prompts, self.llama
-        limit = self.setup.max_new(prompt, ask)
-        if ask.seeds:
-            llama.set_seed(ask.seeds[0])
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+        (prompt,), (asked,), llama = prompts, params, self.llama
+        limit = self.setup.max_new(prompt, asked)
+        if asked.seed is not None:
+            llama.set_seed(asked.seed)
         llama.reset()  # what it computed for the prompt before must not be had for nothing
-        tokens, ends = [], set(ask.ends)
+        tokens, ends = [], set(asked.stop_token_ids)
         began = perf_counter()
         rounds = _Rounds(llama, began)
-        stream = llama.generate(list(prompt), reset=True, **_sampling(ask))
+        stream = llama.generate(list(prompt), reset=True, **_sampling(asked))
         try:
             for token in stream:
                 tokens.append(int(token))
@@ -102,7 +108,7 @@ class Plain(Contestant):
         finally:
             stream.close()
             rounds.close()
-        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt)))]
+        return [self.setup.turn(prompt, tokens, asked, seconds=seconds, **rounds.facts(len(prompt)))]
 
 
 class Lookup(Plain):
@@ -144,7 +150,7 @@ class _Rounds(Rounds):
         del self.llama.eval
 
 
-def _sampling(ask: Ask) -> dict[str, float]:
+def _sampling(params: SamplingParams) -> dict[str, float]:
     """What is asked for and no more: what llama.cpp adds by default is off."""
-    wanted = {"top_k": ask.top_k, "top_p": ask.top_p, "repeat_penalty": ask.repetition_penalty}
-    return {"temp": ask.temperature, "min_p": 0.0, "typical_p": 1.0, **wanted}
+    wanted = {"top_k": params.top_k, "top_p": params.top_p, "repeat_penalty": params.repetition_penalty}
+    return {"temp": params.temperature, "min_p": 0.0, "typical_p": 1.0, **wanted}

@@ -17,12 +17,15 @@ from typing import Any
 
 import httpx2
 
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.net.client import CONNECT_SECONDS, CompletionError, Retry
+from paceline.net.client import CONNECT_SECONDS, Retry
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import START_SECONDS, Remote, Started
 from paceline.net.servers import Drafting
-from paceline.peers.contestant import Ask, Contestant, NotInstalled, Reply, cut
-from paceline.peers.setup import Setup
+from paceline.peers import NotInstalled
+from paceline.peers.peer import Peer, sampling
+from paceline.peers.setup import Setup, cut
 
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 ANSWER_SECONDS = 3600.0  # without a byte, after which a server is taken to hang
@@ -43,7 +46,7 @@ class CommandConfig:
     command: str = field(kw_only=True)
 
 
-class Served(Contestant):
+class Served(Peer):
     """A server that is begun by a command. engine, how: its name, and how to install it, for errors.
 
     learns  whether its drafter keeps what it has seen beyond a request; it then starts anew to forget."""
@@ -51,8 +54,8 @@ class Served(Contestant):
     Config: type = CommandConfig
     engine, how, learns = "the server", "see its documentation", True
 
-    def __init__(self, name: str, setup: Setup, config: Any, max_batch: int | None = None):
-        super().__init__(name, max_batch=setup.batch if max_batch is None else max_batch, in_process=False)
+    def __init__(self, name: str, setup: Setup, config: Any, slots: int | None = None):
+        super().__init__(name, slots or setup.batch, setup.tokenizer, setup.ends)
         self.setup, self.config = setup, config
         self.server: Started | None = None
 
@@ -91,13 +94,14 @@ class Served(Contestant):
         except PacelineError as error:
             self.server = None
             raise PacelineError(f"{self.name}: {error}") from None
-        retry, slots = Retry(tries=1), min(self.max_batch, 1024)
+        retry, slots = Retry(tries=1), min(self.slots, 1024)
         self.remote = Remote(self.server.url, slots=slots, timeout=ANSWER_SECONDS, retry=retry)
         with self._awake():
             self.remote.ask([{"prompt": [1], "max_tokens": 1}])
-            self.settings |= {"asked": "over HTTP on this machine", "server": self.remote.owner}
+            self.facts |= {"asked": "over HTTP on this machine", "server": self.remote.owner}
 
     def close(self) -> None:
+        super().close()
         if self.server is not None:
             self.remote.close()
             self.server.__exit__()
@@ -114,14 +118,14 @@ class Served(Contestant):
             with self._awake():
                 self.remote.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+        limits = [self.setup.max_new(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         if self.server is None:
             raise PacelineError(f"{self.name} is not running")
         with self._awake():
             if self.remote.owner == LLAMA_CPP:
-                return [self._of_llama_cpp(prompt, ask, limit) for prompt, limit in zip(prompts, limits, strict=True)]
-            return self._of_openai(prompts, ask, limits)
+                return [self._of_llama_cpp(*one) for one in zip(prompts, params, limits, strict=True)]
+            return self._of_openai(prompts, params, limits)
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -135,40 +139,41 @@ class Served(Contestant):
         finally:
             self.server.pause(True)
 
-    def _of_openai(self, prompts: Sequence[Sequence[int]], ask: Ask, limits: Sequence[int]) -> list[Reply]:
+    def _of_openai(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Sequence[int]
+    ) -> list[Completion]:
         """Answers by OpenAI's route for texts, all asked for at once."""
         bodies = [
             {
-                "prompt": list(map(int, prompt)), "max_tokens": limit, **ask.sampling(), "seed": seed,
-                "stop_token_ids": list(ask.ends), "ignore_eos": True,  # the ends that count are those
+                "prompt": list(map(int, prompt)), "max_tokens": limit, **sampling(one), "seed": one.seed or 0,
+                "stop_token_ids": list(one.stop_token_ids), "ignore_eos": True,  # the ends that count are those
                 "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
             }
-            for prompt, limit, seed in zip(prompts, limits, ask.seeds or (0,) * len(prompts), strict=True)
+            for prompt, one, limit in zip(prompts, params, limits, strict=True)
         ]  # fmt: skip
         before = Drafting.read(self.remote.url)
-        began = perf_counter()
         done = self.remote.ask(bodies, len(bodies))
-        seconds = perf_counter() - began
-        replies = []
-        for prompt, limit, one in zip(prompts, limits, done, strict=True):
+        for prompt, asked, limit, one in zip(prompts, params, limits, done, strict=True):
             by_round = one.tokens and len(one.counts) == len(one.times) and all(one.counts)
-            own = cut(one.tokens, ask.ends, limit)
-            facts: dict[str, Any] = {"text": self.setup.decode(own) if own else one.text, "finish": one.finish_reason}
+            one.tokens = cut(one.tokens, asked.stop_token_ids, limit)
+            one.text = self.setup.decode(one.tokens) if one.tokens else one.text
+            one.usage = {"completion_tokens": len(one.tokens)} | one.usage | {"prompt_tokens": len(prompt)}
             if by_round:
-                facts |= {"lengths": one.counts, "times": one.times}
-            replies.append(Reply(len(prompt), own, seconds=seconds, **facts))
-            replies[-1].count = one.usage.get("completion_tokens") or len(own)
+                one.lengths = one.counts
+                one.speculation |= {"num_rounds": len(one.counts)}
+            else:
+                one.times = []
         if before is not None and (after := Drafting.read(self.remote.url)) is not None:
-            replies[0].batch = after.since(before).counts()
-        return replies
+            done[0].batch = after.since(before).counts()
+        return done
 
-    def _of_llama_cpp(self, prompt: Sequence[int], ask: Ask, limit: int) -> Reply:
+    def _of_llama_cpp(self, prompt: Sequence[int], params: SamplingParams, limit: int) -> Completion:
         """An answer by llama.cpp's own route. What it adds by default to what is asked for is off."""
         asked = {
-            "prompt": list(map(int, prompt)), "n_predict": limit, "temperature": ask.temperature,
-            "seed": ask.seeds[0] if ask.seeds else 0, "samplers": ["penalties", "top_k", "top_p", "temperature"],
-            "top_k": ask.top_k, "top_p": ask.top_p, "repeat_penalty": ask.repetition_penalty, "cache_prompt": False,
-            "return_tokens": True, "timings_per_token": True, "stream": True,
+            "prompt": list(map(int, prompt)), "n_predict": limit, "temperature": params.temperature,
+            "seed": params.seed or 0, "samplers": ["penalties", "top_k", "top_p", "temperature"],
+            "top_k": params.top_k, "top_p": params.top_p, "repeat_penalty": params.repetition_penalty,
+            "cache_prompt": False, "return_tokens": True, "timings_per_token": True, "stream": True,
         }  # fmt: skip
         assert self.server is not None
         tokens, events, began = list[int](), list[tuple[float, int, int, int]](), perf_counter()
@@ -179,7 +184,7 @@ class Served(Contestant):
                 drafted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
                 events.append((perf_counter() - began, len(new), *drafted))
         seconds, (times, lengths, nodes) = perf_counter() - began, rounds(events)
-        return self.setup.turn(prompt, tokens, ask, lengths=lengths, times=times, nodes=nodes, seconds=seconds)
+        return self.setup.turn(prompt, tokens, params, lengths=lengths, times=times, nodes=nodes, seconds=seconds)
 
 
 def _events(url: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

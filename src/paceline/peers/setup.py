@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +13,14 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import DTYPES
+from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.blocks import Blocks
-from paceline.peers.contestant import Ask, Reply, cut
+from paceline.net.completion import Completion
 from paceline.target.load import find, read_config
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
@@ -34,7 +36,7 @@ class Setup:
     python       the interpreter of another environment, for peers that need one.
     batch        most prompts answered together.
     max_context  tokens of prompt and answer that the model's context holds.
-    decode       token ids to text without special tokens; not timed.
+    tokenizer    None: token ids are the text. ends: the model's end tokens.
     device       a device word of torch; the target's own, so that nobody has a GPU that others have not."""
 
     model: str
@@ -43,7 +45,8 @@ class Setup:
     python: str | None
     batch: int
     max_context: int
-    decode: Callable[[list[int]], str]
+    tokenizer: Tokenizer | None
+    ends: tuple[int, ...] = ()
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -61,29 +64,35 @@ class Setup:
         """A folder with the model's configuration and weights, those of a GGUF file expanded to `dtype`."""
         return expanded(gguf_of(self.model), self.torch_dtype) if is_gguf(self.model) else folder_of(self.model)
 
-    def max_new(self, prompt: Sequence[int], ask: Ask) -> int:
+    def decode(self, tokens: list[int]) -> str:
+        """The text of token ids, without special tokens; not timed."""
+        return str(tokens) if self.tokenizer is None else self.tokenizer.decode(tokens)
+
+    def max_new(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """Most new tokens after `prompt`; PromptError if its context has no room for any."""
         if not 0 < len(prompt) < self.max_context:
             raise PromptError(
                 f"The prompt has {len(prompt)} tokens; this model's context holds {self.max_context} with the answer."
             )
-        return min(ask.max_tokens, self.max_context - len(prompt))
+        return min(params.max_tokens, self.max_context - len(prompt))
 
     def turn(
-        self, prompt: Sequence[int], tokens: Sequence[int], ask: Ask, *, lengths: Sequence[int],
+        self, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, *, lengths: Sequence[int],
         times: Sequence[float], nodes: Sequence[int], depths: Sequence[int] | None = None, **more: Any,
-    ) -> Reply:  # fmt: skip
-        """The record of an answer, cut to what was asked for, with the rounds that brought it. depths: `nodes` where
-        drafts are chains; more: further fields of the Reply."""
-        own = cut(tokens, ask.ends, self.max_new(prompt, ask))
-        if own and own[-1] in ask.ends:
+    ) -> Completion:  # fmt: skip
+        """An answer, cut to what was asked for, with the rounds that brought it. depths: `nodes` where drafts are
+        chains; more: further fields of the Completion."""
+        own = cut(tokens, params.stop_token_ids, self.max_new(prompt, params))
+        if own and own[-1] in params.stop_token_ids:
             finish = "stop"
         else:
-            finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
+            finish = "context" if len(prompt) + params.max_tokens > self.max_context else "length"
         kept = cut_rounds(lengths, len(own))
         of_rounds = {"times": times, "nodes": nodes, "depths": nodes if depths is None else depths}
         more |= {name: list(values[: len(kept)]) for name, values in of_rounds.items()}
-        return Reply(len(prompt), own, self.decode(own), finish=finish, lengths=kept, **more)
+        more |= {"speculation": {"num_rounds": len(kept), "num_draft_tokens": sum(more["nodes"])}}
+        usage = {"prompt_tokens": len(prompt)}
+        return Completion(self.decode(own), finish_reason=finish, tokens=own, usage=usage, lengths=kept, **more)
 
 
 class Rounds:
@@ -101,6 +110,12 @@ class Rounds:
         known = [prompt, *[1] * len(self.widths)]
         nodes = [width - ran for width, ran in zip(self.widths, known, strict=False)]
         return {"lengths": self.lengths, "times": self.times, "nodes": nodes}
+
+
+def cut(tokens: Sequence[int], ends: Collection[int], limit: int | None = None) -> list[int]:
+    """At most `limit` tokens, up to and including the first end."""
+    tokens = tokens[:limit]
+    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
 def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:

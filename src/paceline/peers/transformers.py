@@ -1,4 +1,4 @@
-"""transformers' own `generate` as contestants: plain, prompt lookup, a draft model. All in this process.
+"""transformers' own `generate` as peers: plain, prompt lookup, a draft model. All in this process.
 
 One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
 them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft.spec import option
 from paceline.errors import ModelError
-from paceline.peers.contestant import Ask, Contestant, Reply
+from paceline.net.completion import Completion
+from paceline.peers.peer import Peer, sampling
 from paceline.peers.setup import Rounds, Setup, folder_of, weight_bytes
 from paceline.target.hf import quiet
 
@@ -42,13 +44,14 @@ class AssistedConfig:
     confidence: float = option(0.4, "assistant_confidence_threshold: drafting stops below it; 0: off")
 
 
-class Plain(Contestant):
+class Plain(Peer):
     """One token a forward; several prompts together are padded on the left, as transformers wants them."""
 
+    in_process = True
     alone = False  # whether `generate` takes one prompt at a time in this mode
 
     def __init__(self, name: str, setup: Setup, config: Any = None):
-        super().__init__(name, max_batch=1 if self.alone else setup.batch)
+        super().__init__(name, 1 if self.alone else setup.batch, setup.tokenizer, setup.ends)
         self.setup, self.config = setup, config
         self.model: Any = None
 
@@ -57,7 +60,7 @@ class Plain(Contestant):
             torch.set_num_threads(self.setup.threads)
         self.model = _shared(self.setup, self.setup.folder, "target")
         self.target_bytes = weight_bytes(self.model.config, self.setup.torch_dtype)
-        self.settings = {
+        self.facts = {
             "engine": f"transformers {transformers.__version__}",
             "torch": torch.__version__,
             "dtype": self.setup.dtype,
@@ -69,6 +72,7 @@ class Plain(Contestant):
         }
 
     def close(self) -> None:
+        super().close()
         self.model = None
 
     def wake(self, seconds: float) -> None:
@@ -78,10 +82,10 @@ class Plain(Contestant):
             while perf_counter() - began < seconds:
                 self.model(token).logits.argmax(-1).tolist()
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        limit = max(self.setup.max_new(prompt, ask) for prompt in prompts)
-        if ask.temperature > 0 and ask.seeds:
-            torch.manual_seed(ask.seeds[0])
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+        asked, limit = params[0], max(self.setup.max_new(prompt, params[0]) for prompt in prompts)
+        if not asked.is_greedy and asked.seed is not None:
+            torch.manual_seed(asked.seed)
         rounds = _Rounds(perf_counter())
         ignored = warnings.catch_warnings(action="ignore")
         with quiet(), ignored, rounds.listening(self.model, self._assistant()), self._mode():
@@ -89,14 +93,14 @@ class Plain(Contestant):
             out = self.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=GenerationConfig(**how(ask, limit), **self._wishes()),
+                generation_config=GenerationConfig(**how(asked, limit), **self._wishes()),
                 streamer=rounds,
                 **self._helpers(),
             )
             made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - rounds.began
         facts = {"seconds": seconds, **rounds.facts(ids.shape[1])}
-        return [self.setup.turn(prompt, row, ask, **facts) for prompt, row in zip(prompts, made, strict=True)]
+        return [self.setup.turn(prompt, row, asked, **facts) for prompt, row in zip(prompts, made, strict=True)]
 
     # What the modes of generate() differ in -----------------------------------------------------------------------
 
@@ -147,7 +151,7 @@ class Assisted(Plain):
                 "it must be one of the same tokenizer"
             )
         self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
-        self.settings["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
+        self.facts["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
 
     def forget(self) -> None:
         self._drafting = _drafting(self.config)
@@ -205,16 +209,15 @@ class _Rounds(Rounds, BaseStreamer):
         return super().facts(prompt) | {"calls": self._drafts}
 
 
-def how(ask: Ask, limit: int) -> dict[str, Any]:
+def how(params: SamplingParams, limit: int) -> dict[str, Any]:
     """How to answer, as entries of a generation configuration; nothing is left to a checkpoint's own."""
-    sampling = {"temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p} if ask.temperature > 0 else {}
     return {
         "max_new_tokens": limit,
-        "do_sample": ask.temperature > 0,
-        "eos_token_id": list(ask.ends) or None,
-        "pad_token_id": next(iter(ask.ends), 0),
-        "repetition_penalty": ask.repetition_penalty,
-        **sampling,
+        "do_sample": not params.is_greedy,
+        "eos_token_id": list(params.stop_token_ids) or None,
+        "pad_token_id": next(iter(params.stop_token_ids), 0),
+        "repetition_penalty": params.repetition_penalty,
+        **({} if params.is_greedy else sampling(params)),
     }
 
 

@@ -1,7 +1,7 @@
-"""vLLM as a contestant: its server, run with the interpreter of an environment of its own.
+"""vLLM as a peer: its server, run with the interpreter of an environment of its own.
 
 vLLM pins its torch and its transformers, so it cannot live beside ours. Prefixes are not reused, so that every prompt
-is computed whole, as by the other contestants."""
+is computed whole, as by the other engines."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from paceline.core.sampling import SamplingParams
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.peers.contestant import Ask, Reply
+from paceline.net.completion import Completion
 from paceline.peers.served import Served
 from paceline.peers.setup import Setup, folder_of, model_bytes
 from paceline.target.load import read_config
@@ -66,13 +67,12 @@ class Plain(Served):
 
     Config: type = PlainConfig
     engine, how, learns = "vLLM", HOW, False
-    guarded = True  # refuse to sample where vLLM is known to do it wrongly
 
     def open(self) -> None:
-        self.settings |= self.installed(FACTS)
+        self.facts |= self.installed(FACTS)
         self.target_bytes = model_bytes(str(self.setup.folder), self.setup.torch_dtype)
-        self.settings |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": self.speculative()}
-        self.settings |= asdict(self.config)
+        self.facts |= {"dtype": self.setup.dtype, "prefix_caching": False, "speculative_config": self.speculative()}
+        self.facts |= asdict(self.config)
         super().open()
 
     def command(self) -> list[str]:
@@ -102,7 +102,7 @@ class Plain(Served):
         return {}
 
     def _memory(self) -> dict[str, Any]:
-        """The cache's size on CPU; of a GPU most of what the other contestants have left free."""
+        """The cache's size on CPU; of a GPU most of what the other engines have left free."""
         if self.setup.device == "cpu":
             return {"kv-cache-memory-bytes": self._kv_bytes()}
         free, total = torch.cuda.mem_get_info()
@@ -111,16 +111,16 @@ class Plain(Served):
     def _kv_bytes(self) -> int:
         return cache_bytes(self.setup, read_config(self.setup.folder))
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+        if not params[0].is_greedy and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
             )
-        return super().answer(prompts, ask)
+        return super().answer(prompts, params)
 
     def _samples_right(self) -> bool:
-        return self.settings["device"] != "cpu" or bool(self.settings["triton"])
+        return self.facts["device"] != "cpu" or bool(self.facts["triton"])
 
 
 class Ngram(Plain):

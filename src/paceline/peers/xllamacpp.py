@@ -1,4 +1,4 @@
-"""llama.cpp's server, by way of the wheel xllamacpp, as a contestant: plain, or with any of its drafters.
+"""llama.cpp's server, by way of the wheel xllamacpp, as a peer: plain, or with any of its drafters.
 
 It is run by `llama_server.py` with the interpreter of an environment of its own, one slot, prompts computed whole. The
 wheel is built for AVX2, whatever the processor has: `llama_cpp.py` runs a llama.cpp that was built for it."""
@@ -39,15 +39,15 @@ class Server(Served):
     how = "python -m venv ENV && ENV/bin/pip install xllamacpp, then --peer-python xllamacpp=ENV/bin/python"
 
     def __init__(self, name: str, setup: Setup, config: ServerConfig):
-        super().__init__(name, setup, config, max_batch=1)
+        super().__init__(name, setup, config, slots=1)
         self.learns = config.spec != "none"  # some of its drafters keep what was said before
 
     def open(self) -> None:
         self.target_bytes = gguf_of(self.config.checkpoint).stat().st_size
         if self.config.file is None and self.config.spec.startswith("draft-"):
             raise PacelineError(f"{self.name}: {self.config.spec} needs file=FILE.gguf, as plugins/to_gguf writes it")
-        self.settings |= {"device": "cpu", "threads": self.setup.threads, **asdict(self.config)}
-        self.settings |= self.installed(FACTS)
+        self.facts |= {"device": "cpu", "threads": self.setup.threads, **asdict(self.config)}
+        self.facts |= self.installed(FACTS)
         super().open()
 
     def command(self) -> list[str]:

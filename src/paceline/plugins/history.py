@@ -29,7 +29,7 @@ from paceline.draft.registry import create
 from paceline.engine.budget import Budget
 from paceline.errors import MethodError
 from paceline.formats.facts import Facts
-from paceline.peers.contestant import in_common
+from paceline.net.completion import in_common
 
 MAX_TOKENS = 2**31 - 1
 

@@ -16,9 +16,10 @@ from transformers import GenerationConfig
 
 import paceline
 from paceline.core.request import Delta
+from paceline.core.sampling import SamplingParams
 from paceline.draft.spec import exchanged
+from paceline.net.completion import Completion
 from paceline.peers import llama_cpp, transformers, vllm
-from paceline.peers.contestant import Ask, Reply
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}
@@ -65,19 +66,19 @@ class InTransformers(transformers.Plain):
             self.forget()
         super().close()
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
         from paceline.plugins.transformers import generate
 
-        limit = max(self.setup.max_new(prompt, ask) for prompt in prompts)
-        if ask.temperature > 0 and ask.seeds:
-            torch.manual_seed(ask.seeds[0])
+        asked, limit = params[0], max(self.setup.max_new(prompt, params[0]) for prompt in prompts)
+        if not asked.is_greedy and asked.seed is not None:
+            torch.manual_seed(asked.seed)
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
         began = perf_counter()
         ids, mask = transformers.padded(prompts, self.model.device)
         out = self.model.generate(
             ids,
             attention_mask=mask,
-            generation_config=GenerationConfig(**transformers.how(ask, limit)),
+            generation_config=GenerationConfig(**transformers.how(asked, limit)),
             custom_generate=generate,
             draft=_spec(self.config),
             paced=self.config.paced,
@@ -87,7 +88,7 @@ class InTransformers(transformers.Plain):
         seconds = perf_counter() - began
         return [
             self.setup.turn(
-                prompt, row, ask, seconds=seconds, lengths=[len(delta.tokens) for _, delta in deltas],
+                prompt, row, asked, seconds=seconds, lengths=[len(delta.tokens) for _, delta in deltas],
                 times=[when for when, _ in deltas], nodes=[delta.nodes for _, delta in deltas],
                 depths=[delta.depth for _, delta in deltas],
             )

@@ -17,10 +17,10 @@ from paceline.jsonl import loads
 from paceline.logs.conversations import Reading
 from paceline.logs.transcript import Transcript
 from paceline.replay.walk import Tally
-from paceline.runs.report import COLORS, Curve, plot, render
+from paceline.runs import report as pages
+from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, dotted, marked, plot
 
 REPLAY = "replay.json"
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DEEPEST = 16  # depths in the plot
 OVERALL = "overall"  # the category of all conversations together
 FIGURES = {
@@ -147,25 +147,58 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
     return Cost(forward_times({nodes: time / table[1] for nodes, time in table.items()}), forward_ms)
 
 
+COLUMNS = """tokens\na round = mean_accepted_tokens:3; rounds with\na draft = draft_rate:%1;
+nodes\na round = verified_per_round:1; verified\na token = verified_per_token:2;
+drafter\nµs a round = draft_us_per_round:1"""
+MEANING = (
+    "Tokens a round: new tokens for each forward of the model, its own token included; plain decoding is 1. Verified a "
+    "token: tokens the model looks at for each one it keeps; plain decoding is 1. Drafter: its own time, on one core "
+    "of the machine that replayed. A greedy model accepts a drafted token exactly if it is the next one of its answer, "
+    "so for drafters that look at tokens alone these are the figures they have with the model."
+)
+
+
 def page(report: dict[str, Any]) -> str:
     """The page of what `paceline replay --json` prints."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}
     overall = [result for result in results if result["category"] == OVERALL]
-    categories = list(dict.fromkeys(result["category"] for result in results))
-    by_category = [(name, [result for result in results if result["category"] == name]) for name in categories]
-    return render(
-        TEMPLATE,
-        report=report,
-        name=PurePath(report["trace"]).name,
-        overall=overall,
-        color_of=color_of,
-        by_category=by_category if len(categories) > 1 else [],
-        most=max((result["mean_accepted_tokens"] for result in results), default=1.0),
-        depths=_depths(overall, color_of),
-        nodes=_nodes(overall, report["variants"], color_of),
-    )
+    template = f", template {report['template']}" if report["template"] else ""
+    facts: list[Part] = [f"{report['answers']:,} recorded answers, tokenizer {report['tokenizer']}{template}."]
+    if not report["complete"]:
+        facts.append(marked("p", "Interrupted: not every answer was replayed with every drafter.", "warn"))
+    facts += [f"Note: {note}." for note in report.get("notes", ())]
+    plots = Plots([
+        ("What a round yields, and what it verifies for it", _nodes(overall, report["variants"], color_of)),
+        ("Drafts accepted to a depth, of those that reach it", _depths(overall, color_of)),
+    ])
+    by_category: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        by_category.setdefault(result["category"], []).append(result)
+    sections = [
+        Section("Overall", [_table(overall, color_of, report["complete"]), plots]),
+        Section("Tokens a round, by category", [_bars(by_category, color_of)] if len(by_category) > 1 else []),
+        Section("What the figures mean", [MEANING]),
+    ]
+    return pages.Report(f"Replay of {PurePath(report['trace']).name}", facts, sections).html()
+
+
+def _table(overall: Sequence[dict[str, Any]], color_of: Mapping[str, str], complete: bool) -> Table:
+    counts = ["" if complete else f" ({r['answers']:,} answers)" for r in overall]
+    names = [dotted(color_of[r["draft"]], r["draft"] + count) for r, count in zip(overall, counts, strict=True)]
+    predicted = "; predicted\nspeed-up = predicted_speedup:2" if overall and "predicted_speedup" in overall[0] else ""
+    return Table.of(overall, COLUMNS + predicted, ("drafter", names))
+
+
+def _bars(by_category: Mapping[str, Sequence[dict[str, Any]]], color_of: Mapping[str, str]) -> Bars:
+    most = max(r["mean_accepted_tokens"] for rows in by_category.values() for r in rows)
+
+    def bar(r: dict[str, Any]) -> Bar:
+        value, name = r["mean_accepted_tokens"], r["draft"]
+        return Bar(name, f"{value:.2f}", value / most, color_of[name], f"{name}: {value:.3f}")
+
+    return Bars([(category, [bar(r) for r in rows]) for category, rows in by_category.items()])
 
 
 def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:

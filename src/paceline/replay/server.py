@@ -9,7 +9,6 @@ follow each other until the time is over, small loads first, the servers in turn
 closed at once, and what was finished is kept. The texts of answers are not, unless the log has none: they are then what
 drafters are replayed on."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -25,8 +24,8 @@ from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
 from paceline.logs.conversations import Conversation, ConversationError, Reading
 from paceline.logs.transcript import Transcriber, Transcript
-from paceline.net.client import Completion
-from paceline.net.servers import Drafting, Request, Server, fingerprint, requests_of, send
+from paceline.net.completion import Completion
+from paceline.net.servers import Drafting, Request, Server, fingerprint, requests_of
 from paceline.outputs import write_json
 from paceline.replay import advice
 from paceline.replay.advice import CONFIGURATION, DRAWS, ENGINES, SIZES, Choice, Costs, Drafts, Floats, Goals, Method
@@ -141,9 +140,9 @@ class ServerTuning:
         more = {"draft": "none"} if role == PLAIN and server.engine == "paceline" else {}
         bodies = [server.body(one, self.max_tokens, **more) for one in chosen]
         if warm:
-            asyncio.run(send(server, bodies[:2], 1, stopped=self.stopped))
+            server.send(bodies[:2], stopped=self.stopped)
         before, began = server.drafting(), perf_counter()
-        answers = asyncio.run(send(server, bodies, load, stopped=self.stopped))
+        answers = server.send(bodies, load, stopped=self.stopped)
         seconds, after = perf_counter() - began, server.drafting()
         if None in answers:
             return None
@@ -154,7 +153,7 @@ class ServerTuning:
             {
                 "request": one.id,
                 "began": round(answer.began - began, 6),
-                "prompt": answer.usage.get("prompt_tokens") or 0,
+                "prompt": answer.prompt_tokens,
                 "tokens": answer.usage.get("completion_tokens") or len(answer.times),
                 "times": [round(at, 6) for at in answer.times],
                 **({} if self._answered else {"text": answer.text}),
@@ -175,7 +174,7 @@ class ServerTuning:
         replayed, drafting = self._replay(engines, visits)
         every = advice.choose(costs, [*own, *replayed], goals)
         choices = [next(choice for choice in every if choice.method.engine == engine) for engine in engines]
-        written = [advice.configuration(choice, server.version) for choice in choices]
+        written = [advice.configuration(choice, server.facts["version"]) for choice in choices]
         if engines == ["paceline"]:
             write_json(folder / TABLE, self._table(costs, drafting), indent=2)
             if any(choices[0].schedule.values()):

@@ -22,7 +22,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from paceline.core.noise import Noise
 from paceline.errors import PacelineError
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.rollout.rules import TOP
 from paceline.rollout.served import ServedRule, answer, generate, score

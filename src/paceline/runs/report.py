@@ -1,14 +1,16 @@
-"""Report pages: their frame and style, plots as SVG, and figures in words. No script, nothing loaded, light and dark.
+"""Report: a page of texts, tables, bars and plots, as SVG; figures in words. No script, nothing loaded, light and dark.
+
+    Report("Title", ["A sentence."], [Section("Speeds", [Table(("method", "tokens/s"), [("a", number(3.5))])])]).html()
 
 plot.html.jinja draws the SVG: a few kilobytes a plot, in the page's own colours, with a tip on every point."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -86,7 +88,22 @@ def code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
-FILTERS = (number, percent, interval, size, words, foldable, visible, cell, code)
+def breaking(text: str) -> Markup:
+    """A text whose lines stay lines."""
+    return Markup("<br>").join(text.split("\n"))
+
+
+def marked(tag: str, text: Any, kind: str = "") -> Markup:
+    """A text in an element. kind: its class."""
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), Markup(' class="{}"').format(kind) if kind else "", text)
+
+
+def dotted(color: str, name: Any) -> Markup:
+    """A name with a dot of its colour."""
+    return Markup('<span class="dot" style="background: {}"></span>{}').format(color, name)
+
+
+FILTERS = (breaking, number, percent, interval, size, words, foldable, visible, cell, code)
 
 
 @cache
@@ -105,14 +122,14 @@ def _is_marked_up(template: str | None) -> bool:
 
 
 def render(template: Path, **values: Any) -> str:
-    """The page of a template, which may extend `frame.html.jinja` and fill its blocks title, style and body."""
+    """The text that a template makes of values."""
     made = _environment(template.parent).get_template(template.name).render(values)
     return _TABLE.sub(_labelled, made) if template.name.endswith(".html.jinja") else made
 
 
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEADS = re.compile("<th>(.*?)</th>", re.DOTALL).findall
-NARROW = 4  # columns of a table that a phone shows as it is
+NARROW = 3  # columns of a table that a phone shows as it is
 
 
 def _labelled(table: re.Match[str]) -> str:
@@ -211,3 +228,112 @@ def ticks(values: Sequence[float]) -> list[float]:
     power = 10.0 ** floor(log10(rough))
     step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)
     return [round(i * step, 9) for i in range(floor(low / step), ceil(high / step) + 1)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, which are texts. best: numbers of rows in bold. heat: shares, but for the first cell of each row,
+    that are shaded."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    best: Collection[int] = ()
+    heat: bool = False
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Any]], columns: str, *first: tuple[str, Iterable[Any]],
+        best: Collection[int] = (),
+    ) -> Self:  # fmt: skip
+        """A table of figures.
+
+        columns  "head = name:form; head = name.name:form; ...": a figure by its name in the row, or by the names on
+                 the way to it; form: decimals, or % and decimals of a share, or size; without one it stays as it is.
+        first    heads of columns before those, and the cells of each."""
+        named = [[part.strip(" ") for part in column.split("=")] for column in columns.split(";") if column.strip()]
+        before = zip(*(cells for _, cells in first), strict=True) if first else ((),) * len(rows)
+        made = [[*cells, *(_figure(row, name) for _, name in named)] for row, cells in zip(rows, before, strict=True)]
+        return cls([*(head for head, _ in first), *(head for head, _ in named)], made, best)
+
+
+def _figure(row: Any, name: str) -> Any:
+    """A figure of a row in words. name: as in `Table.of`."""
+    path, _, form = name.partition(":")
+    for key in path.split("."):
+        row = row.get(key) if isinstance(row, Mapping) else None
+    if form == "size":
+        return size(row)
+    if form.startswith("%"):
+        return percent(row, int(form[1:] or 0))
+    return number(row, int(form)) if form else "" if row is None else row
+
+
+@dataclass(frozen=True)
+class Bar:
+    """share: of the whole width, None for no bar; span: from one share to another, a line beside it; tip: on hover."""
+
+    name: str
+    figure: str
+    share: float | None
+    color: str
+    tip: str = ""
+    span: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Groups of bars with their titles. at: a share where a dashed line is drawn through all; 0: nowhere."""
+
+    groups: Sequence[tuple[str, Sequence[Bar]]]
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plots:
+    """Plots with their captions; those that are empty are left out. small: many to a row."""
+
+    drawn: Sequence[tuple[Any, Markup]]
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names, and what is said of each."""
+
+    facts: Sequence[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Parts that are shown when somebody asks for them."""
+
+    summary: Any
+    parts: Sequence["Part"]
+    open: bool = False
+
+
+Part = str | Table | Bars | Plots | Facts | Folded
+"""A text is a paragraph, unless it is marked up. An empty text is nothing."""
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page. over: a line above the title; window: the title of the window, if it is another; facts: parts below the
+    title."""
+
+    title: str
+    facts: Sequence[Part]
+    sections: Sequence[Section]
+    over: str = ""
+    window: str = ""
+
+    def html(self) -> str:
+        """The page; sections without parts are left out."""
+        some = [one for one in self.sections if any(one.parts)]
+        return render(HERE / "report.html.jinja", report=replace(self, sections=some))

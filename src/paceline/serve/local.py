@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline import __version__
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.net.client import Completion, CompletionError
+from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Body, Endpoint
 from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, TextRequest, validated
@@ -28,7 +28,7 @@ class Local(Endpoint):
     A request's field `user` names whose it is: a drafter may keep a memory for each (`Row.client`). A tokenizer is
     needed. Raises PacelineError where there is none."""
 
-    has_our_noise = True
+    has_our_noise = in_process = True
 
     def __init__(self, engine: Engine, name: str = "", *, drafts: Sequence[str] = (), slots: int | None = None):
         super().__init__(slots or engine.max_batch)

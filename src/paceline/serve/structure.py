@@ -21,7 +21,7 @@ import torch
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, shortened
 from paceline.formats.tokenizer import Tokenizer
-from paceline.peers.contestant import in_common
+from paceline.net.completion import in_common
 from paceline.serve.settings import Refused
 
 if TYPE_CHECKING:

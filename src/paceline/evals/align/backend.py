@@ -5,15 +5,15 @@ A request may have a prefix, the beginning of the assistant's turn. It is prefil
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call, Output
-from paceline.net.client import Completion
+from paceline.net.completion import Completion, in_common
 from paceline.net.endpoint import Endpoint
-from paceline.peers.contestant import in_common
 
 if TYPE_CHECKING:
     from paceline.formats.tokenizer import Tokenizer
@@ -52,33 +52,16 @@ class Request:
         return self.decoding if seed is None else replace(self.decoding, seed=seed + self.sample)
 
 
-@dataclass
-class Response:
-    """A backend's answer.
-
-    reasoning  the thought, if the server separates it from the text.
-    opened     whether the chat template opened the thought, if the backend has rendered it."""
-
-    text: str
-    call: Call
-    reasoning: str = ""
-    opened: bool = False
-
-    @property
-    def finish_reason(self) -> str:
-        return self.call.finish_reason
-
-
 def split_thought(
-    reply: Response, opened: bool = False, before: str | None = None, keep_open: bool = False
+    reply: Completion, opened: bool = False, before: str | None = None, keep_open: bool = False
 ) -> Output:
     """Split a response into thought and answer, at its last closing marker.
 
-    opened     the user says that the server's chat template opens the thought.
+    opened     the chat template opens the thought.
     before     the thought so far, if the response continues a forced one; None if the model began its turn.
     keep_open  take a thought without an end as the answer, as the official code does."""
     text = reply.text
-    thinking = before is not None or opened or reply.opened or text.lstrip().startswith(OPEN)
+    thinking = before is not None or opened or text.lstrip().startswith(OPEN)
     if CLOSE in text:
         thought, _, response = text.rpartition(CLOSE)
     elif thinking and not reply.reasoning and not keep_open:
@@ -119,13 +102,19 @@ class Backend:
     def __init__(self, endpoint: Endpoint, label: str, *, tokenizer: Tokenizer | None = None, stream: bool = True):
         self.endpoint, self.label, self.tokenizer, self.stream = endpoint, label, tokenizer, stream
 
-    async def complete(self, request: Request) -> Response:
-        """The response to a request. Raises CompletionError if all attempts fail."""
+    @cached_property
+    def opened(self) -> bool:
+        """Whether the chat template opens a thought; unknown without a tokenizer."""
+        return self.tokenizer is not None and opens(self.tokenizer.render_chat([{"role": "user", "content": "Hello"}]))
+
+    async def complete(self, request: Request) -> tuple[Completion, Call]:
+        """The response to a request, and its cost. Raises CompletionError if all attempts fail."""
         began = perf_counter()
         rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
         request = continued(request, rendered)
         completion = await self.endpoint.complete(self.body(request, rendered))
-        return self._response(request, completion, perf_counter() - began, rendered)
+        completion.seconds = round(perf_counter() - began, 6)
+        return completion, self._call(request, completion)
 
     async def close(self) -> None:
         await self.endpoint.aclose()
@@ -149,14 +138,14 @@ class Backend:
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return body | {"messages": messages}
 
-    def _response(self, request: Request, completion: Completion, seconds: float, rendered: str) -> Response:
+    def _call(self, request: Request, completion: Completion) -> Call:
         usage, injected = completion.usage, 0 if not request.forced else None
         if request.forced and self.tokenizer is not None:
             injected = len(self.tokenizer.encode_text(request.forced))
-        call = Call(
+        return Call(
             request.phase,
             completion.finish_reason,
-            round(seconds, 6),
+            completion.seconds,
             prefilled=usage.get("prompt_tokens"),
             cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             injected=injected,
@@ -164,7 +153,6 @@ class Backend:
             tries=completion.tries,
             speculation=_speculation(completion),
         )
-        return Response(completion.text, call, completion.reasoning, opens(rendered))
 
 
 def _speculation(done: Completion) -> dict[str, Any] | None:

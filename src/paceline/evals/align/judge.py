@@ -6,8 +6,8 @@ of `Blocks`. Every rule needs exactly one verdict; otherwise the judge is asked 
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,8 @@ from paceline.evals.align.figures import score
 from paceline.evals.align.options import Decoding, JudgeConfig, Scoring
 from paceline.evals.align.prompts import BLOCKS, Message
 from paceline.evals.align.types import KINDS, Call, Item, Judgement, Kind, Mark, Rule, Scenario, Verdict
-from paceline.net.client import Client, CompletionError, Retry, is_url
+from paceline.net.client import Client, Retry, is_url
+from paceline.net.completion import CompletionError
 
 T = TypeVar("T")
 CHECKS = "checks"
@@ -85,9 +86,9 @@ class ModelJudge:
         turns, problem = messages, ""
         for _ in range(self.config.repairs + 1):
             request = Request(turns, decoding, "judge", f"judge {scope}", schema=schema)
-            response = await self.backend.complete(request)
-            calls.append(response.call)
-            output = split_thought(response, self.opened)
+            response, call = await self.backend.complete(request)
+            calls.append(call)
+            output = split_thought(response, self.opened or self.backend.opened)
             try:
                 return read(output.response)
             except Unreadable as error:
@@ -194,71 +195,68 @@ Judge = Checks | ModelJudge
 on `response` to the query `asked`, or CompletionError if the judge fails."""
 
 
-class JudgeScorer:
-    """The judge's SAR of one answer. This is the benchmark's own measure, so it favours the answers that it chooses."""
+@dataclass(frozen=True)
+class Scorer:
+    """Rates answers. label: its name in a run's description; score: of an item under a scenario, the query as it was
+    asked and a response to it, the higher the better, and the calls that it cost."""
 
-    def __init__(self, judge: Judge, scoring: Scoring):
-        self.label = f"judge {judge.label}"
-        self._judge, self._scoring = judge, scoring
-
-    async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
-        judgement = await self._judge.judge(item, scenario, asked, response)
-        return score(judgement.verdicts, scenario, self._scoring).sar, judgement.calls
+    label: str
+    score: Callable[[Item, Scenario, str, str], Awaitable[tuple[float, list[Call]]]]
 
 
-class ServerScorer:
+def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry = Retry()) -> Scorer:
+    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
+    if reward != "judge":
+        rate = _of_server(reward, retry) if is_url(reward) else _of_model(reward)
+
+        async def rated(item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
+            return await rate(asked, response), []
+
+        return Scorer(reward, rated)
+    judge = judges[0]
+
+    async def judged(item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
+        """The judge's SAR. This is the benchmark's own measure, so it favours the answers that it chooses."""
+        judgement = await judge.judge(item, scenario, asked, response)
+        return score(judgement.verdicts, scenario, scoring).sar, judgement.calls
+
+    return Scorer(f"judge {judge.label}", judged)
+
+
+def _of_server(spec: str, retry: Retry) -> Callable[[str, str], Awaitable[float]]:
     """A server that scores text: POST {"model", "input"}, as for vLLM's /classify and /pooling, or {"inputs"} if the
     path ends in /predict (text-embeddings-inference). The score is the first number of the reply."""
+    url, _, model = spec.partition("#")
+    client = Client([url], timeout=120.0, retry=retry)
 
-    def __init__(self, spec: str, retry: Retry = Retry(), timeout: float = 120.0):
-        self.url, _, self.model = spec.partition("#")
-        self.label = spec
-        self._client = Client([self.url], timeout=timeout, retry=retry)
-
-    async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
+    async def rate(asked: str, response: str) -> float:
         text = f"User: {asked}\n\nAssistant: {response}"
-        body = {"inputs": text} if self.url.endswith("/predict") else {"model": self.model, "input": text}
-        value = first_number(await self._client.post(body))
-        if value is None:
-            raise CompletionError(f"the scorer {self.url} answered without one: no score in the reply")
-        return value, []
+        body = {"inputs": text} if url.endswith("/predict") else {"model": model, "input": text}
+        if (value := first_number(await client.post(body))) is None:
+            raise CompletionError(f"the scorer {url} answered without one: no score in the reply")
+        return value
+
+    return rate
 
 
-class ModelScorer:
+def _of_model(folder: str) -> Callable[[str, str], Awaitable[float]]:
     """A reward model in this process: a classifier with one output. The paper uses FsfairX-LLaMA3-RM-v0.1."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    def __init__(self, folder: str):
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} cannot be read as a reward model: {' '.join(str(error).split())}") from None
 
-        self.label = folder
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            self._model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{folder} cannot be read as a reward model: {' '.join(str(error).split())}") from None
-
-    async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
+    @torch.inference_mode()
+    def rate(asked: str, response: str) -> float:
         turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": response}]
-        return await asyncio.to_thread(self._score, turns), []
+        ids = tokenizer.apply_chat_template(turns, tokenize=True, return_tensors="pt", return_dict=False)
+        return float(model(ids).logits.flatten()[0])
 
-    def _score(self, turns: list[dict[str, str]]) -> float:
-        import torch
-
-        ids = self._tokenizer.apply_chat_template(turns, tokenize=True, return_tensors="pt", return_dict=False)
-        with torch.inference_mode():
-            return float(self._model(ids).logits.flatten()[0])
-
-
-Scorer = JudgeScorer | ServerScorer | ModelScorer
-"""Rates answers. label: its name in a run's description; score: that of `response` to the query `asked`, the higher the
-better, and the calls that it cost."""
-
-
-def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry) -> Scorer:
-    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
-    if reward == "judge":
-        return JudgeScorer(judges[0], scoring)
-    return ServerScorer(reward, retry) if is_url(reward) else ModelScorer(reward)
+    return lambda asked, response: asyncio.to_thread(rate, asked, response)
 
 
 def first_number(value: Any) -> float | None:

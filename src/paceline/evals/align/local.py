@@ -15,10 +15,10 @@ from paceline.draft.base import Ask, Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.evals.align.backend import Backend, Request, Response
-from paceline.evals.align.types import digest
+from paceline.evals.align.backend import Backend, Request
+from paceline.evals.align.types import Call, digest
 from paceline.formats.facts import Facts
-from paceline.net.client import Completion
+from paceline.net.completion import Completion
 from paceline.serve.local import Local
 from paceline.target.base import Needs
 
@@ -57,9 +57,9 @@ class LocalBackend(Backend):
             "return_token_ids": True,
         }
 
-    def _response(self, request: Request, completion: Completion, seconds: float, rendered: str) -> Response:
+    def _call(self, request: Request, completion: Completion) -> Call:
         _remember(self._turns, _turn(request), [*self._prefix(request), *completion.tokens], MOST_TURNS)
-        return super()._response(request, completion, seconds, rendered)
+        return super()._call(request, completion)
 
     def _prefix(self, request: Request) -> list[int]:
         """Tokens of the prefix: the generated ones as far as it repeats an earlier response, then the tokenizer's.

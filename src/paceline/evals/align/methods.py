@@ -12,10 +12,11 @@ from typing import Any
 from paceline.draft.spec import Options, option, parse, values
 from paceline.errors import MethodError, meant
 from paceline.evals.align import prompts
-from paceline.evals.align.backend import CLOSE, OPEN, Backend, Request, Response, split_thought
+from paceline.evals.align.backend import CLOSE, OPEN, Backend, Request, split_thought
 from paceline.evals.align.judge import Scorer
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Call, Generation, Item, Output, Scenario
+from paceline.net.completion import Completion
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class Task:
 
     async def ask(
         self, messages: Sequence[prompts.Message], phase: str, *, max_tokens: int = 0, **more: Any
-    ) -> Response:
+    ) -> Completion:
         """One completion; `calls` gets its cost. max_tokens 0: the run's. more: other fields of `Request`."""
         decoding = self.setting.decoding
         if max_tokens:
             decoding = replace(decoding, max_tokens=min(max_tokens, decoding.max_tokens))
-        response = await self.backend.complete(Request(tuple(messages), decoding, phase, self.scope, **more))
-        self.calls.append(response.call)
+        response, call = await self.backend.complete(Request(tuple(messages), decoding, phase, self.scope, **more))
+        self.calls.append(call)
         return response
 
     async def answer(self, messages: Sequence[prompts.Message], phase: str = "answer", *, sample: int = 0) -> Output:
@@ -86,9 +87,10 @@ class Task:
         self.calls += calls
         return score
 
-    def split(self, response: Response, thought: str | None = None) -> Output:
+    def split(self, response: Completion, thought: str | None = None) -> Output:
         """A response, split. thought: the forced thought that it continues, if any."""
-        return split_thought(response, self.setting.opened, thought, self.setting.keep_open)
+        opened = self.setting.opened or self.backend.opened
+        return split_thought(response, opened, thought, self.setting.keep_open)
 
     def done(self, answer: Output, **extra: object) -> Generation:
         """The generation of the last output. `extra["cut"]` names the earlier phases that ran out of budget."""
@@ -115,7 +117,7 @@ async def zero_think(task: Task, _: None) -> Generation:
     return task.done(Output("", text, response.finish_reason, None if text else "the answer is empty"))
 
 
-async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int = 0) -> tuple[Response, str]:
+async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int = 0) -> tuple[Completion, str]:
     """One thought over several requests: the last response, and the prefix that it continues.
 
     forced       the phase of each request, and the text that is appended to the thought so far. All requests but the

@@ -2,8 +2,10 @@
 
 page(folder), markdown(folder), summary(folder)    # folder: of `paceline eval align --out`, finished or not"""
 
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,31 @@ from markupsafe import Markup
 
 from paceline.evals.align import figures
 from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, OVERALL, About, planned_rows, results, scored
-from paceline.runs.report import COLORS, Curve, plot, render
-
-TEMPLATE, TABLE, CHOICES = (
-    Path(__file__).with_name(f"{name}.jinja") for name in ("page.html", "table.md", "choices.txt")
+from paceline.evals.align.types import Rule
+from paceline.runs.report import (
+    COLORS,
+    Curve,
+    Folded,
+    Part,
+    Plots,
+    Report,
+    Section,
+    Table,
+    dotted,
+    marked,
+    number,
+    plot,
+    render,
+    visible,
+    words,
 )
+
+COLUMNS, SAID = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
+TABLE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("table.md", "choices.txt"))
 SHOWN = 3  # answers shown of each scenario and method
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
+Row = dict[str, Any]
+"""A row of `figures.results`."""
 DONE = ("judged", "unanswered", "failed")
 """Figures of a row that together are its items, once the run is complete."""
 
@@ -28,23 +48,71 @@ def page(folder: Path) -> str:
     color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
     overall = [row for row in rows if row["scenario"] == OVERALL]
     judges = dict.fromkeys(row["judge"] for row in rows)
-    return render(
-        TEMPLATE,
-        **_summary(folder, about, rows),
-        to_come=to_come(rows),
-        about=about,
-        several=len(judges) > 1,
-        overall=overall,
-        rows=[row for row in rows if row["scenario"] != OVERALL],
-        color_of=color_of,
-        alphas=[(judge, _alphas([row for row in overall if row["judge"] == judge], color_of)) for judge in judges],
-        rules=_rules(folder, about),
-        answers=_answers(folder, about),
-        shown=SHOWN,
-        files=f"{GENERATIONS} and {JUDGEMENTS}",
-        pc=lambda share: "\N{EN DASH}" if share is None else f"{100 * share:.2f}",
-        span=lambda pair: "" if not pair else f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}",
+    several, judged = len(judges) > 1, "method = method; " + "judge = judge; " * (len(judges) > 1)
+    said, missing = _summary(folder, about, rows), to_come(rows)
+    alphas = [
+        (SAID["alphas"] + f", judge {judge}" * several, _alphas([r for r in overall if r["judge"] == judge], color_of))
+        for judge in judges
+    ]
+    ends = [f"{r['method']}: {words(r['finish_reasons'])}{_left_out(r)}" for r in overall]
+    sections = [
+        Section("Overall", [_overall(overall, several, color_of), SAID["scores"], Plots(alphas)]),
+        Section("By scenario and kind of prompt", [
+            Table.of([r for r in rows if r["scenario"] != OVERALL], judged + COLUMNS["by_scenario"])
+        ]),
+        Section("How far the judges agree", _agreement(said["agreement"])),
+        Section("Verdicts by rule", [*_rules(folder, about), "Green: kept, red: broken, the rest: does not apply."]),
+        Section("What it cost, mean an item", [Table.of(overall, COLUMNS["costs"])]),
+        Section("Speculation by phase", _phases(said["phases"], about)),
+        Section("How requests ended", ends),
+        Section("Answers to read", [
+            f"The first {SHOWN} of each scenario and method, folded: prompts may ask for harm, and answers may give "
+            f"it. All are in the folder's {GENERATIONS} and {JUDGEMENTS}.",
+            *_answers(folder, about),
+        ]),
+    ]
+    title = f"Specification alignment of {about['identity']['model']}"
+    return Report(title, [said["choices"], *([marked("p", missing, "no")] if missing else [])], sections).html()
+
+
+def _left_out(r: Row) -> str:
+    """Why items of a row have no answer, and what the judge did not see."""
+    why = f"; no answer: {words(r['unanswered_why'])}" if r["unanswered"] else ""
+    return why + (f"; {r['cut_for_judge']} answers were shown to the judge in part" if r["cut_for_judge"] else "")
+
+
+def _overall(rows: Sequence[Row], several: bool, color_of: dict[str, str]) -> Table:
+    names, spans = [], []
+    for r in rows:
+        why = f"no answer: {words(r['unanswered_why'])}" if r["unanswered"] else "not asked yet"
+        below = "" if r["judged"] else marked("small", "failed: errors.jsonl says why" if r["failed"] else why)
+        names.append(dotted(color_of[r["method"]], r["method"]) + below)
+        span = r["intervals"]["sar"]
+        spans.append(f"{100 * span[0]:.1f} to {100 * span[1]:.1f}" if span else "")
+    judged = [f"{r['judged']} of {r['items']}" for r in rows]
+    columns = "judge = judge; " * several + COLUMNS["scores"]
+    return Table.of(rows, columns, ("method", names), ("judged", judged), ("95 % interval\nof SAR", spans))
+
+
+def _agreement(found: Sequence[dict[str, Any]]) -> list[Part]:
+    pairs, together = ([a for a in found if name in a] for name in ("verdicts", "kendall_w"))
+    said = [
+        f"Kendall's W over {len(a['judges'])} judges: "
+        + ", ".join(f"{name} {number(a['kendall_w'][name.lower()], 3)}" for name in ("safety", "behavior", "SAR"))
+        + ". ρ, τ and W rank methods within scenarios."
+        for a in together
+    ]
+    judges = [", ".join(pair["judges"]) for pair in pairs]
+    return [Table.of(pairs, COLUMNS["agreement"], ("judges", judges)), *said] if found else []
+
+
+def _phases(phases: Sequence[dict[str, Any]], about: About) -> list[Part]:
+    said = (
+        f"Our engine with drafts by {about.get('draft')}, prefix reuse {'on' if about.get('reuse') else 'off'}. "
+        "Seconds are the engine's."
     )
+    named = [f"{one['method']}: {one['phase']}" for one in phases]
+    return [Table.of(phases, COLUMNS["phases"], ("phase", named)), said] if phases else []
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -91,7 +159,7 @@ def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
     return plot(lines, "alpha", "SAR, %")
 
 
-def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
+def _rules(folder: Path, about: About) -> list[Part]:
     """By judge, method and scenario: each rule with the shares of its marks."""
     marks: dict[tuple[str, str, str], Counter[tuple[str, str]]] = {}
     for row, verdicts, _ in scored(folder, about):
@@ -99,37 +167,52 @@ def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
         group.update((verdict.rule, verdict.mark) for verdict in verdicts)
     scenarios = figures.scenarios_of(about)
     return [
-        {
-            "name": f"{key}, {method}, judge {judge}",
-            "rules": [
-                {"id": rule.id, "text": rule.text, **_shares({mark: counts[rule.id, mark] for mark in MARKS})}
-                for rule in scenarios[key].rules
-            ],
-        }
-        for (judge, method, key), counts in marks.items()
+        Folded(
+            f"{key}, {method}, judge {judge}",
+            [_rule(rule, {mark: counts[rule.id, mark] for mark in MARKS}) for rule in scenarios[key].rules],
+            open=not n,
+        )
+        for n, ((judge, method, key), counts) in enumerate(marks.items())
     ]
 
 
-def _shares(counts: dict[str, int]) -> dict[str, Any]:
-    total = max(sum(counts.values()), 1)
-    return {
-        "shares": [(f"{100 * counts[mark] / total:.1f}", color) for mark, color in MARKS.items()],
-        "tip": ", ".join(f"{mark} {count}" for mark, count in counts.items()),
-    }
+def _rule(rule: Rule, counts: dict[str, int]) -> Markup:
+    """A rule and its marks as a bar, with their counts as a tip."""
+    total, bar = max(sum(counts.values()), 1), Markup('<i style="width: {}%; background: {}; display: block"></i>')
+    shares = Markup("").join(bar.format(f"{100 * counts[mark] / total:.1f}", color) for mark, color in MARKS.items())
+    tip = ", ".join(f"{mark} {count}" for mark, count in counts.items())
+    both = marked("span", f"{rule.id}: {rule.text}") + marked("span", shares, "stack")
+    return Markup('<div class="rule" title="{}">{}</div>').format(tip, both)
 
 
-def _answers(folder: Path, about: About) -> list[dict[str, Any]]:
+def _answers(folder: Path, about: About) -> list[Part]:
     """The first answers of each scenario and method, with every judge's verdicts."""
-    shown: dict[str, dict[str, Any]] = {}
+    shown: dict[str, tuple[Mapping[str, Any], list[str], list[Part]]] = {}
     count: Counter[tuple[str, str]] = Counter()
     for row in planned_rows(folder / GENERATIONS, about):
         count[row["scenario"], row["method"]] += 1
         if count[row["scenario"], row["method"]] <= SHOWN:
-            shown[row["key"]] = {"row": row, "scores": [], "verdicts": []}
+            said = {"Prompt": row["prompt"], "Thought": row.get("thought") or "", "Answer": row["response"]}
+            texts = {title: text for title, text in said.items() if text or title != "Thought"}
+            both = [(marked("h3", title), marked("pre", visible(text))) for title, text in texts.items()]
+            shown[row["key"]] = row, [], [*chain.from_iterable(both)]
     scenarios = figures.scenarios_of(about)
-    texts = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios.items()}
+    rules = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios.items()}
     for row, verdicts, score in scored(folder, about):
-        if (one := shown.get(row["generation"])) is not None:
-            one["scores"].append(f"{row['judge']}: {'safe' if score.safety else 'unsafe'}, {score.sar:.2f}")
-            one["verdicts"] += [[v.rule, v.mark, v.analysis, texts[row["scenario"]][v.rule]] for v in verdicts]
-    return sorted(shown.values(), key=lambda one: (one["row"]["item"], one["row"]["method"]))
+        if row["generation"] in shown:
+            _, scores, parts = shown[row["generation"]]
+            scores.append(f"{row['judge']}: {'safe' if score.safety else 'unsafe'}, {score.sar:.2f}")
+            for v in verdicts:
+                mark = marked("b", v.mark, {"YES": "yes", "NO": "no"}.get(v.mark, ""))
+                analysis = Markup(" ") + marked("i", visible(v.analysis)) if v.analysis else ""
+                text = f" {v.rule}: {rules[row['scenario']][v.rule]}"
+                parts.append(marked("p", Markup("{}{}{}").format(mark, text, analysis)))
+    ordered = sorted(shown.values(), key=lambda one: (one[0]["item"], one[0]["method"]))
+    return [
+        Folded(
+            f"{row['item']}, {row['label']}, {row['method']}{': ' + row['unanswered'] if row['unanswered'] else ''}"
+            + "".join(f"; {one}" for one in scores),
+            parts,
+        )
+        for row, scores, parts in ordered
+    ]

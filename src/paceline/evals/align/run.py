@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -35,6 +35,7 @@ from paceline.interrupt import Interrupt
 from paceline.net.client import Retry, find_model, is_url
 from paceline.net.endpoint import Remote
 from paceline.net.keys import Keys
+from paceline.runs.progress import Progress
 from paceline.runs.runs import Lines, Run, new_folder
 
 SELF = "self"  # the judge that is the model under test
@@ -42,8 +43,8 @@ HOPELESS = 20  # failures in a row, in addition to one for each item under way, 
 
 
 @dataclass
-class Progress:
-    """How far a run is. watch: called with it after every item. stop: if set, no further items are begun."""
+class State:
+    """How far a run is. stop: if set, no further items are begun."""
 
     total: int = 0
     done: int = 0
@@ -51,7 +52,12 @@ class Progress:
     in_a_row: int = 0
     last_error: str = ""
     stop: bool = False
-    watch: Callable[[Progress], None] = field(default=lambda progress: None, repr=False)
+    progress: Progress = field(default_factory=Progress, repr=False)
+
+    def show(self) -> None:
+        """Say how far it is."""
+        what = "finishing what is under way" if self.stop else "answering"
+        self.progress.step(self.done, self.total, what + (f", {self.failed} failed" if self.failed else ""))
 
 
 @dataclass
@@ -60,7 +66,7 @@ class Outcome:
 
     results: list[dict[str, Any]]
     out: Path
-    progress: Progress
+    state: State
     complete: bool
 
 
@@ -77,14 +83,14 @@ class Plan:
     concurrency: int
 
 
-def align(asked: AlignOptions, progress: Progress) -> Outcome:
+def align(asked: AlignOptions, progress: Progress = Progress()) -> Outcome:
     """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
     asked, out = asked.with_compat(), asked.out or new_folder("align")
     data, methods = read(asked.data, listed(asked.scenario), asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
     _check(asked, methods, judges)
     try:
-        return asyncio.run(_align(asked, out, data, methods, judges, progress))
+        return asyncio.run(_align(asked, out, data, methods, judges, State(progress=progress)))
     except asyncio.CancelledError:  # a second Ctrl-C
         raise KeyboardInterrupt from None
 
@@ -106,7 +112,7 @@ def _check(asked: AlignOptions, methods: Sequence[Method], judges: Sequence[str]
 
 
 async def _align(
-    asked: AlignOptions, out: Path, data: Data, methods: list[Method], names: Sequence[str], progress: Progress
+    asked: AlignOptions, out: Path, data: Data, methods: list[Method], names: Sequence[str], state: State
 ) -> Outcome:
     backends: dict[str, Backend] = {}
     try:
@@ -121,17 +127,17 @@ async def _align(
         about = describe(asked, plan)
 
         def press() -> None:
-            progress.stop = True
-            progress.watch(progress)
+            state.stop = True
+            state.show()
 
         with Run.open(out, KIND, **about) as folder, Interrupt(on_first=press):
             folder.update(**about)
-            await run(plan, folder, progress)
+            await run(plan, folder, state)
     finally:
         for one in backends.values():
             await one.close()
     rows, _ = results(out)
-    return Outcome(rows, out, progress, progress.done == progress.total and not progress.failed)
+    return Outcome(rows, out, state, state.done == state.total and not state.failed)
 
 
 async def open_backend(spec: str, asked: AlignOptions, keys: Keys) -> Backend:
@@ -203,13 +209,13 @@ def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def run(plan: Plan, folder: Run, progress: Progress) -> None:
+async def run(plan: Plan, folder: Run, state: State) -> None:
     """Work through the plan. Raises PacelineError after too many failures, or if the folder cannot be written."""
     files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)
     cases = [Case(item, method, plan, *files) for item in plan.data.items for method in plan.methods]
-    progress.total = len(cases)
+    state.total = len(cases)
     queue = iter(sorted(cases, key=lambda case: case.key in case.errors))
-    workers = [asyncio.create_task(_work(plan, progress, queue)) for _ in range(plan.concurrency)]
+    workers = [asyncio.create_task(_work(plan, state, queue)) for _ in range(plan.concurrency)]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -218,23 +224,23 @@ async def run(plan: Plan, folder: Run, progress: Progress) -> None:
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
+async def _work(plan: Plan, state: State, queue: Iterator[Case]) -> None:
     for case in queue:
-        if progress.stop:
+        if state.stop:
             return
         try:
             await case.do()
         except Exception as error:
             case.note(error)
-            progress.failed += 1
-            progress.in_a_row += not isinstance(error, Unjudged)  # the backend did answer
-            progress.last_error = f"{type(error).__name__}: {error}"
-            if progress.in_a_row > plan.concurrency + HOPELESS:
-                raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from None
+            state.failed += 1
+            state.in_a_row += not isinstance(error, Unjudged)  # the backend did answer
+            state.last_error = f"{type(error).__name__}: {error}"
+            if state.in_a_row > plan.concurrency + HOPELESS:
+                raise PacelineError(f"{state.in_a_row} items failed in a row; the last: {error}") from None
         else:
-            progress.in_a_row = 0
-        progress.done += 1
-        progress.watch(progress)
+            state.in_a_row = 0
+        state.done += 1
+        state.show()
 
 
 @dataclass

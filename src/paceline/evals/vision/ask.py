@@ -9,7 +9,6 @@ question   how many or where, for count and absolute position
 Where the picture stays and the captions change, the picture comes first, so that servers can reuse its keys and values.
 Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again."""
 
-import asyncio
 import hashlib
 import json
 import math
@@ -31,8 +30,9 @@ from paceline.evals.vision.captions import NUMBERS, PLACES, VALUES
 from paceline.evals.vision.dataset import Case, Data, data_url, values_of
 from paceline.evals.vision.options import EndpointOptions
 from paceline.evals.vision.scores import summarise
-from paceline.net.client import Completion, Retry
-from paceline.net.endpoint import Remote
+from paceline.net.client import Retry
+from paceline.net.completion import Completion, CompletionError
+from paceline.net.endpoint import Body, Remote, answer_all
 from paceline.net.keys import Keys
 from paceline.runs.runs import Lines
 
@@ -138,25 +138,25 @@ async def ask_all(
         slots=options.concurrency, timeout=options.timeout, retry=RETRY,
     )  # fmt: skip
     with Lines(folder / REPLIES) as replies:
-        waiting = iter([(key, question) for key, question in wanted.items() if key not in replies])
         done = sum(key in replies for key in wanted)
 
-        async def work() -> None:
+        async def asked(body: Body) -> Completion:
             nonlocal done
-            for key, question in waiting:
-                try:
-                    completion = await endpoint.complete(_body(question, options))
-                except PacelineError as error:
-                    failures.append(f"{question.subset}/{question.case}, {question.way} {question.query}: {error}")
-                    if len(failures) >= FAILURES and not done:
-                        return
-                    continue
-                replies.append(_row(key, question, completion))
-                done += 1
-                progress(done, len(wanted))
+            if len(failures) >= FAILURES and not done:
+                raise CompletionError(failures[0])
+            question = wanted[body["key"]]
+            try:
+                completion = await endpoint.complete(_body(question, options))
+            except PacelineError as error:
+                failures.append(f"{question.subset}/{question.case}, {question.way} {question.query}: {error}")
+                raise CompletionError(failures[-1]) from None
+            replies.append(_row(body["key"], question, completion))
+            done += 1
+            progress(done, len(wanted))
+            return completion
 
         try:
-            await asyncio.gather(*(work() for _ in range(options.concurrency)))
+            await answer_all(asked, [{"key": key} for key in wanted if key not in replies], options.concurrency)
         finally:
             await endpoint.aclose()
         if failures and not done:
