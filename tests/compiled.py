@@ -8,8 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import torch
+
+from paceline.compiled import cosines_and_sines
+from paceline.core.noise import Noise
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
+from paceline.kernels import rows
 from paceline.replay.walk import tokens_only
 from tests.draft.rows import target
 from tests.draft.stores import ALL, corpus
@@ -24,10 +30,21 @@ READERS = {
 
 
 def compile_all() -> None:
-    """The target's kernels; and bind every drafter that needs no checkpoint, which compiles what it has, and those that
-    read a corpus."""
+    """The target's kernels; what reads a row of logits; and bind every drafter that needs no checkpoint, which compiles
+    what it has, and those that read a corpus."""
     for name in KERNELS:
         import_module(f"paceline.kernels.{name}")
+    cosines_and_sines(np.zeros((1, 1), np.float32))
+    logits = torch.zeros(1, 4)
+    for read in (rows.best_token, rows.certainty_of_row):
+        read(logits, 0)
+    rows.top_tokens(logits, 2)
+    rows.log_total(logits)
+    probs = rows.softmax(logits)[0]
+    rows.keep_best(probs, 2, 0.9, 0.1)
+    noise = Noise(0)
+    noise.choose(probs, 0)
+    noise.happens(0.5, 0)
     tokens_only(Recording(None, (2,), 320))
     reader = target(".")
     reader.tokenizer = None
