@@ -1,14 +1,17 @@
 """Compiles what the tests need compiled: python -m tests.compiled
 
-Numba keeps it beside the sources. In a fresh clone every process of pytest would begin by compiling the same functions;
-`make test` runs this beside mypy, which leaves a core idle.
+Numba keeps it beside the sources, and pytest the bytecode of the tests, whose asserts it rewrites. In a fresh clone
+every process of pytest would begin by making the same; `make test` runs this beside mypy, which leaves a core idle.
 """
 
+from contextlib import redirect_stdout
 from importlib import import_module
+from os import devnull
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 import torch
 
 from paceline.compiled import cosines_and_sines
@@ -55,5 +58,12 @@ def compile_all() -> None:
                 create(spec.format(store)).bind(reader)
 
 
+def import_all() -> None:
+    """Collect every test and run none. What is wrong with one pytest itself will say."""
+    with open(devnull, "w") as nowhere, redirect_stdout(nowhere):
+        pytest.main(["--collect-only", "-q", "-n0", "-p", "no:cacheprovider"])
+
+
 if __name__ == "__main__":
     compile_all()
+    import_all()
