@@ -10,9 +10,11 @@ rounding: two distributions that differ by 1e-9 are told apart.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -84,11 +86,12 @@ class BranchingNoise(Noise):
     def guess(
         self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
     ) -> tuple[IntArray, Any]:
-        possible = int((probs > 0).sum())
-        if not possible or not bool(probs.isfinite().all()):
+        given = probs.tolist()
+        possible = sum(p > 0 for p in given)
+        if not possible or not all(map(math.isfinite, given)):
             return np.empty(0, np.int64), np.empty(0)
         first = self._taken(probs, position)
-        others = [i for i in probs.argsort(descending=True, stable=True).tolist() if i != first]
+        others = [i for i in sorted(range(len(given)), key=given.__getitem__, reverse=True) if i != first]
         best = np.array([first, *others][: min(count, possible)])
         return best, np.arange(1.0, len(best) + 1)
 
@@ -98,9 +101,11 @@ class BranchingNoise(Noise):
 
     def _taken(self, probs: torch.Tensor, position: int) -> int:
         low, high = self._left.get(position, (0.0, 1.0))
-        ends = (probs.double().cumsum(0) / probs.double().sum()).tolist()
+        given = probs.tolist()
+        total = sum(given)
+        ends = [part / total for part in accumulate(given)]
         parts = [(max(low, begin), min(high, end)) for begin, end in zip([0.0, *ends], ends, strict=False)]
-        widths = zip(parts, probs.tolist(), strict=True)
+        widths = zip(parts, given, strict=True)
         wide = [end - begin if end - begin > 1e-12 and p > 0 else 0.0 for (begin, end), p in widths]
         token = self.branches.decide(wide)
         self._left[position] = parts[token]
