@@ -42,7 +42,7 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# Beside mypy, which takes one core: in a fresh clone every process of pytest would compile the same functions.
+# Beside mypy, which takes one core: in a fresh clone every process of pytest would compile the same functions and tests.
 compiled: setup
 	$(BIN)/python -m tests.compiled
 

@@ -72,6 +72,17 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch with one thread, and with several."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["", "library"], ids=["as here", "library"])
 def products(request: pytest.FixtureRequest) -> Iterator[None]:
     """Products as this processor makes them, and those of torch's library, as on a processor with AMX."""

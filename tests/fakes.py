@@ -93,6 +93,7 @@ class TableTarget(Target):
         for the same seed."""
         eos = self.eos_token_ids
         row = Row(0, prompt, params, max_context=self.max_context, eos_token_ids=eos, detokenizer=detokenizer)
+        params = row.params
         while row.finish_reason is None:
             if params.is_greedy:
                 scores = warp(self.logits_after(row.tokens).unsqueeze(0), params, [row.tokens])

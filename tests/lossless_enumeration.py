@@ -10,9 +10,11 @@ rounding: two distributions that differ by 1e-9 are told apart.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,14 +33,14 @@ class Branches:
     def __init__(self, script: Sequence[int] = ()):
         self.probability = 1.0
         self.trail: list[tuple[int, int]] = []
-        self._script = script
+        self.script = script
 
     def decide(self, weights: Sequence[float]) -> int:
         """An index into `weights`, which are as probable as they are heavy; one of weight 0 is never taken."""
         possible = [i for i, weight in enumerate(weights) if weight > 0]
         assert possible, "nothing can happen"
         at = len(self.trail)
-        branch = self._script[at] if at < len(self._script) else 0
+        branch = self.script[at] if at < len(self.script) else 0
         self.trail.append((branch, len(possible)))
         self.probability *= weights[possible[branch]] / sum(weights)
         return possible[branch]
@@ -75,6 +77,13 @@ class BranchingNoise(Noise):
         self.decided: set[int] = set()
         self._left: dict[int, tuple[float, float]] = {}
 
+    def copied(self, branches: Branches) -> BranchingNoise:
+        """The same noise, as far as it is decided, on another way that begins alike."""
+        branches.trail, branches.probability = [*self.branches.trail], self.branches.probability
+        made = BranchingNoise(branches)
+        made.decided, made._left = {*self.decided}, {**self._left}
+        return made
+
     def choose(self, probs: torch.Tensor, position: int) -> int:
         # The noise of a position decides one token: used twice, it would tie together what must be independent.
         assert position not in self.decided, f"output position {position} was decided twice"
@@ -84,11 +93,12 @@ class BranchingNoise(Noise):
     def guess(
         self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
     ) -> tuple[IntArray, Any]:
-        possible = int((probs > 0).sum())
-        if not possible or not bool(probs.isfinite().all()):
+        given = probs.tolist()
+        possible = sum(p > 0 for p in given)
+        if not possible or not all(map(math.isfinite, given)):
             return np.empty(0, np.int64), np.empty(0)
         first = self._taken(probs, position)
-        others = [i for i in probs.argsort(descending=True, stable=True).tolist() if i != first]
+        others = [i for i in sorted(range(len(given)), key=given.__getitem__, reverse=True) if i != first]
         best = np.array([first, *others][: min(count, possible)])
         return best, np.arange(1.0, len(best) + 1)
 
@@ -98,9 +108,11 @@ class BranchingNoise(Noise):
 
     def _taken(self, probs: torch.Tensor, position: int) -> int:
         low, high = self._left.get(position, (0.0, 1.0))
-        ends = (probs.double().cumsum(0) / probs.double().sum()).tolist()
+        given = probs.tolist()
+        total = sum(given)
+        ends = [part / total for part in accumulate(given)]
         parts = [(max(low, begin), min(high, end)) for begin, end in zip([0.0, *ends], ends, strict=False)]
-        widths = zip(parts, probs.tolist(), strict=True)
+        widths = zip(parts, given, strict=True)
         wide = [end - begin if end - begin > 1e-12 and p > 0 else 0.0 for (begin, end), p in widths]
         token = self.branches.decide(wide)
         self._left[position] = parts[token]
@@ -152,13 +164,17 @@ def answer_of(
     max_tokens: int,
     noise: Noise,
     rule: Rule = accept,
+    answer: tuple[int, ...] = (),
+    after: Callable[[tuple[int, ...]], object] = lambda answer: None,
 ) -> tuple[int, ...]:
-    """The answer of `max_tokens` tokens, round by round, by one row's noise."""
-    answer: tuple[int, ...] = ()
+    """The answer of `max_tokens` tokens, round by round, by one row's noise.
+
+    answer  its tokens so far. after: called with it after each round."""
     while len(answer) < max_tokens:
         gained = one_round(target, prompt, answer, params, draft, max_tokens, noise, rule)
         assert gained
         answer += gained
+        after(answer)
     return answer
 
 
@@ -171,10 +187,23 @@ def speculative(
     rule: Rule = accept,
 ) -> dict[tuple[int, ...], float]:
     """Probability of every answer of `max_tokens` tokens, over all the noise that there can be. A round's drafts read
-    the noise of places that later rounds decide, so whole answers are walked."""
-    return outcomes(
-        lambda branches: answer_of(target, prompt, params, draft, max_tokens, BranchingNoise(branches), rule)
-    )
+    the noise of places that later rounds decide, so whole answers are walked; but a way goes on from the last round in
+    which all was decided as on the way before."""
+    rounds: list[tuple[BranchingNoise, tuple[int, ...]]] = []
+
+    def run(branches: Branches) -> tuple[int, ...]:
+        while rounds and len(rounds[-1][0].branches.trail) >= len(branches.script):
+            rounds.pop()
+        noise, answer = BranchingNoise(branches), tuple[int, ...]()
+        if rounds:
+            before, answer = rounds[-1]
+            noise = before.copied(branches)
+        return answer_of(
+            target, prompt, params, draft, max_tokens, noise, rule, answer,
+            lambda answer: rounds.append((noise.copied(Branches()), answer)),
+        )  # fmt: skip
+
+    return outcomes(run)
 
 
 def plain(

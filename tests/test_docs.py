@@ -185,14 +185,6 @@ def test_the_number_of_drafters_is_right():
     assert int(count) == len(set(names()) - {"none", "auto"})
 
 
-def test_pages_are_short():
-    """The record of runs, of what was tried, and the lists of fields and formats apart."""
-    long = {"log", "methods", "runs", "heads", "architecture", "CHANGELOG"}
-    lines = {file: text.count("\n") for file, text in TEXTS.items() if file.suffix == ".md" and file.stem not in long}
-    assert lines[PAGES[0]] <= 90
-    assert {file.name: count for file, count in lines.items() if count > 200} == {}
-
-
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_what_a_page_shows_is_so(file):
     """Its commands run; its links and scripts lead somewhere, `COMMIT:benchmarks/NAME.py` apart; bodies that curl sends

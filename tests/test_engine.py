@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.accept import Accepted, Cursor, Lossless, follow
-from paceline.core.request import Completion, Row
+from paceline.core.request import Completion, Delta, Row
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict
@@ -29,8 +29,7 @@ from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native, plain
-from tests.fakes import TableTarget
-from tests.pairs import paired
+from tests.fakes import Spelling, TableTarget
 
 NEW = 16
 
@@ -119,8 +118,16 @@ def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -
 def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int) -> None:
     drafter = listening(world.drafter(name))
     engine = world.engine(drafter, max_batch=batch, prefill_chunk=20)
-    lengths = [3, NEW, 10, 1, 17, NEW, 2, 8, 5]
-    params = [SamplingParams(max_tokens=n) for n in lengths]
+    often = world.text(2)[len(world.prompts[2])]
+    own: list[dict[str, Any]] = [
+        {}, {"temperature": 1.0, "seed": 1}, {"repetition_penalty": 1.5},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 2}, {"logit_bias": {7: 50.0}},
+        {"temperature": 3.0, "min_p": 0.1, "seed": 3}, {"bad_words": [[often], [7, 8]]},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 4},
+        {"temperature": 0.7, "repetition_penalty": 0.8, "bad_words": [[4]], "seed": 5},
+    ]  # fmt: skip
+    lengths = [3, NEW, 10, 1, 17, NEW, 12, 8, 5]
+    params = [SamplingParams(max_tokens=n, **more) for n, more in zip(lengths, own, strict=True)]
     rows: list[Row] = []
     rounds = 0
     while engine.has_work or len(rows) < len(lengths):
@@ -141,33 +148,6 @@ def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int)
     assert joined == sorted(joined), "in the order in which they came"
     assert not world.taken
     assert engine.step() == []
-
-
-def test_abort_ends_a_row_and_leaves_the_others_alone(world: World) -> None:
-    drafter = listening(world.oracle())
-    engine = world.engine(drafter, max_batch=2)
-    rows = [engine.add(prompt, SamplingParams(max_tokens=NEW)) for prompt in world.prompts[:4]]
-    engine.step()
-    engine.step()
-    engine.abort(rows[1])  # running
-    engine.abort(rows[3])  # still waiting
-    assert rows[1].finish_reason == rows[3].finish_reason == "abort"
-    assert len(world.taken) == 1
-    while engine.has_work:
-        engine.step()
-    for i in (0, 2):
-        assert rows[i].new_tokens.tolist() == world.answer(world.prompts[i], rows[i].params).tokens
-    kept = rows[1].new_tokens.tolist()
-    assert 0 < len(kept) < NEW
-    assert kept == world.text(1)[len(world.prompts[1]) :][: len(kept)]
-    assert rows[1].text == world.tokenizer.decode(kept)
-    assert rows[3].num_new == 0
-    assert rows[3].id not in drafter.rows, "a row that never joined is nothing to a drafter"
-    assert Completion.of(3, rows[3]).seconds == 0
-    assert Completion.of(3, rows[3]).finish_reason == "abort"
-    engine.abort(rows[0])  # already over: nothing happens
-    assert rows[0].finish_reason == "length"
-    assert not world.taken
 
 
 def test_closing_a_stream_gives_up_its_rows_only(world: World) -> None:
@@ -352,22 +332,6 @@ def test_requests_that_cannot_be_served_are_refused_when_they_come(world: World,
         world.engine().add([5], SamplingParams(**wish))
 
 
-@pytest.mark.parametrize("chunk", [3, 5, 16])
-def test_a_seeded_answer_does_not_depend_on_how_its_prompt_is_cut(world: World, chunk: int) -> None:
-    """Nothing is drafted before the prompt is through, even where one token of it is left."""
-
-    class Uniform(Drafter):
-        def draft(self, row: Row, most: int) -> DraftTree:
-            assert row.num_new
-            q = torch.full((models.VOCAB_SIZE,), 1 / models.VOCAB_SIZE)
-            return self.chain_after(row, row.noise.guess(q, row.num_new)[0])
-
-    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    alone = [world.engine(Uniform()).generate([prompt], params)[0].tokens for prompt in world.prompts]
-    together = world.engine(Uniform(), max_batch=3, prefill_chunk=chunk).generate(world.prompts, params)
-    assert [o.tokens for o in together] == alone
-
-
 @dataclass
 class Wish:
     """A request, the round it comes in, and the round it is given up in."""
@@ -378,23 +342,35 @@ class Wish:
     goes: int
 
 
-@st.composite
-def wishes(draw: st.DrawFn) -> Wish:
-    params = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 0.0, 0.7, 1.3])),
-        top_k=draw(st.sampled_from([0, 3])),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.6])),
-        max_tokens=draw(st.integers(1, 14)),
-        seed=draw(st.integers(0, 9)),
-        stop_token_ids=draw(st.sampled_from([(), (), (3,), (0, 5)])),
-        ignore_eos=draw(st.booleans()),
-    )
-    prompt = draw(st.lists(st.integers(0, 7), min_size=1, max_size=29))
-    return Wish(prompt, params, draw(st.integers(0, 12)), draw(st.sampled_from([1000, 1000, 1000, 3, 9, 14])))
+PIECES = [b"a", b"b", b" ", b"ab", b"ba", b"\xc3", b"\xa9", b"b a"]
+"""What tokens of the table say; 5 and 6 make é together."""
+
+
+class Spelled:
+    """A tokenizer for prompts of token ids, whose answers are texts."""
+
+    def detokenizer(self, before: Sequence[int]) -> Spelling:
+        return Spelling(PIECES)
+
+
+def rarely(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from([usual, usual, usual, *others])
+
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 1.3]), top_k=rarely(0, 3), top_p=rarely(1.0, 0.8),
+    min_p=rarely(0.0, 0.2), repetition_penalty=rarely(1.0, 1.6), presence_penalty=rarely(0.0, 0.9),
+    logit_bias=rarely({}, {3: 2.0}), bad_words=rarely((), ([2],), ([1, 4], [5])), max_tokens=st.integers(1, 14),
+    seed=st.integers(0, 9), stop=rarely((), ("a",), ("bb", "é"), ("ab a",)), stop_token_ids=rarely((), (3,), (0, 5)),
+    ignore_eos=st.booleans(),
+)  # fmt: skip
+prompts = st.lists(st.integers(0, 7), min_size=1, max_size=29)
+wishes = st.builds(Wish, prompts, params, st.integers(0, 12), rarely(1000, 3, 9, 14))
 
 
 @given(
-    st.lists(wishes(), min_size=1, max_size=9),
+    st.lists(wishes, min_size=1, max_size=9),
     st.sampled_from(["none", "random chain", "random tree", "oracle chain", "oracle tree", "probes"]),
     st.integers(1, 5),
     st.sampled_from([1, 3, 16, 512]),
@@ -402,62 +378,95 @@ def wishes(draw: st.DrawFn) -> Wish:
 )
 @settings(deadline=None, max_examples=80)
 def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, chunk: int, seed: int) -> None:
-    """On a table as the target, which checks everything the engine asks of it."""
+    """On a table as the target, which checks everything the engine asks of it. Rows join in the order in which they
+    came, gain a token in every round once their prompt is through, and end where plain decoding ends; what is told and
+    counted of them adds up."""
     target = TableTarget(8, order=2, seed=seed, eos=(7,), max_context=30)
-    rows = [target.plain(wish.prompt, wish.params) for wish in every]
+    rows = [target.plain(wish.prompt, wish.params, Spelling(PIECES)) for wish in every]
     known = {tuple(w.prompt): row.tokens.tolist() + [0] * 9 for w, row in zip(every, rows, strict=True)}
-    listening = drafters.Listening(drafters.by_name(kind, known), Needs(top_k=2))
-    engine = Engine(target, listening, max_batch=batch, prefill_chunk=chunk)
-    got: dict[int, Row] = {}
-    step = 0
+    drafter = Watched(drafters.by_name(kind, known), Needs(top_k=2))
+    engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk, tokenizer=Spelled())
+    verify = target.verify
+
+    def counted(segments: Sequence[Segment], *rest: Any) -> Verdict:
+        assert sum(len(one.tokens) for one in segments if one.is_prompt) <= chunk
+        return verify(segments, *rest)
+
+    target.verify = counted  # type: ignore[method-assign]
+    got, deltas, step = dict[int, Row](), list[Delta](), 0
     while engine.has_work or len(got) < len(every):
         for i, wish in enumerate(every):
             if wish.comes == step:
                 got[i] = engine.add(wish.prompt, wish.params)
             if wish.goes == step and i in got:
                 engine.abort(got[i])
-        engine.step()
+        before = [(row, row.num_new) for row in engine.rows if row.num_new]
+        deltas += engine.step()
+        assert all(row.num_new > count for row, count in before)
         assert target.num_rows == len(engine.rows) <= batch
         step += 1
     for i, (wish, plainly) in enumerate(zip(every, rows, strict=True)):
-        tokens = got[i].new_tokens.tolist()
-        if got[i].finish_reason == "abort":
+        row, tokens = got[i], got[i].new_tokens.tolist()
+        own = [delta for delta in deltas if delta.row is row]
+        if row.finish_reason == "abort":
             assert step > wish.goes
             assert plainly.new_tokens.tolist()[: len(tokens)] == tokens
+            spelled = Spelling(PIECES)
+            assert row.text == "".join(map(spelled.push, tokens)) + spelled.flush()
+            assert (row.id in drafter.rows) == (row.joined > 0), "a row that never joined is nothing to a drafter"
         else:
-            assert tokens == plainly.new_tokens.tolist()
-            assert got[i].finish_reason == plainly.finish_reason
-    assert set(listening.rows.values()) <= {"dropped"}
+            assert (tokens, row.text) == (plainly.new_tokens.tolist(), plainly.text)
+            assert row.finish_reason == plainly.finish_reason
+            assert "".join(delta.text for delta in own) == row.text
+            assert [delta.finished for delta in own] == [False] * (len(own) - 1) + [True]
+        assert [token for delta in own for token in delta.tokens] == tokens
+        adds_up(Completion.of(i, row), own, drafter.verified.get(row.id, []))
+    joined = [row.joined for row in sorted(got.values(), key=lambda row: row.id) if row.joined]
+    assert joined == sorted(joined)
+    assert set(drafter.rows.values()) <= {"dropped"}
+
+
+class Watched(drafters.Listening):
+    """Notes how many drafted tokens, and how many levels, were verified of each row in each round that ran one."""
+
+    def __init__(self, inner: Drafter, needs: Needs):
+        super().__init__(inner, needs)
+        self.verified: dict[int, list[tuple[int, int]]] = {}
+        self.room: dict[int, int] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        assert all(row.num_new for row, _ in asks), "nothing is drafted before the prompt is through"
+        self.room = {row.id: row.params.max_tokens - row.num_new - 1 for row, _ in asks}
+        return super().propose(asks)
+
+    def observe(self, round: Round) -> None:
+        for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
+            if done.tokens:
+                assert tree.max_depth <= self.room.get(row.id, 0)
+                self.verified.setdefault(row.id, []).append((tree.num_drafted, tree.max_depth))
+        super().observe(round)
+
+
+def adds_up(done: Completion, deltas: Sequence[Delta], verified: Sequence[tuple[int, int]]) -> None:
+    """What is counted of an answer, against its deltas and what was verified of its drafts."""
+    stats, depths = done.stats, [depth for _, depth in verified]
+    assert stats.rounds == done.rounds == len(deltas) == sum(stats.accepted)
+    kept = sum(depth * count for depth, count in enumerate(stats.accepted))
+    own = sum(count for who, count in done.runs if who == "")
+    assert kept + own == done.new_tokens == len(done.tokens) == sum(count for _, count in done.runs)
+    assert own in (stats.rounds, stats.rounds - 1), "each round adds one token, the last may end inside its draft"
+    assert stats.draft_tokens == sum(nodes for nodes, _ in verified)
+    assert stats.draft_rounds == sum(nodes > 0 for nodes, _ in verified)
+    assert [sum(each) for each in zip((0, 0), *stats.drafters.values(), strict=True)] == [stats.draft_tokens, kept]
+    assert stats.drafted[1:] == [sum(depth >= d for depth in depths) for d in range(1, max(depths, default=0) + 1)]
+    assert all(0 <= share <= 1 for share in stats.acceptance_by_depth())
+    if deltas:
+        assert done.seconds > 0
+        assert done.mean_accepted_tokens == done.new_tokens / done.rounds
+        assert done.tokens_per_second == done.new_tokens / done.seconds
 
 
 # Prompts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 7, 31, 512])
-def test_prompts_run_in_chunks_between_the_rounds_of_others(
-    world: World, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter = listening(world.oracle(error=0.3, branches=1))
-    engine = world.engine(drafter, prefill_chunk=chunk, max_batch=8)
-    sizes: list[int] = []
-    verify = world.decoder.verify
-
-    def spy(segments: Sequence[Segment], *rest: Any) -> Verdict:
-        reading = {row.slot for row in engine.rows if len(row.pending) > 1}
-        sizes.append(sum(len(s.tokens) for s in segments if s.slot in reading))
-        return verify(segments, *rest)
-
-    monkeypatch.setattr(world.decoder, "verify", spy)
-    first = engine.add(world.prompts[0], SamplingParams(max_tokens=NEW))
-    engine.step()
-    rows = [first] + [engine.add(p, SamplingParams(max_tokens=NEW)) for p in world.prompts[1:]]
-    while engine.has_work:
-        before = [(row, row.num_new) for row in engine.rows if row.num_new]
-        engine.step()
-        assert all(row.num_new > n for row, n in before), "a row past its prompt gains a token every round"
-    for prompt, row in zip(world.prompts, rows, strict=True):
-        assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
-    assert max(sizes) <= chunk
 
 
 BAD_PROMPTS = {
@@ -613,113 +622,6 @@ def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
 # Parameters and ends ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_row_has_its_own_parameters(world: World, name: str) -> None:
-    often = world.text(2)[len(world.prompts[2])]
-    params = [
-        SamplingParams(max_tokens=NEW),
-        SamplingParams(max_tokens=NEW, temperature=1.0, seed=1),
-        SamplingParams(max_tokens=NEW, repetition_penalty=1.5),
-        SamplingParams(max_tokens=NEW, temperature=0.8, top_k=20, top_p=0.9, seed=2),
-        SamplingParams(max_tokens=5, logit_bias={7: 50.0}),
-        SamplingParams(max_tokens=NEW, temperature=3.0, min_p=0.1, seed=3),
-        SamplingParams(max_tokens=NEW, bad_words=[[often], [7, 8]]),
-        SamplingParams(max_tokens=NEW, temperature=0.8, top_k=20, top_p=0.9, seed=4),
-        SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=0.8, bad_words=[[4]], seed=5),
-    ]
-    engine = world.engine(listening(world.drafter(name)), max_batch=8)
-    out = engine.generate(world.prompts, params)
-    for prompt, wish, done in zip(world.prompts, params, out, strict=True):
-        assert done.tokens == world.answer(prompt, wish).tokens, wish
-        assert done.text == world.answer(prompt, wish).text
-    assert out[4].tokens == [7] * 5
-    assert len({tuple(o.tokens) for o in out}) == len(out)
-
-
-def _first_occurrence(tokens: list[int], after: int) -> int:
-    """Where, at `after` or later, a token stands for the first time."""
-    return next(i for i in range(after, len(tokens)) if tokens[i] not in tokens[:i])
-
-
-@pytest.mark.parametrize(
-    ("after", "branches"), [(8, 0), (3, 2), *(pytest.param(0, n, marks=pytest.mark.slow) for n in (0, 2))]
-)
-def test_rows_end_inside_drafts_exactly_where_plain_decoding_ends(world: World, after: int, branches: int) -> None:
-    prompts = world.prompts[1:6]
-    whole = [world.text(i)[len(world.prompts[i]) :] for i in range(1, 6)]
-    ends = [_first_occurrence(tokens, after) for tokens in whole]
-    wishes: list[tuple[SamplingParams, tuple[int, ...]]] = []
-    for tokens, end in zip(whole, ends, strict=True):
-        stop_text = next((c for c in world.tokenizer.decode(tokens[end:]) if c != "\ufffd"), "x")
-        wishes += [
-            (SamplingParams(max_tokens=40), (tokens[end],)),  # end of sequence
-            (SamplingParams(max_tokens=40, ignore_eos=True), (tokens[end],)),
-            (SamplingParams(max_tokens=40, stop_token_ids=[tokens[end]]), ()),
-            (SamplingParams(max_tokens=40, stop=[stop_text, "not there"]), ()),
-            (SamplingParams(max_tokens=end + 1), ()),
-            (SamplingParams(max_tokens=end + 1), (tokens[end],)),  # both at once
-        ]
-    inside = 0
-    try:
-        for i, (wish, eos) in enumerate(wishes):
-            prompt = prompts[i // 6]
-            world.decoder.eos_token_ids = eos
-            (done,) = world.engine(world.oracle(error=0.0, branches=branches)).generate([prompt], wish)
-            expected = world.answer(prompt, wish, eos)
-            assert done.tokens == expected.tokens, wish
-            assert done.finish_reason == expected.finish_reason
-            assert done.text == expected.text
-            inside += sum(n for who, n in done.runs if who == "") < done.rounds
-    finally:
-        world.decoder.eos_token_ids = ()
-    assert inside or after < 3, "no answer ended inside a draft"
-
-
-@pytest.mark.parametrize(("room", "name"), paired([1, 2, 8, 20], NAMES))
-def test_the_context_fills_to_the_last_token(world: World, name: str, room: int) -> None:
-    prompt = world.text(2)[: models.MAX_CONTEXT - room]
-    prompt = (prompt + [9] * models.MAX_CONTEXT)[: models.MAX_CONTEXT - room]
-    params = SamplingParams(max_tokens=100)
-    expected = world.answer(prompt, params)
-    drafter = world.drafter(name)
-    for oracle in (drafter, getattr(drafter, "inner", None)):
-        if isinstance(oracle, drafters.Oracle | drafters.Probing):
-            oracle.answers = {tuple(prompt): prompt + expected.tokens + [3] * 9}
-    (done,) = world.engine(drafter).generate([prompt], params)
-    assert done.tokens == expected.tokens
-    assert len(done.tokens) == room
-    assert done.finish_reason == expected.finish_reason == "context"
-
-
-def test_no_tree_is_verified_deeper_than_the_row_has_room_for(world: World) -> None:
-    class Deep(drafters.Oracle):
-        room: ClassVar[dict[int, int]] = {}
-
-        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-            rows = [row for row, _ in asks]
-            trees = super().propose(asks)
-            # The target adds one token behind the draft.
-            self.room = {row.id: row.params.max_tokens - row.num_new - 1 for row in rows}
-            assert [row.max_draft for row in rows] == list(self.room.values())
-            self.offered = {row.id: int(tree.depth.max()) for row, tree in zip(rows, trees, strict=True)}
-            return trees
-
-        def observe(self, round: Round) -> None:
-            for row, tree in zip(round.rows, round.trees, strict=True):
-                if row.id in self.room:
-                    assert tree.depth.max() <= self.room[row.id]
-                    clipped.append(self.offered[row.id] > tree.depth.max())
-            self.room = {}
-
-    clipped: list[bool] = []
-    known = world.oracle().answers
-    for branches in (0, 1):
-        engine = world.engine(Deep(known, error=0.0, branches=branches, deep=30))
-        out = engine.generate(world.prompts, [SamplingParams(max_tokens=n) for n in range(1, 10)])
-        assert [o.tokens for o in out] == [world.text(i)[len(p) :][: i + 1] for i, p in enumerate(world.prompts)]
-    assert any(clipped)
-
-
 def test_probes_are_never_accepted(world: World) -> None:
     known = world.oracle().answers
     probing = drafters.Probing(drafters.Random(), known)
@@ -730,43 +632,6 @@ def test_probes_are_never_accepted(world: World) -> None:
 
 
 # What is counted ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "batch"), [*zip(NAMES, (4, 1) * 3, strict=True)])
-def test_statistics_add_up(world: World, name: str, batch: int) -> None:
-    drafter = world.drafter(name)
-    verified: dict[int, list[tuple[int, int]]] = {}
-    observe = drafter.observe
-
-    def watch(round: Round) -> None:
-        for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
-            if done.tokens:
-                verified.setdefault(row.id, []).append((tree.num_drafted, int(tree.depth.max())))
-        observe(round)
-
-    drafter.observe = watch  # type: ignore[method-assign]
-    engine = world.engine(drafter, max_batch=batch, prefill_chunk=16)
-    deltas: dict[int, list[Any]] = {}
-    params = [SamplingParams(max_tokens=5 + 2 * i) for i in range(9)]
-    out = engine.generate(world.prompts, params, progress=lambda d: deltas.setdefault(d.index, []).append(d))
-    for i, done in enumerate(out):
-        stats, mine = done.stats, deltas[i]
-        assert done.index == i
-        assert stats.rounds == done.rounds == len(mine) == sum(stats.accepted)
-        kept = sum(d * count for d, count in enumerate(stats.accepted))
-        own = sum(n for who, n in done.runs if who == "")
-        assert kept + own == done.new_tokens == len(done.tokens) == sum(n for _, n in done.runs)
-        assert own in (stats.rounds, stats.rounds - 1), "each round adds one token, the last may end inside its draft"
-        assert sum(n for who, n in done.runs if who) == kept
-        nodes, depths = zip(*verified[mine[0].row.id], strict=True)
-        assert stats.draft_tokens == sum(nodes)
-        assert stats.draft_rounds == sum(n > 0 for n in nodes)
-        assert [sum(each) for each in zip((0, 0), *stats.drafters.values(), strict=True)] == [stats.draft_tokens, kept]
-        assert stats.drafted[1:] == [sum(depth >= d for depth in depths) for d in range(1, max(depths, default=0) + 1)]
-        assert all(0 <= share <= 1 for share in stats.acceptance_by_depth())
-        assert done.mean_accepted_tokens == done.new_tokens / done.rounds
-        assert done.seconds > 0
-        assert done.tokens_per_second == done.new_tokens / done.seconds
 
 
 def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
@@ -807,22 +672,6 @@ def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
     assert drafter.calls > 2 * steps
     assert spent >= 0.002 * drafter.calls, "start, propose and observe are the drafter's time"
     assert sum(share for _, _, share in engine.profile.table()) == pytest.approx(1)
-
-
-def test_deltas_come_in_order_and_join_to_the_completion(world: World) -> None:
-    engine = world.engine(world.oracle(error=0.3), max_batch=4)
-    params = [SamplingParams(max_tokens=30, stop=["qqq"]) if i % 2 else SamplingParams(max_tokens=9) for i in range(9)]
-    deltas = list(engine.stream(world.prompts, params))
-    for i, prompt in enumerate(world.prompts):
-        mine = [d for d in deltas if d.index == i]
-        expected = world.answer(prompt, params[i])
-        assert [token for d in mine for token in d.tokens] == expected.tokens
-        assert "".join(d.text for d in mine) == expected.text
-        assert [d.finished for d in mine] == [False] * (len(mine) - 1) + [True]
-        assert all(d.tokens for d in mine)
-        assert {who for d in mine for who, _ in d.pieces} <= {"", "oracle"}
-    first = [d.index for d in deltas]
-    assert first[:4] == [0, 1, 2, 3], "rows of a round in the order they came"
 
 
 def test_a_hint_of_the_prompts_length_makes_room_once(world: World) -> None:

@@ -70,7 +70,7 @@ def plainly(folder):
 
 def told(http, more):
     """(what the answer says, tokens drafted for it)."""
-    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 90, **more}
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 60, **more}
     count = r"^paceline:spec_decode_num_draft_tokens_total (\S+)"
     before = re.search(count, http.get("/metrics").text, re.M)[1]
     made = http.post("/v1/chat/completions", json=body)

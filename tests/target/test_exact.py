@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +31,6 @@ def made(family: str, dtype: torch.dtype) -> Decoder:
 
 def text(seed: int, length: int = LONG) -> list[int]:
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
-
-
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def trees_agree(target: Decoder, tokens: list[int], alone: torch.Tensor, seed: int) -> bool:
@@ -83,7 +74,8 @@ def test_otherwise_trees_round_differently() -> None:
     assert not trees_agree(target, tokens, exact.one_by_one(target, tokens), 2)
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", ["float32", "int8-float32", "int8-bfloat16", "int4-float32"])
 def test_logits_are_the_same_bits_at_every_level(kind: str) -> None:
     """Of single tokens and trees. A processor with more instructions takes others, and adds in the same order."""
@@ -132,7 +124,8 @@ def test_is_what_the_model_says_otherwise_up_to_rounding(dtype: torch.dtype) -> 
         assert gap <= (1e-4 if dtype == torch.float32 else 0.06) * usual.abs().max()
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_product_is_the_same_for_any_number_of_rows(

@@ -3,7 +3,6 @@ and within their bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +109,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     return way
 
 
-@pytest.fixture(params=[1, 3])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
 # What every kernel keeps to ------------------------------------------------------------------------------------------
 
 
@@ -132,7 +123,7 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
         way.check(without(x), x, weight, torch.zeros(outputs))
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
     x, (panels, _) = way.x(4, 40, 768), way.made(100, 768)
     alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
@@ -246,7 +237,7 @@ def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.Monkey
 
 
 @needs_amx
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
     """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place. There
@@ -268,7 +259,7 @@ def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
 
 
 @needs_amx
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("threads")
 def test_other_users_of_amx_keep_their_sizes() -> None:
     """oneDNN multiplies in bfloat16 on the same threads, with registers of its own sizes."""
     x, panels = random(4, 48, 512).to(HALF), IntegerPanels([random_blocks(Q4_K, 48, 512)])

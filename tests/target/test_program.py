@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
@@ -25,14 +25,6 @@ from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 
 NEEDS = Needs(hidden_layers=(1, BEFORE_NORM))
-
-
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def made(kind: str, **shape: int) -> Decoder:
@@ -62,7 +54,7 @@ def story(target: Decoder) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.usefixtures("_threads", "level")
+@pytest.mark.usefixtures("threads", "level")
 @pytest.mark.parametrize("kind", ["int8", "int8-float32", "exact", "exact-float32", "exact-int8"])
 def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "exact" and not kernels.supported(torch.bfloat16):
