@@ -143,7 +143,7 @@ def complaint(words, whole):
 
 def test_a_command_without_its_arguments_is_found():
     assert complaint(["generate", "MODEL", "--draft", "suffix"], True) == "lacks prompt"
-    assert complaint(["replay", "LOG.jsonl"], True) == "lacks tokenizer"
+    assert complaint(["quality", "MODEL"], True) == "lacks text"
     assert complaint(["train", "kangaroo", "MODEL"], True) == "lacks out"
     assert "--drafft" in complaint(["bench", "MODEL", "--drafft", "sam"], False)
     assert (complaint(["bnech"], False), complaint(["bench"], False)) == ("no command 'bnech'", "")

@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 from tests import models
+from tests.logs import test_sessions
 
 RESULT_KEYS = {
     "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",
@@ -45,6 +46,27 @@ def test_a_table_that_fits_80_columns(command, vocabulary, log):
         assert words in result.out
     assert "sam,draft=21" in result.out
     assert result.err == ""
+
+
+def test_the_sessions_of_coding_agents_on_this_machine(command, vocabulary, tmp_path, monkeypatch):
+    """A row for each; old ones are left out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    refused = command("replay", "--agents", "--tokenizer", vocabulary)
+    assert refused.err.startswith("error: no session of the last month below ")
+    assert command("replay", "--tokenizer", vocabulary).err.startswith("error: give files of recorded answers, or --ag")
+    for write_session in (test_sessions.codex, test_sessions.claude, test_sessions.cline):
+        write_session(tmp_path)
+    old = test_sessions.aider(tmp_path)
+    os.utime(old, (1, 1))
+    result = command("replay", "--agents", "--tokenizer", vocabulary)
+    assert result.code == 0, result.err
+    agents = ("codex", "claude", "cline", "aider")
+    names = [" ".join(line.split()[:4]) for line in result.out.splitlines() if line.startswith(agents)]
+    assert [name.split()[0] for name in names] == ["codex", "codex", "claude", "claude", "cline"]
+    assert len({*names}) == 5
+    assert "neither their tools nor all of their system prompt" in result.err
+    both = command("replay", tmp_path, "--tokenizer", vocabulary, "-d", "sam", "--json")
+    assert {one["category"] for one in json.loads(both.out)["results"]} == {*agents, "overall"}
 
 
 @pytest.mark.usefixtures("_few_turns")

@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
 from paceline.logs.chat_templates import source_of
-from paceline.textfiles import readable, text_of
+from paceline.textfiles import readable, readable_or_folders, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.show import Screen
@@ -82,7 +82,8 @@ Template = Annotated[
 ]  # fmt: skip
 Log = Annotated[
     Path | None, option(
-        help="Log, in a format that `paceline replay` reads. [default: the shipped questions]", callback=readable
+        help="Log, in a format that `paceline replay` reads. [default: the shipped questions]",
+        callback=readable_or_folders,
     )
 ]  # fmt: skip
 Ignore = Annotated[

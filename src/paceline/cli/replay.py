@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,12 +23,17 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError, printable
 from paceline.given import listed
 from paceline.outputs import REPLAYED, write_json, writes_in
-from paceline.textfiles import readable, seekable
+from paceline.textfiles import readable_or_folders, seekable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
+    from paceline.logs.conversations import Conversation
     from paceline.replay.report import Cost, Report
 
+COPYING = "suffix", "sam", "prompt-lookup"
+"""What is replayed on the sessions of coding agents, unless drafters are named."""
+MONTH = 30 * 86_400.0
+AGENTS_KEEP = "agents keep neither their tools nor all of their system prompt: real prompts are longer than these"
 DRAFTERS_PER_TABLE = 8  # where each has a column, so that a table fits 80 columns
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -36,13 +43,18 @@ class ReplayOptions:
     """What is replayed, with which drafters, and what is reported."""
 
     traces: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            help="Files of recorded answers (- is standard input), and of their prompts if these are in other "
-            "files.", metavar="TRACE...", callback=readable,
+            help="Files of recorded answers (- is standard input), and of their prompts if these are in other files; "
+            "or folders with sessions of coding agents.", metavar="TRACE...", callback=readable_or_folders,
         ),
-    ]
-    tokenizer: options.Tokenizer
+    ] = None
+    agents: bool = option(
+        False, "Replay the sessions of the last month that coding agents keep on this machine (codex, claude, aider, "
+        "opencode, cline), each in a row of its own. Nothing of them is sent anywhere. Without --tokenizer their tokens "
+        "are smollm2's.", names=("--agents",),
+    )
+    tokenizer: options.Tokenizer = ""
     draft: options.Drafts = None
     template: options.Template = None
     questions: Path | None = option(None, "Spec-Bench's question.jsonl, if the recording is one of its answer files.")
@@ -84,13 +96,19 @@ def replay(asked: ReplayOptions) -> int:
     drafts on a recording of the model's greedy answers as beside the model, and the same tokens are accepted.
 
     \b
-    paceline replay log.jsonl --tokenizer smollm2
+    paceline replay --agents                                 what drafts would have brought in your own sessions
+    paceline replay log.jsonl --tokenizer MODEL
     paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --out runs/log
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
     if asked.forward_ms is not None and asked.verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
+    if asked.agents == bool(asked.traces):
+        raise PacelineError("give files of recorded answers, or --agents for what coding agents keep on this machine")
+    if not asked.tokenizer and not asked.agents:
+        raise PacelineError("give the model's tokenizer: --tokenizer MODEL")
+    asked.tokenizer = asked.tokenizer or "smollm2"
     if asked.ray is not None and asked.limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
 
@@ -106,21 +124,24 @@ def replay(asked: ReplayOptions) -> int:
     for spec in asked.draft or ():
         create(spec)  # a wrong option is named before a tokenizer is read
     recording = Recording.of(open_tokenizer(asked.tokenizer))
+    if asked.agents:
+        asked.traces, asked.draft = _sessions_here(), asked.draft or [*COPYING]
     every, left_out = (asked.draft, {}) if asked.draft else judged(recording)
     base_of = sweep(every, asked.sweep)
     specs = list(base_of)
-    with Interrupt() as interrupt, seekable(asked.traces) as traces:
+    with Interrupt() as interrupt, seekable(asked.traces or ()) as traces:
         asked.traces = traces
         began = perf_counter()
         report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
         seconds = perf_counter() - began
+    names = ", ".join(map(str, asked.traces or ()))
     if not interrupt.pressed:
-        report.reading.check(", ".join(map(str, asked.traces)))
+        report.reading.check(names)
     if asked.redact:
         report.redact()
-    notes = [*report.reading.notes(asked.redact)]
+    notes = [*report.reading.notes(asked.redact), *([AGENTS_KEEP] if asked.agents else [])]
     facts = {
-        "trace": ", ".join(map(str, asked.traces)),
+        "trace": names,
         "tokenizer": asked.tokenizer,
         "template": asked.template,
         "answers": report.answers,
@@ -149,6 +170,33 @@ def replay(asked: ReplayOptions) -> int:
     return 130 if interrupt.pressed else 0
 
 
+def _sessions_here() -> list[Path]:
+    """The files of coding agents' sessions that changed in the last month, oldest first. PacelineError without any."""
+    from paceline.logs.sessions import AGENTS, found
+
+    changed = {path: path.stat().st_mtime for _, path in found(Path.home())}
+    recent = sorted((path for path, at in changed.items() if at > time() - MONTH), key=changed.__getitem__)
+    if not recent:
+        names = ", ".join(dict.fromkeys(agent.name for agent in AGENTS))
+        has = f", and {len(changed)} older files" if changed else ""
+        raise PacelineError(f"no session of the last month below {Path.home()} ({names}){has}; give files or folders")
+    return recent
+
+
+def _named(exchanges: Sequence[Conversation]) -> list[Conversation]:
+    """Sessions with categories of their own: the agent, the day, and the end of the file's or the folder's name."""
+    named: dict[str, Conversation] = {}
+    for one in exchanges:
+        path = Path(one.where)
+        day = datetime.fromtimestamp(path.stat().st_mtime).strftime("%d %b")
+        own = path.stem if one.category in ("codex", "claude") else path.parent.name
+        name = f"{one.category} {day} {own[-8:]}"
+        numbers = chain([name], (f"{name}/{number}" for number in count(2)))
+        category = next(name for name in numbers if name not in named)
+        named[category] = replace(one, category=category)
+    return [*named.values()]
+
+
 def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt: Interrupt) -> Report:
     """On this machine's cores."""
     from paceline.logs.conversations import Reading, read_trace
@@ -159,7 +207,9 @@ def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt:
     from paceline.serve.reading import usual_marks
 
     reading = Reading()
-    exchanges = read_trace(*asked.traces, limit=asked.limit, reading=reading, **asked.reads)
+    exchanges = read_trace(*asked.traces or (), limit=asked.limit, reading=reading, **asked.reads)
+    if asked.agents:
+        exchanges = _named(exchanges)
     tokenizer = recording.tokenizer
     transcriber, transcripts = Transcriber(tokenizer, asked.template, usual_marks(tokenizer.chat_template)), []
     with Steps("reading", len(exchanges), "conversations") as steps:
@@ -186,7 +236,7 @@ def _on_ray(asked: ReplayOptions, specs: Sequence[str], interrupt: Interrupt) ->
     from paceline.replay.workers import Replayer, ShardedReplay
 
     assert asked.ray is not None
-    job = ShardedReplay(asked.traces, specs, asked.tokenizer, asked.template, **asked.reads)
+    job = ShardedReplay(asked.traces or (), specs, asked.tokenizer, asked.template, **asked.reads)
     report, shards = Report(specs), job.shards()
     parts = spread(Replayer, (job,), shards, asked.ray, asked.workers)
     with Steps("replaying", len(shards), "pieces") as steps, closing(parts):

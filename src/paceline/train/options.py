@@ -24,7 +24,7 @@ from paceline.formats.place import check_place
 from paceline.given import checked
 from paceline.jsonl import as_object
 from paceline.outputs import check_folder, output, write_json
-from paceline.textfiles import objects, readable
+from paceline.textfiles import objects, readable_or_folders
 
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
@@ -147,8 +147,7 @@ class DrafterOptions(AnswerOptions):
         "Recorded answers with their prompts, in any format that `paceline replay` reads: the target's own, or the log "
         "of a service; may be repeated.",
         names=("--data", "--log"),
-        dir_okay=False,
-        callback=readable,
+        callback=readable_or_folders,
     )
     hours: Hours = None
     minutes: Minutes = None
