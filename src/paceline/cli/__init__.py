@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__, interrupt
-from paceline.cli.bench import bench, schedules, servers
+from paceline.cli.bench import bench, schedules, servers, sessions
 from paceline.cli.certify import certify, certify_server
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
@@ -76,6 +76,7 @@ _add(app, replay, "Try drafters on recorded answers.")
 _add(app, bench, "Measure drafters and other engines.")
 _add(app, schedules, "Compare ways to schedule a batch.", name="bench schedules")
 _add(app, servers, "Measure running servers under load.", _needs("bench"), "bench server")
+_add(app, sessions, "Measure whole sessions of a coding agent.", _needs("bench"), "bench sessions")
 _add(app, certify, "Say whether an engine is lossless.", _needs("certify"))
 _add(app, certify_server, "Say whether a server is lossless.", _needs("certify"), "certify server")
 _add(app, report, "Make a page of a measurement.")

@@ -4,6 +4,8 @@ measures running servers, `bench schedules` ways to schedule a batch."""
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,12 +22,14 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
 from paceline.draft.spec import option
 from paceline.engine.options import Budget, ModelOptions
+from paceline.errors import PacelineError
 from paceline.given import listed, listed_numbers
 from paceline.interrupt import Interrupt
 from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
 from paceline.runs.progress import Progress
 from paceline.runs.runs import new_folder
+from paceline.textfiles import readable_or_folders
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -167,6 +171,86 @@ def servers(
     from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
 
     return _measure(asking, asked.as_json, bench_endpoints)
+
+
+@with_options
+def sessions(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            help="Sessions: recorded conversations in any form that `paceline replay` reads, or a folder of a coding "
+            "agent's.", metavar="LOG", callback=readable_or_folders,
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Argument(help="Model that `paceline serve` runs for this.", metavar="[MODEL]")
+    ] = None,
+    draft: options.Drafts = None,
+    serve: str = option("", "Further options of `paceline serve` for these, such as '--context 32768 --corpus .'."),
+    peer: list[str] | None = option(
+        None, "Command of another server, such as 'llama-server -m FILE.gguf --port {port}'; may be repeated."
+    ),
+    server: list[str] | None = option(
+        None, "Running server to ask, too; may be repeated.", metavar="URL[#model]"
+    ),
+    max_tokens: int = option(96, "Largest number of new tokens of a turn.", names=("--max-tokens", "-n"), least=1),
+    batch: int = option(1, "Number of sessions side by side.", least=1, names=("--batch", "-b")),
+    pause: float = option(0.0, "Seconds between the turns of a session, as tools take.", least=0),
+    limit: int | None = option(None, "Largest number of sessions.", least=1),
+    out: Path | None = option(
+        None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
+        callback=check_folder,
+    ),
+    keys: Keys = Keys(),
+    as_json: options.AsJson = False,
+) -> int:
+    """Ask servers for whole sessions of a coding agent, and say how long a person waits.
+
+    Each message of the assistant is a turn, asked with the recorded messages before it, greedily. The turns of a
+    session follow each other; servers take turns at every session, and those that are begun here stand still while
+    another is asked. Without --draft the drafters of our servers are suffix and none.
+
+    \b
+    paceline bench sessions sessions.jsonl smollm2
+    paceline bench sessions ~/.codex/sessions FILE.gguf --peer "llama-server -m FILE.gguf --port {port}"
+    paceline report runs/sessions-...
+    """
+    from paceline.bench.sessions import Sessions, measure
+
+    for url in server or ():
+        check_server(url, keys)
+    if model is None and (draft or serve):
+        raise PacelineError("--draft and --serve are of servers of ours, which need a MODEL")
+    drafts = (draft or ["suffix", "none"]) if model is not None else []
+    ours = {
+        one: [sys.executable, "-m", "paceline", "serve", str(model), "-d", one, "--quiet", *shlex.split(serve)]
+        for one in drafts
+    }
+    others = {f"peer {i}: {Path(one.split()[0]).name}": one for i, one in enumerate(peer or (), 1)}
+    asking = Sessions(
+        log,
+        commands={**ours, **others},
+        urls={url: url for url in server or ()},
+        keys={url: keys.of(url) for url in server or ()},
+        max_tokens=max_tokens,
+        batch=batch,
+        pause=pause,
+        limit=limit,
+        out=out or new_folder(f"sessions-{log.stem}"),
+    )
+    with Interrupt() as interrupt, Steps("starting", unit="sessions") as steps:
+        note = partial(steps.err.print, markup=False, soft_wrap=True)
+        outcome = measure(asking, Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed))
+    if as_json:
+        print(json.dumps({"out": str(outcome.path), "complete": outcome.complete, "results": outcome.results}))
+    else:
+        standard_output().print(figures_table(outcome.results, [("server", "server", ""), *COLUMNS["sessions"]]))
+        say(f"every turn is in {outcome.path}; `paceline report {outcome.path}` makes a page of it")
+    say(*outcome.notes, err=True)
+    if interrupt.pressed:
+        say(f"interrupted; the same command with --out {outcome.path} goes on", err=True)
+        return 130
+    return 1 if any(one["failed"] for one in outcome.results) else 0
 
 
 def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:

@@ -87,6 +87,10 @@ def pages_of(folders: list[Path]) -> Pages:
         from paceline.replay import report as replays
 
         return Pages(loads((folder / REPLAY).read_bytes()), replays.page, lambda facts: facts)
+    if is_run(folder, "sessions"):
+        from paceline.bench import sessions
+
+        return Pages(folder, sessions.page, sessions.summary)
     if is_run(folder, "align"):
         from paceline.evals.align import page as answers
 

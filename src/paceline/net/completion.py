@@ -154,6 +154,8 @@ class Completion:
             raise TypeError("usage counts tokens in whole numbers")
         of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
         self.speculation = next(filter(None, map(speculation_of, of_all)), self.speculation)
+        if _counts(reused := (part.get("timings") or {}).get("cache_n")):  # llama.cpp's word for it
+            self.usage = {"prompt_tokens_details": {"cached_tokens": reused}} | self.usage
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
 

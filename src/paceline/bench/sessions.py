@@ -1,0 +1,293 @@
+"""Whole sessions of a coding agent on servers: how long a person waits, and how much of each prompt is there already.
+
+    measure(Sessions(Path("sessions.jsonl"), servers={"suffix": [...command...]}, out=Path("runs/agent")))
+
+Each message of the assistant is a turn. It is asked with the recorded messages before it, and the turns of a session
+follow each other, so that a server can reuse what it computed for the turn before. Servers take turns at every session;
+those that are begun here stand still while another is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import sleep
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.logs.bodies import Message
+from paceline.logs.conversations import Conversation, Reading, read_trace
+from paceline.net.client import Retry
+from paceline.net.completion import CompletionError
+from paceline.net.endpoint import Remote, Started
+from paceline.runs.environment import environment
+from paceline.runs.progress import Progress
+from paceline.runs.report import COLORS, Curve, Plots, Report, Section, Table, plot
+from paceline.runs.runs import Lines, Run, read_about, rows
+
+KIND, TURNS, SUMMARY = "sessions", "turns.jsonl", "summary.json"
+"""The kind of run for `runs.runs`, and two of its files."""
+ANSWER_SECONDS = 3600.0  # without a byte, after which a server is taken to hang
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """What to ask. log: sessions, in any form that `paceline replay` reads.
+
+    commands    by name, the commands of servers that are begun for this run. urls: by name, those that are running;
+                keys: their API keys.
+    max_tokens  largest number of tokens of an answer.
+    batch       sessions side by side. pause: seconds between two turns, in which a server is idle.
+    limit       largest number of sessions; None: all."""
+
+    log: Path
+    commands: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
+    urls: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    max_tokens: int = 96
+    batch: int = 1
+    pause: float = 0.0
+    limit: int | None = None
+    out: Path = Path("sessions")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run: its folder, whether every turn was asked, figures by server, and what readers should know."""
+
+    path: Path
+    complete: bool
+    results: list[dict[str, Any]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session: (messages before it, tools) of each turn."""
+
+    name: str
+    turns: Sequence[Mapping[str, Any]]
+
+
+def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
+    """Run, or go on with, the sessions in `asked.out`. Raises PacelineError for what the caller has to change."""
+    reading = Reading()
+    sessions = read_sessions(asked, reading)
+    names = [*asked.commands, *asked.urls]
+    if not names:
+        raise PacelineError("no server is named: give a model, a server's address or a command that begins one")
+    identity = {
+        "log": asked.log.name, "turns": sum(len(one.turns) for one in sessions), "servers": names,
+        **{name: getattr(asked, name) for name in ("max_tokens", "batch", "pause", "limit")},
+    }  # fmt: skip
+    about = {"environment": environment(dtype="of the servers", device="of the servers")}
+    with Run.open(asked.out, KIND, identity, **about) as run:
+        lines = run.lines(TURNS)
+        groups = [sessions[i : i + asked.batch] for i in range(0, len(sessions), asked.batch)]
+        with _servers(asked, progress) as servers:
+            total = len(servers) * len(groups)
+            for number, group in enumerate(groups):
+                order = [names[(number + i) % len(names)] for i in range(len(names))]
+                for at, name in enumerate(order):
+                    progress.step(number * len(servers) + at, total)
+                    if progress.stopped():
+                        break
+                    if not all(_key(name, one, turn) in lines for one in group for turn in range(len(one.turns))):
+                        _ask(asked, servers, name, group, lines, progress)
+        known = _last(lines)
+        results, notes = summarize(known, names), [*reading.notes()]
+        complete = len(known) == len(names) * identity["turns"]
+        run.write(SUMMARY, {"complete": complete, "results": results, "notes": notes})
+    return Outcome(asked.out, complete, results, notes)
+
+
+def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
+    """The sessions of the log, as bodies of requests. PacelineError if it has none."""
+    made = []
+    for i, one in enumerate(read_trace(asked.log, limit=asked.limit, reading=reading), 1):
+        name = str(one.record.get("id") or f"session {i}")
+        made.append(Session(name, [_body(one, at, asked.max_tokens) for at in one.answers]))
+    names = {one.name for one in made}
+    return made if len(names) == len(made) else [Session(f"{one.name}/{i}", one.turns) for i, one in enumerate(made)]
+
+
+def _body(one: Conversation, at: int, most: int) -> dict[str, Any]:
+    body = {"messages": _messages(one.messages[:at]), "max_tokens": most, **STREAMED}
+    return body | ({"tools": list(one.tools)} if one.tools else {})
+
+
+def _messages(said: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as servers take them: each call has an id, and its result names it."""
+    made, open_ = [], list[str]()
+    for number, message in enumerate(said):
+        one = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
+        one.setdefault("content", "")
+        if calls := one.get("tool_calls"):
+            open_ = [f"call_{number}_{i}" for i in range(len(calls))]
+            one["tool_calls"] = [{**call, "type": "function", "id": id} for call, id in zip(calls, open_, strict=True)]
+        if one["role"] == "tool":
+            one["tool_call_id"] = open_.pop(0) if open_ else f"call_{number}"
+        made.append(one)
+    return made
+
+
+@dataclass
+class _Server:
+    """A server; started: None for one that was running."""
+
+    url: str
+    key: str | None
+    started: Started | None = None
+
+    def pause(self, on: bool) -> None:
+        if self.started is not None:
+            self.started.pause(on)
+
+
+@contextmanager
+def _servers(asked: Sessions, progress: Progress) -> Any:
+    """All servers, begun and paused, while the context lasts."""
+    with ExitStack() as stack:
+        made = {name: _Server(url, asked.keys.get(name)) for name, url in asked.urls.items()}
+        for name, command in asked.commands.items():
+            progress.say(f"starting {name}")
+            started = stack.enter_context(Started(command))
+            made[name] = _Server(started.url, None, started)
+            started.pause(True)
+        progress.say("asking")
+        yield made
+
+
+def _ask(
+    asked: Sessions, servers: Mapping[str, _Server], name: str, group: Sequence[Session], lines: Lines,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Ask one server for a group of sessions, side by side."""
+    server = servers[name]
+    server.pause(False)
+    try:
+        with ThreadPoolExecutor(len(group)) as pool:
+            for done in [pool.submit(_session, asked, server, name, one, lines, progress) for one in group]:
+                done.result()
+    finally:
+        server.pause(True)
+
+
+def _session(
+    asked: Sessions, server: _Server, name: str, session: Session, lines: Lines, progress: Progress
+) -> None:  # fmt: skip
+    with Remote(server.url, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
+        for number, body in enumerate(session.turns):
+            if progress.stopped():
+                return
+            sleep(asked.pause if number else 0.0)
+            row = {"key": _key(name, session, number), "server": name, "session": session.name, "turn": number}
+            try:
+                (done,) = remote.ask([body])
+            except CompletionError as error:
+                progress.note(f"{name}: {session.name}, turn {number + 1} failed: {error}")
+                lines.append({**row, "failed": str(error)})
+                continue
+            details = done.usage.get("prompt_tokens_details") or {}
+            lines.append({
+                **row, "prompt": done.prompt_tokens, "reused": details.get("cached_tokens"), "new": done.num_new,
+                "rounds": done.rounds, "first": round(done.times[0] if done.times else done.seconds, 4),
+                "seconds": round(done.seconds, 4),
+            })  # fmt: skip
+
+
+def _key(server: str, session: Session, turn: int) -> str:
+    return f"{server}|{session.name}|{turn}"
+
+
+def _last(lines: Lines | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every turn's row, the last one where it was asked again."""
+    return [*{row["key"]: dict(row) for row in lines}.values()]
+
+
+def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Figures of each server over the turns that every server answered, in the order of `names`.
+
+    waiting           seconds of all answers: what a person waits for. over: of them, those of the first server's.
+    reused_of_before  of the tokens of the prompt of the turn before, how many were reused. rounds: None: unknown."""
+    by_server = {name: {(r["session"], r["turn"]): r for r in turns if r["server"] == name} for name in names}
+    good = [{at for at, row in of.items() if "failed" not in row} for of in by_server.values()]
+    both = set.intersection(*good) if good else set()
+    made = list[dict[str, Any]]()
+    for name, of in by_server.items():
+        own = [of[at] for at in sorted(both)]
+        follow = [row for row in own if (row["session"], row["turn"] - 1) in both]
+        before = [(row, of[row["session"], row["turn"] - 1]) for row in follow]
+        seconds, new = sum(row["seconds"] for row in own), sum(row["new"] for row in own)
+        after = sum(row["seconds"] - row["first"] for row in own)
+        counted = [row for row in own if row["rounds"]]
+        reused = [row["reused"] for row in own if row["reused"] is not None]
+        of_before = sum(one["prompt"] for _, one in before)
+        known = bool(of_before) and all(row["reused"] is not None for row, _ in before)
+        made.append({
+            "server": name, "turns": len(own), "failed": sum("failed" in row for row in of.values()),
+            "waiting": round(seconds, 3), "over": round(seconds / made[0]["waiting"], 4) if made and seconds else None,
+            "first_p50": median([row["first"] for row in own]) if own else None,
+            "first_p90": sorted(row["first"] for row in own)[int(0.9 * len(own))] if own else None,
+            "new": new, "tokens_per_second": round(new / seconds, 3) if seconds else None,
+            "decode_per_second": round((new - len(own)) / after, 3) if after > 0 else None,
+            "tokens_a_round": round(sum(r["new"] for r in counted) / sum(r["rounds"] for r in counted), 4)
+            if counted else None,
+            "prompt": sum(row["prompt"] for row in own), "reused": sum(reused) if reused else None,
+            "reused_of_before": round(sum(min(row["reused"], one["prompt"]) for row, one in before) / of_before, 4)
+            if known else None,
+            "sessions": {
+                session: round(sum(row["seconds"] for row in own if row["session"] == session), 3)
+                for session in dict.fromkeys(row["session"] for row in own)
+            },
+        })  # fmt: skip
+    for row in made[:1]:
+        row["over"] = 1.0
+    return made
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+def page(folder: Path) -> str:
+    """The page of a run."""
+    about, turns = read_about(folder, KIND), _last([*rows(folder / TURNS)])
+    names = about["identity"]["servers"]
+    results = summarize(turns, names)
+    columns = (
+        "waiting, s = waiting:1; over the first = over:2; first word,\nP50 s = first_p50:2; P90 s = first_p90:2; "
+        "tokens/s\nafter it = decode_per_second:1; tokens\na round = tokens_a_round:2; prompt\ntokens = prompt:0; "
+        "reused = reused:0; of the turn\nbefore = reused_of_before:%1; turns = turns:0; failed = failed:0"
+    )
+    curves = []
+    for i, name in enumerate(names):
+        waits, total = list[tuple[float, float]](), 0.0
+        for at, row in enumerate((row for row in turns if row["server"] == name and "failed" not in row), 1):
+            total += row["seconds"]
+            waits.append((at, total))
+        tips = [f"{name}: {y:.1f} s after {x:.0f} turns" for x, y in waits]
+        curves.append(Curve(waits, tips, [COLORS[i % len(COLORS)]] * len(waits), name))
+    sessions = dict.fromkeys(session for row in results for session in row["sessions"])
+    cells = [{str(i): row["sessions"].get(session) for i, row in enumerate(results)} for session in sessions]
+    by_session = "".join(f"{name}, s = {i}:1; " for i, name in enumerate(names))
+    return Report(
+        f"Sessions of a coding agent: {about['identity']['log']}",
+        ["Each message of the assistant is a turn, asked with the recorded messages before it."],
+        [
+            Section("What a person waits", [Table.of(results, columns, ("server", names))]),
+            Section("Waiting, turn by turn", [Plots([("", plot(curves, "turns", "seconds"))])]),
+            Section("By session", [Table.of(cells, by_session, ("session", list(sessions)))]),
+        ],
+    ).html()
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The figures of a run, for --json."""
+    names = read_about(folder, KIND)["identity"]["servers"]
+    return {"results": summarize(_last([*rows(folder / TURNS)]), names)}
+
+
