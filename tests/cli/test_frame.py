@@ -119,8 +119,13 @@ def test_settings_that_cannot_be_are_named(text, says, tmp_path):
 
 
 def test_help_shows_options_in_groups(command):
-    shown = command("serve", "--help").out
-    titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    """By the class that declares them, or one of their own."""
+    engine, shown = command("certify", "--help").out, command("serve", "--help").out
+    of_engine, titles = (
+        [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        for text in (engine, shown)
+    )
+    assert of_engine == ["Arguments:", "Options:", "Engine:", "Tests:"]
     assert titles == ["Arguments:", "Options:", "Access:", "Load:", "Engine:", "Requests and answers:", "Watching it:",
                       "Limits that --limit NAME=N sets:"]  # fmt: skip
     for name, (default, *_) in LIMITS.items():
