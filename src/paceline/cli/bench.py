@@ -33,8 +33,6 @@ TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 TEXT = Path(__file__).with_name("bench.txt.jinja")
 METHOD = ("method", "method", "")
 COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml").read_text("utf-8"))
-
-
 SUITE = option(
     "demo",
     "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",
@@ -184,6 +182,7 @@ def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
 
 def _measure(benchmark: Benchmark, as_json: bool, run: Callable[[Benchmark, Watch], Result]) -> int:
     from paceline.bench.benchmark import Watch
+
     with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
 
         def answered(answer: Answer) -> None:
