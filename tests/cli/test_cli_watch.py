@@ -44,6 +44,10 @@ def test_what_cannot_be_judged():
     assert reading(Drafting("vllm"), costs)["advice"] == "there were no drafts"
     assert "2.50 tokens a round" in reading(Drafting("sglang", length=2.5), costs)["advice"]
     assert "too few" in reading(Drafting("vllm", 1, 9, 4, 8, 4, (4,)), costs)["advice"]
+    for drafted, why in ((150, "they vary in length (1.5 tokens)"), (500, "none accepted behind position 3 (trees")):
+        advice = reading(Drafting("vllm", 4, 500, 100, drafted, 60, (40, 15, 5)), costs)["advice"]
+        assert advice.startswith("drafts pay as a whole; ")
+        assert why in advice
 
 
 def test_the_command(command):
