@@ -130,6 +130,9 @@ def test_help_shows_options_in_groups(command):
     assert of_engine == ["Arguments:", "Options:", "Engine:", "Tests:"]
     assert titles == ["Arguments:", "Options:", "Access:", "Load:", "Engine:", "Requests and answers:", "Watching it:",
                       "Limits that --limit NAME=N sets:"]  # fmt: skip
+    access, load = shown.partition("\nLoad:")[0], shown.partition("\nLoad:")[2].partition("\nEngine:")[0]
+    assert "--share-prefixes" in access
+    assert "--head-seconds" in load
     for name, (default, *_) in LIMITS.items():
         assert re.search(rf"^  {name} +{'none' if default is None else f'{default:,}'}: ", shown, re.MULTILINE)
     assert "PACELINE_SERVE" not in shown
