@@ -6,6 +6,7 @@ import pytest
 
 from paceline.bench.record import read_answers
 from paceline.cli.show import Steps
+from paceline.errors import PacelineError
 
 QUESTIONS = [
     {"question_id": 1, "category": "qa", "turns": ["the cat"]},
@@ -130,6 +131,23 @@ def test_schedules_are_compared(command, tiny, suite, tmp_path):
     assert "sam grouped:3 2" in again.out
     assert command("report", out).code == 0
     assert "Schedules and batch sizes" in (out / "report.html").read_text()
+
+
+def test_what_servers_are_asked_is_what_was_said(command, suite, tmp_path, monkeypatch):
+    seen = []
+
+    def refuse(benchmark, watch):
+        seen.append(benchmark)
+        raise PacelineError("seen enough")
+
+    monkeypatch.setattr("paceline.bench.endpoint.bench_endpoints", refuse)
+    words = ("bench", "server", "http://a", "http://b#m", "--out", tmp_path, "-n", 3, "--ignore", "notes")
+    for more in (("--log", suite, "--batch", 5), ("--suite", "demo", "--arrivals", 2)):
+        assert "seen enough" in command(*words, *more).err
+    logged, of_suite = seen
+    assert (logged.load.server, logged.load.most, logged.suite) == ("http://a,http://b#m", 5, str(suite))
+    assert (of_suite.load.arrivals, of_suite.suite) == (2, "demo")
+    assert {(one.out, one.options.max_tokens, *one.ignore) for one in seen} == {(tmp_path, 3, "notes")}
 
 
 def test_the_time_left_is_guessed_without_the_warm_up(monkeypatch, capsys):

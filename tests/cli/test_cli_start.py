@@ -97,7 +97,9 @@ OPTIONS = [
     ]),
     (["certify MODEL"], ["--engine vlm", "--prompts none.jsonl", "--against http://x", "--budget x"]),
     (["tune MODEL"], ["--batch 1,x", "--template vicunia", "--log none.jsonl"]),
-    (["replay HERE --tokenizer x"], ["-d samm", "--template vicunia", "--forward-ms 20", "--limit 1 --ray"]),
+    (["replay HERE --tokenizer x"], [
+        "-d samm", "--template vicunia", "--forward-ms 20", "--limit 1 --ray", "--workers 0",
+    ]),
     (["eval align --model http://h/v1#m"], [
         "--method align4", "--scenario Chidl", "--data none", "--timeout 0", "--alpha 2", "-t -1", "--top-p 2",
         "--min-p -1",

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 from tests.served import Served
 
 from paceline.cli.watch import reading
 from paceline.net.completion import CompletionError
 from paceline.net.servers import Drafting
+from paceline.replay.advice import DRAWS, Costs
 
 OWN = {
     "num_spec_steps": 60, "num_draft_tokens": 90, "num_accepted_draft_tokens": 54, "acceptance_histogram": [30, 6, 24],
@@ -29,16 +31,23 @@ OWN = {
 ])
 def test_advice(engine, by_position, cost, says):
     new = Drafting(engine, 4, 500, 100, 300, sum(by_position), by_position)
-    found = reading(new, {1: 0.0, 4: cost, 8: 9.0})
+    plain = np.tile(np.array([[1.0], [1.0], [1.0 + cost]]), (DRAWS, 1, 1))  # of 1, 4 and 8 requests; 4 are running
+    found = reading(new, Costs([1, 4, 8], [0.0], plain, np.zeros_like(plain)))
     assert says in found["advice"]
     assert found["token_cost"] == cost
+    assert reading(new, Costs.assumed(cost)) == found
     assert found["gain"] == pytest.approx((1 + sum(by_position) / 100) / (1 + 3 * cost), abs=1e-4)
 
 
 def test_what_cannot_be_judged():
-    assert reading(Drafting("vllm"), {1: 0.05})["advice"] == "there were no drafts"
-    assert "2.50 tokens a round" in reading(Drafting("sglang", length=2.5), {1: 0.05})["advice"]
-    assert "too few" in reading(Drafting("vllm", 1, 9, 4, 8, 4, (4,)), {1: 0.05})["advice"]
+    costs = Costs.assumed(0.05)
+    assert reading(Drafting("vllm"), costs)["advice"] == "there were no drafts"
+    assert "2.50 tokens a round" in reading(Drafting("sglang", length=2.5), costs)["advice"]
+    assert "too few" in reading(Drafting("vllm", 1, 9, 4, 8, 4, (4,)), costs)["advice"]
+    for drafted, why in ((150, "they vary in length (1.5 tokens)"), (500, "none accepted behind position 3 (trees")):
+        advice = reading(Drafting("vllm", 4, 500, 100, drafted, 60, (40, 15, 5)), costs)["advice"]
+        assert advice.startswith("drafts pay as a whole; ")
+        assert why in advice
 
 
 def test_the_command(command):

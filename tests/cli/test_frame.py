@@ -2,6 +2,7 @@
 
 
 import re
+from dataclasses import asdict
 
 import pytest
 import typer
@@ -10,6 +11,7 @@ from tests.cli.command import commands
 from paceline.bench import suites
 from paceline.cli import app
 from paceline.cli.frame import COMMANDS, OPTIONS, SUITES, configured, modern
+from paceline.engine.engine import EngineConfig
 from paceline.errors import PacelineError
 from paceline.serve.settings import LIMITS
 
@@ -119,10 +121,43 @@ def test_settings_that_cannot_be_are_named(text, says, tmp_path):
 
 
 def test_help_shows_options_in_groups(command):
-    shown = command("serve", "--help").out
-    titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    """By the class that declares them, or one of their own."""
+    engine, shown = command("certify", "--help").out, command("serve", "--help").out
+    of_engine, titles = (
+        [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        for text in (engine, shown)
+    )
+    assert of_engine == ["Arguments:", "Options:", "Engine:", "Tests:"]
     assert titles == ["Arguments:", "Options:", "Access:", "Load:", "Engine:", "Requests and answers:", "Watching it:",
                       "Limits that --limit NAME=N sets:"]  # fmt: skip
+    access, load = shown.partition("\nLoad:")[0], shown.partition("\nLoad:")[2].partition("\nEngine:")[0]
+    assert "--share-prefixes" in access
+    assert "--head-seconds" in load
     for name, (default, *_) in LIMITS.items():
         assert re.search(rf"^  {name} +{'none' if default is None else f'{default:,}'}: ", shown, re.MULTILINE)
     assert "PACELINE_SERVE" not in shown
+
+
+def test_every_limit_reaches_the_server(command, tiny, monkeypatch):
+    seen, configs, check = [], [], EngineConfig.__post_init__
+
+    def noted(config):
+        configs.append(config)
+        check(config)
+
+    def refuse(worker, settings, requests):
+        seen.append((worker, settings))
+        worker.stop()
+        raise PacelineError("seen enough")
+
+    monkeypatch.setattr("paceline.serve.routes.create_app", refuse)
+    monkeypatch.setattr(EngineConfig, "__post_init__", noted)
+    most = {name: 3 + i for i, name in enumerate(LIMITS)}
+    flags = [word for name, n in most.items() for word in ("--limit", f"{name}={n}")]
+    assert "seen enough" in command("serve", tiny, "--port", 0, "--api-key", "k", *flags).err
+    ((worker, settings),) = seen
+    of_requests = {name.replace("_", "-"): n for name, n in asdict(settings.limits).items()}
+    others = {"waiting": worker.most_waiting, "body": settings.max_body, "connections": settings.max_connections}
+    assert of_requests | others | {"rows-per-key": configs[0].max_rows_per_client} == most
+    refused = command("serve", tiny, "--limit", "rows-per-key=2")
+    assert (refused.code, "rows-per-key=N needs an --api-key" in refused.err) == (2, True)

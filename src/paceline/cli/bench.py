@@ -38,8 +38,6 @@ TASKS_PER_TABLE = 7  # so that a table fits 80 columns
 TEXT = Path(__file__).with_name("bench.txt.jinja")
 METHOD = ("method", "method", "")
 COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml").read_text("utf-8"))
-
-
 SUITE = option(
     "demo",
     "Questions to ask: demo, code-edits, spec-bench, humaneval, speed-bench, or a JSON Lines file.",

@@ -52,8 +52,8 @@ class ReplayOptions:
     agents: bool = option(
         False,
         "Replay the sessions of the last month that coding agents keep on this machine (codex, claude, aider, "
-        "opencode, cline), each in a row of its own. Nothing of them is sent anywhere. Without --tokenizer their tokens "
-        "are smollm2's.",
+        "opencode, cline), each in a row of its own. Nothing of them is sent anywhere. Without --tokenizer their "
+        "tokens are smollm2's.",
         names=("--agents",),
     )
     tokenizer: options.Tokenizer = ""

@@ -16,10 +16,13 @@ from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, printable
+from paceline.interrupt import Interrupt
 from paceline.net.keys import Keys, check_server
+from paceline.runs.runs import rows
 
 if TYPE_CHECKING:
     from paceline.net.servers import Drafting
+    from paceline.replay.advice import Costs
 
 TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
 LEAST_DRAFTS = 50  # drafts below which nothing is advised
@@ -61,11 +64,10 @@ def watch(
     paceline watch http://127.0.0.1:8000 --tuned tuned --json
     """
     check_server(url, keys)
-    costs = _costs(tuned) if tuned is not None else {1: token_cost}
-
-    from paceline.cli.drive import Interrupt
     from paceline.net.servers import Drafting
+    from paceline.replay.advice import Costs
 
+    costs = _costs(tuned) if tuned is not None else Costs.assumed(token_cost)
     key = keys.of(url)
 
     def read() -> Drafting:
@@ -117,27 +119,26 @@ def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
     return replace(drafting, engine=server.engine, running=1.0)
 
 
-def _costs(tuned: Path) -> dict[int, float]:
-    """Share of a plain round that a drafted token of each request costs, by requests at once."""
-    from paceline.jsonl import loads
+def _costs(tuned: Path) -> Costs:
+    """What `paceline tune server` measured."""
     from paceline.replay.advice import CONFIGURATION
 
-    try:
-        costs = loads((tuned / CONFIGURATION).read_bytes())["token_cost"]
-        if not costs or not all(0 <= float(cost) < 1e6 for cost in costs.values()):
-            raise ValueError
-        return {int(load): float(cost) for load, cost in costs.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise PacelineError(f"{tuned} is no folder of `paceline tune server` that has finished") from None
+    if not (tuned / CONFIGURATION).is_file():
+        raise PacelineError(f"{tuned} is no folder of `paceline tune server` that has finished")
+    from paceline.replay.server import VISITS, costs_of
+
+    return costs_of([*rows(tuned / VISITS)], "")[0]
 
 
-def reading(new: Drafting, costs: dict[int, float], seconds: float | None = None) -> dict[str, Any]:
-    """What a reading says. new: the counts since the one before; costs: see `_costs`; seconds: between the two."""
-    cost = costs[max((load for load in costs if load <= new.running), default=min(costs))]
+def reading(new: Drafting, costs: Costs, seconds: float | None = None) -> dict[str, Any]:
+    """What a reading says. new: the counts since the one before; seconds: between the two."""
+    at = max((i for i, load in enumerate(costs.loads) if load <= new.running), default=0)
     drafted = new.drafted / new.drafts if new.drafts else 0.0
     tokens, positions = accumulate(new.survival, initial=1.0), len(new.survival)
     # All that was drafted was verified, also what no position shows.
-    gains = [of_round / (1 + cost * (k if k < positions else drafted)) for k, of_round in enumerate(tokens)]
+    verified = [*map(float, range(positions)), drafted]
+    gains = [of_round / costs.relative(at, k) for k, of_round in zip(verified, tokens, strict=True)]
+    cost = round(costs.relative(at, 1.0) - 1, 4)
     uneven = ""
     if drafted < EVEN * positions:
         uneven = f"they vary in length ({drafted:.1f} tokens)"

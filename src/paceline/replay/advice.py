@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,18 @@ class Costs:
     def round(self, load: int, context: int, drafted: float) -> Floats:
         """[DRAWS] seconds of a round in which each request has `drafted` drafted tokens."""
         return self.plain[:, load, context] + self.share * self.growth(load, context, drafted)
+
+    def relative(self, load: int, drafted: float) -> float:
+        """Such a round over a plain one, mean of all contexts."""
+        plain = self.plain[0, load].mean()
+        return float(np.mean([self.round(load, at, drafted)[0] for at in range(len(self.contexts))]) / plain)
+
+    @classmethod
+    def assumed(cls, share: float) -> Self:
+        """Costs of a server that was not measured: under any load a drafted token of each request costs this share of a
+        plain round."""
+        plain = np.tile(np.array([[1.0], [1.0 + share]]), (DRAWS, 1, 1))
+        return cls([1 << 30, 1 << 31], [0.0], plain, np.zeros_like(plain))
 
     def calibrate(self, rounds: Sequence[tuple[int, int, float, Floats]]) -> None:
         """Fit `share`, 0 or more, to measured rounds: load, context, drafted tokens of a request, and [DRAWS] seconds

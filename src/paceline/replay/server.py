@@ -181,13 +181,12 @@ class ServerTuning:
                 names = "|".join(drafting)
                 written[0]["flags"] = f"--draft {quote(f'auto:{names},table={folder / TABLE}')}"
         plain, asked = costs.plain[0].mean(1), "" if log is None else f" --log {log}"
-        longer = [np.mean([costs.round(i, b, 1.0)[0] for b in range(len(costs.contexts))]) for i in range(len(plain))]
         facts = {
             "configurations": written,
             "goals": goals._asdict(),
             "expected": [{"method": c.method.name, **one._asdict()} for c in choices for one in c.expected],
             "plain_ms": dict(zip(costs.loads, np.round(1e3 * plain, 4).tolist(), strict=True)),
-            "token_cost": dict(zip(costs.loads, np.round(longer / plain - 1, 4).tolist(), strict=True)),
+            "token_cost": {load: round(costs.relative(i, 1.0) - 1, 4) for i, load in enumerate(costs.loads)},
             "notes": [*notes, *(line for choice in choices for line in advice.not_chosen(choice))],
             "check": [
                 f"paceline bench server {self.servers.get(PLAIN, server).url} URL_OF_THE_NEW_ONE{asked} "
