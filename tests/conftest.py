@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import typer
+from hypothesis import settings
 
 from paceline import processor
 from paceline.__main__ import GARBAGE
@@ -26,6 +27,8 @@ from tests.paths import REPOSITORY, SHARED
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.set_threshold(*GARBAGE)
 typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and most commands are asked often
+settings.register_profile("shared", deadline=None)  # other processes may take the cores at any time
+settings.load_profile("shared")
 ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
 
 

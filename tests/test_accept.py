@@ -86,7 +86,7 @@ def error(target: TableTarget, params: SamplingParams, draft: Draft, max_tokens:
 # Lossless -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, seeds, zeros, zeros, st.sampled_from(CHAINS + BUSHES), st.sampled_from([0.0, 0.4]))
 def test_drafts_of_the_same_noise(
     a: int, b: int, p_zeros: float, q_zeros: float, shape: list[int], go_on: float
@@ -95,7 +95,7 @@ def test_drafts_of_the_same_noise(
     assert error(model(a, zeros=p_zeros), SAMPLING, draft) < EXACT
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, seeds, st.integers(3, 5), zeros, st.sampled_from(CHAINS + BUSHES))
 def test_drafts_without_noise(a: int, b: int, vocab_size: int, p_zeros: float, shape: list[int]) -> None:
     assert error(model(a, vocab_size, p_zeros), SAMPLING, fixed(model(b, vocab_size), shape)) < EXACT
@@ -255,7 +255,7 @@ def test_rows_of_a_batch_are_independent() -> None:
     assert largest_difference(pair, product) < EXACT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seeds, seeds, st.sampled_from(CHAINS + BUSHES), st.sampled_from(list(WARPS)), st.integers(1, 12), st.booleans(),
     st.sampled_from([coupled, fixed]), st.integers(0, 2),
@@ -373,7 +373,7 @@ def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "on_accelerator", lambda tensor: True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, st.data())
 def test_a_batch_on_an_accelerator_is_decided_like_its_rows_alone(seed: int, data: st.DataObject) -> None:
     target, helper = model(seed, 6), model(seed + 1, 6)

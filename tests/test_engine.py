@@ -376,7 +376,7 @@ wishes = st.builds(Wish, prompts, params, st.integers(0, 12), rarely(1000, 3, 9,
     st.sampled_from([1, 3, 16, 512]),
     st.integers(0, 5),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, chunk: int, seed: int) -> None:
     """On a table as the target, which checks everything the engine asks of it. Rows join in the order in which they
     came, gain a token in every round once their prompt is through, and end where plain decoding ends; what is told and

@@ -14,6 +14,7 @@ from tests import hashes, models
 FOLLOWERS = {name for variables in processor._FOLLOWERS.values() for name in variables}
 
 
+@pytest.mark.timeout(900)  # for another level all is compiled, by a process of its own
 @pytest.mark.parametrize("level", processor.LEVELS)
 @pytest.mark.parametrize("families", [("qwen3-moe",), pytest.param((), marks=pytest.mark.slow)], ids=["one", "all"])
 def test_logits_and_answers_are_those_of_every_processor(families: tuple[str, ...], level: str) -> None:

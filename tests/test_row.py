@@ -88,7 +88,7 @@ def rounds_of(tokens: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 # Where it ends --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens_of, wishes, cuts, st.integers(3, 30))
 def test_any_rounds_end_where_single_tokens_end(
     tokens: list[int], params: SamplingParams, sizes: list[int], max_context: int
@@ -212,7 +212,7 @@ def test_pieces_say_who_wrote_them(stop: tuple[str, ...], rounds: list[tuple[lis
     assert made.runs == who or made.finish_reason == "stop"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tokens_of, wishes, cuts, st.lists(st.sampled_from(["x", "y"]), min_size=25, max_size=25))
 def test_pieces_are_each_tokens_own_text(
     tokens: list[int], params: SamplingParams, sizes: list[int], sources: list[str]

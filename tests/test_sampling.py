@@ -101,13 +101,13 @@ def compare(params: SamplingParams, seed: int, ties: bool, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("name", ALONE)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.booleans(), st.sampled_from(FLOATS), st.data())
 def test_each_warp_alone_is_transformers(name: str, seed: int, ties: bool, dtype: torch.dtype, data: Any) -> None:
     compare(SamplingParams(**{"temperature": 1.0, name: data.draw(ALONE[name])}), seed, ties, dtype)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(wishes(), seeds, st.booleans())
 def test_all_warps_together_are_transformers(params: SamplingParams, seed: int, ties: bool) -> None:
     # On float64: in float32 two ways of adding up may differ at the border of the nucleus.
@@ -190,7 +190,7 @@ def nearest(ours: torch.Tensor, logits: torch.Tensor, params: SamplingParams, co
     return next((right for right in found if torch.equal(ours > 0, right[0] > 1e-37)), found[0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(wishes(), seeds, st.booleans(), st.sampled_from([1, 2, 3, 40, 700]), st.sampled_from([0.3, 3.0, 30.0]))
 @example(SamplingParams(temperature=1.0, top_p=0.9999), 0, False, 700, 0.3)  # a token at the edge of the nucleus
 def test_compiled_distributions_are_the_warped_ones(
@@ -285,7 +285,7 @@ def test_softmax_of_what_is_not_numbers(bad: list[float], dtype: torch.dtype) ->
         softmax(torch.tensor([[0.0, 1.0], bad], dtype=dtype), row=1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds, st.sampled_from([1, 7, 513, 3000]), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
 def test_the_best_token_is_the_first_of_the_best(seed: int, size: int, dtype: torch.dtype) -> None:
     logits = logits_of(seed, 2, size, ties=True, dtype=dtype)

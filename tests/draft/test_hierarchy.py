@@ -140,7 +140,7 @@ def expected(documents: list[list[int]], text: list[int], k: int, length: int) -
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2, 70_000]), min_size=1, max_size=14), min_size=1, max_size=8),
     st.lists(st.sampled_from([0, 1, 2, 70_000]), min_size=1, max_size=4),

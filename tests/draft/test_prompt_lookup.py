@@ -64,21 +64,21 @@ def transformers(text: list[int], max_ngram: int, draft: int, eos: int) -> list[
 TEXT = st.integers(1, 6).flatmap(lambda k: st.lists(st.integers(0, k), min_size=1, max_size=60))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TEXT, st.integers(1, 5), st.integers(1, 12))
 def test_published(text, longest, draft):
     config = PromptLookupConfig(max_ngram=longest, draft=draft)
     assert PromptLookup(config).lookup(np.array(text)).tolist() == published(text, longest, draft)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TEXT, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12))
 def test_vllm(text, shortest, more, draft):
     config = PromptLookupConfig("vllm", draft, shortest + more, shortest)
     assert PromptLookup(config).lookup(np.array(text)).tolist() == vllm(text, shortest, shortest + more, draft)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TEXT, st.integers(1, 5), st.integers(1, 12))
 def test_transformers(text, longest, draft):
     eos = 1

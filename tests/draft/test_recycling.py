@@ -111,7 +111,7 @@ def token_paths(tree: DraftTree) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.sampled_from(SIZES), st.sampled_from([1, 3, 8, 11]), st.integers(1, 9), st.booleans())
 def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
     random = np.random.default_rng(seed)
@@ -139,7 +139,7 @@ def observe(drafter: Recycling, one: Row, tree: DraftTree, path: list[int], best
     drafter.observe(shown([one], [tree], [Accepted(path, [0] * len(path))], verdict))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 12))
 def test_the_matrix_is_written_by_the_rule(seed, n, alphabet):
     """Nodes of the accepted path first, then shallow ones, then those that come first; whoever drafted the tree."""

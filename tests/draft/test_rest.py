@@ -75,7 +75,7 @@ def trie(documents, key, length):
     return weights
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(1, 3), max_size=12), min_size=1, max_size=8),
     st.lists(st.integers(1, 3), min_size=1, max_size=3),

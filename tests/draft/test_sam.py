@@ -42,7 +42,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=6), CONFIGS)
 def test_every_round_s_draft_is_the_definition_s(text, rounds, config):
     drafter = Sam(config)

@@ -84,9 +84,6 @@ class Host:
         self.free.append(self.states.req_id_to_index.pop(key))
         return self.requests.pop(key).text
 
-    def truth(self, text):
-        return text[-3] if len(text) % 11 else (text[-1] + 3) % VOCAB
-
     def step(self, *without):
         keys = sorted(set(self.requests) - set(without), key=lambda key: (not self.requests[key].draft, key))
         self.batch, prefilling, counts = [], [], []
@@ -96,10 +93,7 @@ class Host:
             if prefilling[-1]:
                 request.computed += 3
             if request.computed >= request.prefill:
-                for guess in [*request.draft, -1]:
-                    new.append(self.truth([*request.text, *new]))
-                    if new[-1] != guess:
-                        break
+                new = test_vllm.verified(request.text, request.draft)
             self.accepted += max(len(new) - 1, 0)
             self.drafted += len(request.draft)
             slot, length = self.states.req_id_to_index[key], len(request.text)

@@ -55,7 +55,7 @@ def asked(address, *bodies):
 
 def events(reply):
     """The events of a stream, which ends as streams must."""
-    lines = [line[6:] for line in reply.text.splitlines() if line]
+    lines = [line[6:] for line in reply.text.split("\n") if line]  # a text may have other ends of lines
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 
@@ -395,7 +395,7 @@ class Crowd:
         if not body["stream"]:
             choices = json.loads(text)["choices"]
         else:
-            lines = [line[6:] for line in text.splitlines() if line]
+            lines = [line[6:] for line in text.split("\n") if line]
             assert lines.pop() == "[DONE]"
             made = [json.loads(line) for line in lines]
             choices = [one for event in made for one in event.get("choices", []) if one["finish_reason"]]

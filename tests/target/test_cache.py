@@ -136,12 +136,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.capacity % GRANULE == 0
 
 
-CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestCacheMachine = CacheMachine.TestCase
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True), st.integers(1, 5))
-@settings(deadline=None)
 @torch.inference_mode()
 def test_every_group_reads_the_rows_it_names(slots: list[int], nodes: int) -> None:
     cache = make()

@@ -281,7 +281,7 @@ def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
     return plain_logits(_double(kind, "alone"), tokens).logits
 
 
-MACHINE = settings(max_examples=10, stateful_step_count=16, deadline=None)
+MACHINE = settings(max_examples=10, stateful_step_count=16)
 
 
 def machine(kind: str) -> type:

@@ -22,7 +22,7 @@ from paceline.formats.tokenizer import QUICK, SentencePiece, Tokenizer, WindowDe
 from paceline.target.load import load_tokenizer
 
 TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
-RANDOM = settings(max_examples=150, deadline=None)
+RANDOM = settings(max_examples=150)
 Ids = Callable[[st.DataObject], list[int]]
 
 
@@ -131,7 +131,7 @@ def metaspace() -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [word_pieces, metaspace])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_other_kinds_of_tokenizers(make: Callable[[], Tokenizer], data: st.DataObject) -> None:
     tokenizer = make()

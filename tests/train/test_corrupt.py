@@ -36,7 +36,7 @@ def test_answers_are_found_in_packed_rows():
     assert list(answers_in(np.arange(5), np.full(5, IGNORE))) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 120)), min_size=1, max_size=4), st.integers(0, 1000),
     st.sampled_from([PAPER, MANY]),

@@ -295,7 +295,7 @@ def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     return found[1:]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 30))
 def test_a_tree_is_the_best_of_all_candidates(seed, width, depth, size):
     table = DraftTable(5, order=None, seed=seed)

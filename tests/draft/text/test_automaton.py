@@ -82,7 +82,7 @@ def test_equals_brute_force(text):
     check(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 20).flatmap(lambda k: st.lists(st.integers(0, k - 1), min_size=1, max_size=120)))
 def test_equals_brute_force_on_any_text(text):
     check(text)
@@ -153,7 +153,7 @@ def test_another_text_is_matched_as_by_brute_force(text):
     check_places(text[:half], [*text[half - 20 : half + 120], 99_999, *text[-20:]])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 12).flatmap(
         lambda k: st.tuples(*(st.lists(st.integers(0, k - 1), min_size=1, max_size=size) for size in (80, 40)))

@@ -48,7 +48,7 @@ def test_an_ngram_seen_again_is_the_newest_and_the_one_longest_unseen_goes():
     assert after(store, 0) == [[8], [3], [7], [6], [5], [4], [2]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TEXT, st.lists(st.integers(0, 9), max_size=6), st.integers(2, 6), st.integers(1, 8))
 def test_the_context_is_its_definition(text, rounds, n, ways):
     store, end = RecentNgrams(n, ways), 0
@@ -79,7 +79,7 @@ def test_documents_are_counted_not_places():
     assert after(store, 0) == [[2], [1]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(DOCUMENTS, st.integers(2, 5), st.sampled_from([3, 100]))
 def test_the_model_s_ngrams_are_their_definition(documents, n, most):
     store = frequent(documents, n=n, most=most)
@@ -108,7 +108,7 @@ def test_a_corpus_without_ngrams(documents):
 # Finished requests ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(DOCUMENTS, st.integers(2, 4), st.integers(1, 4))
 def test_what_most_requests_had_comes_first_the_latest_among_equals(documents, n, ways):
     store = PastNgrams(n, ways)

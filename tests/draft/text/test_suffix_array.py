@@ -35,7 +35,7 @@ def suffixes(closed):
     return [(one[i:], int(begins[d]) + i) for d, one in enumerate(closed) for i in range(len(one))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(DOCUMENTS)
 def test_order_is_that_of_sorting_by_hand(documents):
     array, closed = array_of(documents)
@@ -43,7 +43,7 @@ def test_order_is_that_of_sorting_by_hand(documents):
     assert array.positions.tolist() == [place for _, place in sorted(suffixes(closed))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(DOCUMENTS, TOKENS, st.sampled_from([(np.int32, 0), (np.uint16, 0), (np.uint16, 60_000), (np.int32, 70_000)]))
 def test_find_finds_every_place_and_no_other(documents, key, kind):
     dtype, shift = kind
@@ -54,7 +54,7 @@ def test_find_finds_every_place_and_no_other(documents, key, kind):
     assert sorted(array.positions[lo:hi].tolist()) == places
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(DOCUMENTS, TOKENS, st.integers(1, 6), st.integers(1, 4))
 def test_longest_suffix_that_occurs(documents, context, most, least):
     array, closed = array_of(documents)
@@ -67,7 +67,7 @@ def test_longest_suffix_that_occurs(documents, context, most, least):
     assert array.longest(context, most, least) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(DOCUMENTS, TOKENS, st.integers(1, 5), st.integers(1, 4))
 def test_continuations_end_with_their_document(documents, key, most, length):
     array, closed = array_of(documents)
@@ -116,7 +116,7 @@ def test_progress_grows_to_one():
     assert len(seen) > 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     DOCUMENTS, TOKENS, st.integers(1, 8), st.sampled_from([(1.0, 0.0), (2.0, 1.0)]), st.floats(0.01, 0.6), st.booleans()
 )

@@ -66,7 +66,7 @@ def worked(tree, work):
     return sequences
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WORK, st.integers(1, 8))
 def test_counts_are_those_by_hand(work, depth):
     tree = SuffixTree(depth, 1)
@@ -112,7 +112,7 @@ def by_hand(sequences, depth, context, most, factor, offset, min_prob, branch):
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     WORK,
     st.integers(1, 8),
