@@ -114,8 +114,9 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def is_looping(tokens: Sequence[int]) -> bool:
-    """Whether the last WINDOW tokens are covered by repeats of one n-gram of at most MAX_NGRAM tokens, from any place.
+def is_looping(tokens: Sequence[int | str]) -> bool:
+    """Whether the last WINDOW tokens, or words, are covered by repeats of one n-gram of at most MAX_NGRAM of them, from
+    any place.
 
     A loop is the easiest text there is to draft, so every table that shows a speed-up says how many outputs loop."""
     tail = list(tokens[-WINDOW:])

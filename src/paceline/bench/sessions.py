@@ -8,7 +8,7 @@ those that are begun here stand still while another is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from statistics import median
 from time import sleep
 from typing import Any
 
+from paceline.bench.record import is_looping
 from paceline.errors import PacelineError
 from paceline.logs.bodies import Message
 from paceline.logs.conversations import Conversation, Reading, read_trace
@@ -87,17 +88,17 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
     about = {"environment": environment(dtype="of the servers", device="of the servers")}
     with Run.open(asked.out, KIND, identity, **about) as run:
         lines = run.lines(TURNS)
-        groups = [sessions[i : i + asked.batch] for i in range(0, len(sessions), asked.batch)]
-        with _servers(asked, progress) as servers:
-            total = len(servers) * len(groups)
-            for number, group in enumerate(groups):
-                order = [names[(number + i) % len(names)] for i in range(len(names))]
-                for at, name in enumerate(order):
-                    progress.step(number * len(servers) + at, total)
-                    if progress.stopped():
-                        break
-                    if not all(_key(name, one, turn) in lines for one in group for turn in range(len(one.turns))):
-                        _ask(asked, servers, name, group, lines, progress)
+        left = [
+            (name, group)
+            for number, group in enumerate(sessions[i : i + asked.batch] for i in range(0, len(sessions), asked.batch))
+            for name in (*names[number % len(names) :], *names[: number % len(names)])
+            if not all(_key(name, one, turn) in lines for one in group for turn in range(len(one.turns)))
+        ]
+        with _servers(asked, progress, {name for name, _ in left}) as servers:
+            for at, (name, group) in enumerate(left):
+                progress.step(at, len(left))
+                if not progress.stopped():
+                    _ask(asked, servers, name, group, lines, progress)
         known = _last(lines)
         results, notes = summarize(known, names), [*reading.notes()]
         complete = len(known) == len(names) * identity["turns"]
@@ -149,11 +150,13 @@ class _Server:
 
 
 @contextmanager
-def _servers(asked: Sessions, progress: Progress) -> Any:
-    """All servers, begun and paused, while the context lasts."""
+def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, _Server]]:
+    """The servers with these names, begun and paused, while the context lasts."""
     with ExitStack() as stack:
         made = {name: _Server(url, asked.keys.get(name)) for name, url in asked.urls.items()}
         for name, command in asked.commands.items():
+            if name not in wanted:
+                continue
             progress.say(f"starting {name}")
             started = stack.enter_context(Started(command))
             made[name] = _Server(started.url, None, started)
@@ -196,7 +199,7 @@ def _session(
             lines.append({
                 **row, "prompt": done.prompt_tokens, "reused": details.get("cached_tokens"), "new": done.num_new,
                 "rounds": done.rounds, "first": round(done.times[0] if done.times else done.seconds, 4),
-                "seconds": round(done.seconds, 4),
+                "seconds": round(done.seconds, 4), "looping": is_looping((done.reasoning + done.text).split()),
             })  # fmt: skip
 
 
@@ -213,7 +216,8 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     """Figures of each server over the turns that every server answered, in the order of `names`.
 
     waiting           seconds of all answers: what a person waits for. over: of them, those of the first server's.
-    reused_of_before  of the tokens of the prompt of the turn before, how many were reused. rounds: None: unknown."""
+    reused_of_before  of the tokens of the prompt of the turn before, how many were reused.
+    looping           share of the answers that end in a loop of words, which is the easiest text to draft."""
     by_server = {name: {(r["session"], r["turn"]): r for r in turns if r["server"] == name} for name in names}
     good = [{at for at, row in of.items() if "failed" not in row} for of in by_server.values()]
     both = set.intersection(*good) if good else set()
@@ -237,6 +241,7 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
             "decode_per_second": round((new - len(own)) / after, 3) if after > 0 else None,
             "tokens_a_round": round(sum(r["new"] for r in counted) / sum(r["rounds"] for r in counted), 4)
             if counted else None,
+            "looping": round(sum(row["looping"] for row in own) / len(own), 4) if own else None,
             "prompt": sum(row["prompt"] for row in own), "reused": sum(reused) if reused else None,
             "reused_of_before": round(sum(min(row["reused"], one["prompt"]) for row, one in before) / of_before, 4)
             if known else None,
@@ -260,7 +265,8 @@ def page(folder: Path) -> str:
     results = summarize(turns, names)
     columns = (
         "waiting, s = waiting:1; over the first = over:2; first word,\nP50 s = first_p50:2; P90 s = first_p90:2; "
-        "tokens/s\nafter it = decode_per_second:1; tokens\na round = tokens_a_round:2; prompt\ntokens = prompt:0; "
+        "tokens/s\nafter it = decode_per_second:1; tokens\na round = tokens_a_round:2; looping = looping:%; "
+        "prompt\ntokens = prompt:0; "
         "reused = reused:0; of the turn\nbefore = reused_of_before:%1; turns = turns:0; failed = failed:0"
     )
     curves = []
