@@ -209,9 +209,9 @@ def sessions(
     another is asked. Without --draft the drafters of our servers are suffix and none.
 
     \b
-    paceline bench sessions sessions.jsonl smollm2
+    paceline bench sessions sessions.jsonl smollm2 --out runs/agent
     paceline bench sessions ~/.codex/sessions FILE.gguf --peer "llama-server -m FILE.gguf --port {port}"
-    paceline report runs/sessions-...
+    paceline report runs/agent
     """
     from paceline.bench.sessions import Sessions, measure
 
