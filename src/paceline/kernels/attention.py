@@ -23,7 +23,21 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
-from paceline.compiled import address, fetch_add, put, widened
+from paceline.compiled import (
+    E0,
+    E1,
+    E2,
+    E3,
+    E4,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    LOWEST_EXPONENT,
+    address,
+    fetch_add,
+    put,
+    widened,
+)
 from paceline.kernels import is_recording, on_threads
 from paceline.kernels import vectors as v
 from paceline.kernels.ops import Places
@@ -75,7 +89,7 @@ def attend_paths(
 # One query against 64 keys -------------------------------------------------------------------------------------------
 
 _VECTORS = BLOCK // LANES
-_LOWEST = -87.0  # Below this, e**x counts as 0: e**-87 is near the smallest normal float32.
+_LOWEST = float(LOWEST_EXPONENT)
 
 
 def _all(number: float) -> Value:
@@ -93,11 +107,11 @@ def _exponential(x: Value) -> Value:
 
     The polynomial is that of `compiled.exponential` without its highest term, which this error does not need."""
     near = _larger(x, _all(_LOWEST))
-    k = v.intrinsic(f"llvm.floor.v{LANES}f32", v.vector(v.F32), v.fma(near, 1.4426950408889634, 0.5))
-    r = v.fma(k, 2.12194440e-4, v.fma(k, -0.693359375, near))
-    p = _all(1.3981999507e-3)
-    for factor in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = v.fma(p, r, factor)
+    k = v.intrinsic(f"llvm.floor.v{LANES}f32", v.vector(v.F32), v.fma(near, float(LOG2_E), 0.5))
+    r = v.fma(k, -float(LN2_LOW), v.fma(k, -float(LN2_HIGH), near))
+    p = _all(float(E4))
+    for factor in (E3, E2, E1, E0):
+        p = v.fma(p, r, float(factor))
     p = v.fma(p * r, r, r + 1.0)
     value = p * ((k.cast("fptosi", v.I32) + 127) << 23).view(v.F32)
     return v.select(x.is_nan(), x, v.select(x < _LOWEST, _all(0.0), value))

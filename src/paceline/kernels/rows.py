@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.compiled import address, bits_of, exponential, float_of, halves, logarithm, power, widened
+from paceline.compiled import (
+    LOWEST_EXPONENT,
+    address,
+    bits_of,
+    exponential,
+    float_of,
+    halves,
+    logarithm,
+    power,
+    widened,
+)
 from paceline.errors import NumericError
 
 BLOCK = 256  # numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises
@@ -204,7 +214,7 @@ def log_total(logits: torch.Tensor) -> torch.Tensor:
 @njit
 def _exp(x):  # type: ignore[no-untyped-def]
     """e^x for x <= 0; 0 below -87."""
-    return exponential(x) if x > np.float32(-87) else np.float32(0)
+    return exponential(x) if x > LOWEST_EXPONENT else np.float32(0)
 
 
 @njit
