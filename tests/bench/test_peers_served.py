@@ -78,7 +78,7 @@ def file(tmp_path):
 
 def told(one):
     """The command line and the variables of vLLM's stand-in."""
-    command, variables = json.loads(one.remote.model)
+    command, variables = json.loads(one.server.model)
     return command, variables
 
 

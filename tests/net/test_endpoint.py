@@ -97,9 +97,9 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 def test_a_server_is_started_asked_and_ended(tmp_path, port):
     script = tmp_path / "server.py"
     script.write_text(SERVER)
-    with Started(f"{sys.executable} {script}{port}", wait=30) as server, Remote(server.url, slots=2) as endpoint:
-        assert [one.text for one in endpoint.ask([{"prompt": str(n)} for n in range(5)])] == list("01234")
-        assert (endpoint.model, endpoint.owner) == ("m", "me")
+    with Started(f"{sys.executable} {script}{port}", wait=30, slots=2) as server:
+        assert [one.text for one in server.ask([{"prompt": str(n)} for n in range(5)])] == list("01234")
+        assert (server.model, server.owner) == ("m", "me")
     with Remote(server.url, retry=Retry(tries=1)) as gone, pytest.raises(CompletionError):
         gone.ask([{"prompt": "a", "model": "m"}])
 

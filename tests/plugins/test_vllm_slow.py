@@ -18,7 +18,7 @@ from paceline.certify.page import findings
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.net.endpoint import Remote, Started
+from paceline.net.endpoint import Started
 from paceline.peers import create_peer
 from paceline.peers.reference import Reference
 from paceline.train.export import export_medusa
@@ -123,8 +123,8 @@ def test_a_documented_command_starts_and_answers(command, demo, tmp_path):
         command = command.replace(theirs, str(ours))
     env = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1]), "VLLM_CPU_KVCACHE_SPACE": "1"}
     quick = " --enforce-eager --max-model-len 256"
-    with Started(command + quick, env=env) as server, Remote(server.url) as asked:
-        (one,) = asked.ask([{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4, "temperature": 0}])
+    with Started(command + quick, env=env) as server:
+        (one,) = server.ask([{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4, "temperature": 0}])
         assert one.usage["completion_tokens"] <= 4
 
 

@@ -34,7 +34,8 @@ BUSY = 0.7  # share of a core above which the client may be slower than the serv
 class Loaded(Server):
     """A running server under a load. A request that fails is an answer without a text.
 
-    busiest  share of a core that a process used while it asked, in the window where it was largest."""
+    load, senders  how much is asked at once, and by which processes; set before it is asked.
+    busiest        share of a core that a process used while it asked, in the window where it was largest."""
 
     load: Load
     senders: Senders

@@ -13,6 +13,7 @@ from paceline.bench.report import KIND_COLORS, BenchRun, Method, describe
 from paceline.runs.report import (
     COLORS,
     DASH,
+    DEEPEST,
     FAINT,
     SMALL,
     Bar,
@@ -25,6 +26,7 @@ from paceline.runs.report import (
     Report,
     Section,
     Table,
+    by_depth,
     dotted,
     foldable,
     interval,
@@ -37,7 +39,6 @@ from paceline.runs.report import (
 )  # fmt: skip
 
 COLUMNS, SAID, DEFINITIONS = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
-DEEPEST = 16  # depths of a draft in the plots
 
 
 def page(run: BenchRun) -> str:
@@ -231,16 +232,11 @@ def _accepted(run: BenchRun) -> list[Part]:
 
 def _depths(method: Method, others: Sequence[Method]) -> Markup:
     """Drafts accepted to a depth, of those that reach it, before those of the other methods."""
-    shares = (method.get("accepted_by_depth") or ())[:DEEPEST]
-    if not shares:
+    if not (shares := method.get("accepted_by_depth")):
         return Markup("")
-    faint = [
-        Curve([(d, 100 * s) for d, s in enumerate(accepted[:DEEPEST], 1)], (), (FAINT,))
-        for other in others
-        if other is not method and (accepted := other.get("accepted_by_depth"))
-    ]
-    tips = [f"{method.label}: {percent(s, 1)} accepted to depth {d}" for d, s in enumerate(shares, 1)]
-    line = Curve([(d, 100 * s) for d, s in enumerate(shares, 1)], tips, [method.color] * len(shares))
+    found = [other.get("accepted_by_depth") for other in others if other is not method]
+    faint = [by_depth(accepted, "", FAINT) for accepted in found if accepted]
+    line = by_depth(shares, method.label, method.color)
     label = f"Accepted by depth, {method.label}"
     return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
 

@@ -75,10 +75,14 @@ def certify_engine(subject: EngineTest, watch: Progress) -> dict[str, Any]:
     with ExitStack() as opened:
         if subject.engine != "paceline":
             watch.say(f"loading {subject.engine}{AFTER_LOADING}")
-        engine = opened.enter_context(closing(_open(subject, target, dtype)))
-        control = None if subject.engine == "paceline" and subject.draft == "none" else cache(
-            lambda: opened.enter_context(closing(_open(subject, target, dtype, plain=True)))
-        )
+
+        def opening(*, plain: bool = False) -> Endpoint:
+            engine = opened.enter_context(closing(_engine(subject, target, dtype, plain=plain)))
+            engine.open()
+            return engine
+
+        engine, plainly = opening(), cache(lambda: opening(plain=True))
+        control = None if subject.engine == "paceline" and subject.draft == "none" else plainly
         plays = target.tokenizer is not None and subject.scope.seconds > 0
         if plays:
             watch.say(f"loading the control{AFTER_LOADING}")
@@ -183,10 +187,8 @@ def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
-def _open(subject: EngineTest, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
-    """The engine under test; plain: the same without drafts.
-
-    Raises PacelineError for one that is not installed."""
+def _engine(subject: EngineTest, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
+    """The engine under test, not opened yet; plain: the same without drafts."""
     if subject.engine == "paceline":
         draft = "none" if plain else subject.draft
         return local(target, target.tokenizer, draft, batch=subject.batch, budget=PACED)
@@ -211,11 +213,6 @@ def _open(subject: EngineTest, target: Target, dtype: str, *, plain: bool = Fals
         device=str(target.device),
     )
     engine.guarded = False
-    try:
-        engine.open()
-    except BaseException:
-        engine.close()
-        raise
     return engine
 
 

@@ -62,8 +62,8 @@ def _counts(value: object) -> bool:
 
 @dataclass
 class Completion:
-    """What an endpoint answered; of what is optional, an endpoint says what it knows. The engine's own completion
-    (`paceline.core.request.Completion`) is a row that ended: it has the engine's statistics and no text form.
+    """What an endpoint answered. It is made of what was sent, so any field may be unknown; the engine's own completion
+    (`paceline.core.request.Completion`) is made of a row, of which everything is known.
 
     reasoning      a thought that the server took out of the text.
     finish_reason  "stop", "length" or what else the server says.

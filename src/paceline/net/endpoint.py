@@ -230,22 +230,22 @@ def check_addresses(urls: Sequence[str]) -> None:
         raise PacelineError("a name or a key in an address would be written into results; use --api-key-env NAME")
 
 
-class Started:
+class Started(Remote):
     """A server that is begun by a command, and ended with all its processes.
 
         with Started("python -m vllm.entrypoints.openai.api_server --model MODEL --port {port}") as server:
-            Remote(server.url)
+            server.ask([{"prompt": "Hello"}])
 
     command  words, or a text that is split as a shell would; {port} in it becomes a free port, and a command without
              one gets --port.
     env      its variables; None: those of this process. wait: seconds that it may take until it answers.
     key      its API key, if it asks for one.
     log      the file that what it prints goes to; None: one without a name. Its last lines are in the error if it ends
-             before it answers."""
+             before it answers. remote: further arguments of `Remote`."""
 
     def __init__(
         self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, wait: float = START_SECONDS,
-        key: str | None = None, log: Path | None = None,
+        log: Path | None = None, **remote: Any,
     ):  # fmt: skip
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -256,12 +256,16 @@ class Started:
         self.command = [word.replace("{port}", str(port)) for word in words]
         if self.command == words and not any(word.split("=")[0] == "--port" for word in words):
             self.command += ["--port", str(port)]
-        self.url, self.wait = f"http://127.0.0.1:{_port(self.command, port)}/v1", wait
-        self._env, self._key, self._log = None if env is None else dict(env), key, log
+        super().__init__(f"http://127.0.0.1:{_port(self.command, port)}/v1", **remote)
+        self.wait, self._env, self._log = wait, None if env is None else dict(env), log
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._printed = tempfile.TemporaryFile() if self._log is None else self._log.open("w+b")
+        self.open()
+        return self
+
+    def open(self) -> None:
+        self._printed = tempfile.TemporaryFile() if self._log is None else self._log.open("w+b")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=self._printed, stderr=subprocess.STDOUT, env=self._env,
@@ -269,14 +273,14 @@ class Started:
             )  # fmt: skip
             self._answers()
         except OSError as error:
-            self._end()
+            self._printed.close()
             raise PacelineError(f"{self.command[0]} cannot be started: {error.strerror}") from None
         except BaseException:
             self._end()
             raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        super().close()
         self._end()
 
     def pause(self, on: bool) -> None:
@@ -294,7 +298,7 @@ class Started:
             if (status := self._process.poll()) is not None:
                 raise PacelineError(f"{shlex.join(self.command)} ended with status {status}: {self._tail()}")
             with suppress(CompletionError):
-                if get(self.url, "/v1/models", self._key):
+                if get(self.url, "/v1/models", self.key):
                     return
             sleep(LOOK_SECONDS)
         raise PacelineError(f"{shlex.join(self.command)} did not answer within {self.wait:g} seconds: {self._tail()}")
@@ -317,8 +321,8 @@ class Started:
                     break
             with suppress(ProcessLookupError):  # helpers of a server that has gone
                 os.killpg(process.pid, signal.SIGKILL)
-        self._process = None
-        self._printed.close()
+            self._process = None
+            self._printed.close()
 
 
 def _die_with_parent() -> None:

@@ -21,7 +21,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.net.client import CONNECT_SECONDS, Retry
 from paceline.net.completion import Completion, CompletionError
-from paceline.net.endpoint import START_SECONDS, Remote, Started
+from paceline.net.endpoint import START_SECONDS, Started
 from paceline.net.servers import Drafting
 from paceline.peers import NotInstalled
 from paceline.peers.peer import Peer, sampling
@@ -88,23 +88,23 @@ class Served(Peer):
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
     def open(self) -> None:
-        self.server = Started(self.command(), env=self.environment())
+        server = Started(
+            self.command(), env=self.environment(), slots=min(self.slots, 1024), timeout=ANSWER_SECONDS,
+            retry=Retry(tries=1),
+        )  # fmt: skip
         try:
-            self.server.__enter__()
+            server.open()
         except PacelineError as error:
-            self.server = None
             raise PacelineError(f"{self.name}: {error}") from None
-        retry, slots = Retry(tries=1), min(self.slots, 1024)
-        self.remote = Remote(self.server.url, slots=slots, timeout=ANSWER_SECONDS, retry=retry)
-        with self._awake():
-            self.remote.ask([{"prompt": [1], "max_tokens": 1}])
-            self.facts |= {"asked": "over HTTP on this machine", "server": self.remote.owner}
+        self.server = server
+        with self._awake() as server:
+            server.ask([{"prompt": [1], "max_tokens": 1}])
+            self.facts |= {"asked": "over HTTP on this machine", "server": server.owner}
 
     def close(self) -> None:
         super().close()
         if self.server is not None:
-            self.remote.close()
-            self.server.__exit__()
+            self.server.close()
             self.server = None
 
     def forget(self) -> None:
@@ -115,32 +115,32 @@ class Served(Peer):
     def wake(self, seconds: float) -> None:
         began = perf_counter()
         while self.server is not None and perf_counter() - began < seconds:
-            with self._awake():
-                self.remote.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
+            with self._awake() as server:
+                server.ask([{"prompt": [1], "max_tokens": 2, "temperature": 0.0}])
 
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
         limits = [self.setup.max_new(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         if self.server is None:
             raise PacelineError(f"{self.name} is not running")
-        with self._awake():
-            if self.remote.owner == LLAMA_CPP:
+        with self._awake() as server:
+            if server.owner == LLAMA_CPP:
                 return [self._of_llama_cpp(*one) for one in zip(prompts, params, limits, strict=True)]
-            return self._of_openai(prompts, params, limits)
+            return self._of_openai(server, prompts, params, limits)
 
     @contextmanager
-    def _awake(self) -> Iterator[None]:
+    def _awake(self) -> Iterator[Started]:
         """The server, which is paused otherwise."""
         assert self.server is not None
         self.server.pause(False)
         try:
-            yield
+            yield self.server
         except (CompletionError, httpx2.HTTPError, ValueError, AttributeError) as error:
             raise PacelineError(f"{self.name}: {error}") from None
         finally:
             self.server.pause(True)
 
     def _of_openai(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Sequence[int]
+        self, server: Started, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Sequence[int]
     ) -> list[Completion]:
         """Answers by OpenAI's route for texts, all asked for at once."""
         bodies = [
@@ -151,8 +151,8 @@ class Served(Peer):
             }
             for prompt, one, limit in zip(prompts, params, limits, strict=True)
         ]  # fmt: skip
-        before = Drafting.read(self.remote.url)
-        done = self.remote.ask(bodies, len(bodies))
+        before = Drafting.read(server.url)
+        done = server.ask(bodies, len(bodies))
         for prompt, asked, limit, one in zip(prompts, params, limits, done, strict=True):
             by_round = one.tokens and len(one.counts) == len(one.times) and all(one.counts)
             one.tokens = cut(one.tokens, asked.stop_token_ids, limit)
@@ -163,7 +163,7 @@ class Served(Peer):
                 one.speculation |= {"num_rounds": len(one.counts)}
             else:
                 one.times = []
-        if before is not None and (after := Drafting.read(self.remote.url)) is not None:
+        if before is not None and (after := Drafting.read(server.url)) is not None:
             done[0].batch = after.since(before).counts()
         return done
 

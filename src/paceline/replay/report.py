@@ -18,10 +18,9 @@ from paceline.logs.conversations import Reading
 from paceline.logs.transcript import Transcript
 from paceline.replay.walk import Tally
 from paceline.runs import report as pages
-from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, dotted, marked, plot
+from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, by_depth, dotted, marked, plot
 
 REPLAY = "replay.json"
-DEEPEST = 16  # depths in the plot
 OVERALL = "overall"  # the category of all conversations together
 FIGURES = {
     "mean_accepted_tokens": 4, "answers": 0, "rounds": 0, "new_tokens": 0, "draft_rate": 4, "verified_per_round": 3,
@@ -203,14 +202,8 @@ def _bars(by_category: Mapping[str, Sequence[dict[str, Any]]], color_of: Mapping
 
 def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
     """Plot, by depth, the share of drafts accepted to that depth, of those that reach it."""
-    lines = []
-    for result in overall:
-        shares = result["accepted_by_depth"][:DEEPEST]
-        tips = [f"{result['draft']}: {share:.1%} accepted to depth {d}" for d, share in enumerate(shares, 1)]
-        points = [(d, 100 * share) for d, share in enumerate(shares, 1)]
-        if points:
-            lines.append(Curve(points, tips, [color_of[result["draft"]]] * len(points)))
-    return plot(lines, "depth of the draft", "accepted to that depth, %")
+    lines = [by_depth(r["accepted_by_depth"], r["draft"], color_of[r["draft"]]) for r in overall]
+    return plot([line for line in lines if line.points], "depth of the draft", "accepted to that depth, %")
 
 
 def _nodes(overall: Sequence[dict[str, Any]], base_of: Mapping[str, str], color_of: dict[str, str]) -> Markup:

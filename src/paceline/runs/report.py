@@ -160,6 +160,16 @@ class Curve:
     name: str = ""
 
 
+DEEPEST = 16  # depths of a draft in a plot
+
+
+def by_depth(shares: Sequence[float], name: str, color: str) -> Curve:
+    """Of the drafts that reach a depth the share, in percent, that is accepted to it."""
+    shares = shares[:DEEPEST]
+    tips = [f"{name}: {percent(share, 1)} accepted to depth {d}" for d, share in enumerate(shares, 1)]
+    return Curve([(d, 100 * share) for d, share in enumerate(shares, 1)], tips, [color] * len(shares))
+
+
 @dataclass(frozen=True)
 class Frame:
     """The size of a drawing, its margins and its dots, in units of the SVG (about pixels on a phone)."""

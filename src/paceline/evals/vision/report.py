@@ -5,7 +5,6 @@ The page loads nothing; small pictures are inside it, if the data set is still w
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from paceline.runs.report import COLORS, Curve, Folded, Part, Plots, Report, Sec
 PUBLISHED = Path(__file__).with_name("published.toml")
 WAYS = {"i2t": "picture to text", "t2i": "text to picture"}
 SIDE = 132  # pixels of a picture on the page
+Shown = dict[str, Any]
+"""A run's report, with its folder, its name and its results by subset ("table")."""
 SHOWN = 2  # right and wrong queries of each subset and direction that are shown
 
 
@@ -34,47 +35,32 @@ def read_reports(runs: Sequence[Path]) -> list[dict[str, Any]]:
 def page(runs: Sequence[Path]) -> str:
     """The page of one run or more. PacelineError if one cannot be read."""
     shown = [
-        Shown(run, report, {one["subset"]: one for one in report["results"]}, color)
-        for run, report, color in zip(runs, read_reports(runs), cycle(COLORS), strict=False)
+        report | {"run": run, "name": run.name, "table": {one["subset"]: one for one in report["results"]}}
+        for run, report in zip(runs, read_reports(runs), strict=True)
     ]
-    subsets = [subset for subset in TITLES if any(subset in one.table for one in shown)]
-    frontiers = [(one.name, _frontier(one.report["frontier"])) for one in shown if "frontier" in one.report]
+    subsets = [subset for subset in TITLES if any(subset in one["table"] for one in shown)]
+    frontiers = [(one["name"], _frontier(one["frontier"])) for one in shown if "frontier" in one]
     kept = "Mixtures of the weights before and after tuning; the marked one was written."
     facts: list[Part] = [
         "Percent right, ± standard error over cases. A case is K pictures and K captions that differ in one value: "
         "picture to text chooses a caption, text to picture a picture; group wants every query of a case right.",
-        *(marked("p", _about(one)) for one in shown),
+        *(marked("p", _about(one, color)) for one, color in zip(shown, cycle(COLORS), strict=False)),
     ]
     confused = [Folded(TITLES[subset], _confusion(subset, shown), open=not n) for n, subset in enumerate(subsets)]
     sections = [
-        Section("Scores", [_scores(subsets, shown), *(_replies(one) for one in shown if one.report.get("replies"))]),
+        Section("Scores", [_scores(subsets, shown), *(_replies(one) for one in shown if one.get("replies"))]),
         Section("What was kept", [kept, Plots(frontiers)] if frontiers else []),
         Section("Published", _published(subsets)),
         Section("What was taken for what", ["Rows: what was asked; columns: what was answered, percent.", *confused]),
         Section("Examples", [part for one in shown for part in _all_examples(one, subsets)]),
     ]
-    window = f"Size, position, existence, count: {', '.join(one.name for one in shown)}"
+    window = f"Size, position, existence, count: {', '.join(one['name'] for one in shown)}"
     return Report("Size, position, existence, count", facts, sections, window=window).html()
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A run on the page. table: its results by subset."""
-
-    run: Path
-    report: dict[str, Any]
-    table: dict[str, dict[str, Any]]
-    color: str
-
-    @property
-    def name(self) -> str:
-        return self.run.name
-
-
-def _about(one: Shown) -> Markup:
-    problems = f"; {len(one.report['problems'])} problems" if one.report.get("problems") else ""
-    said = f": {one.report['model']}, on {one.report['data']}{problems}"
-    return dotted(one.color, marked("b", one.name)) + said
+def _about(one: Shown, color: str) -> Markup:
+    problems = f"; {len(one['problems'])} problems" if one.get("problems") else ""
+    return dotted(color, marked("b", one["name"])) + f": {one['model']}, on {one['data']}{problems}"
 
 
 def _scores(subsets: Sequence[str], shown: Sequence[Shown]) -> Table:
@@ -89,20 +75,20 @@ def _scores(subsets: Sequence[str], shown: Sequence[Shown]) -> Table:
     def row(title: Any, one: Shown, found: dict[str, Any], chance: str) -> tuple[Any, ...]:
         mean = marked("b", figure(found, "mean") or figure(found, "question"))
         ways = (figure(found, way) for way in ("i2t", "t2i"))
-        return (title, one.name, chance, *ways, mean, figure(found, "group"), figure(found, "assignment"))
+        return (title, one["name"], chance, *ways, mean, figure(found, "group"), figure(found, "assignment"))
 
     rows = [
-        row(TITLES[subset] if not n else "", one, one.table[subset], f"{one.table[subset]['chance']['i2t']:.1f}")
-        for subset in subsets for n, one in enumerate(shown) if subset in one.table
+        row("" if n else TITLES[subset], one, found, f"{found['chance']['i2t']:.1f}")
+        for subset in subsets for n, one in enumerate(shown) if (found := one["table"].get(subset))
     ]  # fmt: skip
     of_all = marked("b", "mean of subsets")
-    rows += [row("" if n else of_all, one, one.report["mean"], "") for n, one in enumerate(shown)]
+    rows += [row("" if n else of_all, one, one["mean"], "") for n, one in enumerate(shown)]
     heads = ("subset", "run", "chance", "picture to text", "text to picture", "mean", "group", "assignment")
     return Table(heads, rows)
 
 
 def _replies(one: Shown) -> Markup:
-    r = one.report["replies"]
+    r = one["replies"]
     letters, right = (
         ", ".join(f"{letter} {count}" for letter, count in r[name].items()) for name in ("letters", "right_letters")
     )
@@ -111,7 +97,7 @@ def _replies(one: Shown) -> Markup:
         f"right {right}; {r['prompt_tokens']} tokens read, {r['tokens']} written; pictures sent as "
         f"{', '.join(r['sent'])}, detail {r['detail']}{', blank' if r.get('blind') else ''}."
     )
-    return marked("p", marked("b", one.name) + said)
+    return marked("p", marked("b", one["name"]) + said)
 
 
 def _published(subsets: Sequence[str]) -> list[Part]:
@@ -131,13 +117,13 @@ def _published(subsets: Sequence[str]) -> list[Part]:
 def _confusion(subset: str, shown: Sequence[Shown]) -> list[Part]:
     parts: list[Part] = []
     for one in shown:
-        found = one.table.get(subset) or {}
+        found = one["table"].get(subset) or {}
         if not found.get("confusion"):
             continue
         off = found.get("count_error")
         far = f": off by {off['i2t']:.2f} / {off['t2i']:.2f} on average" if off else ""
         values = [str(value) for value in found["values"]]
-        parts.append(marked("h3", one.name + far))
+        parts.append(marked("h3", one["name"] + far))
         for way, title in WAYS.items():
             rows = [(value, *row) for value, row in zip(values, found["confusion"][way], strict=True)]
             parts += [title, Table(("", *values), rows, heat=True)]
@@ -146,13 +132,13 @@ def _confusion(subset: str, shown: Sequence[Shown]) -> list[Part]:
 
 def _all_examples(one: Shown, subsets: Sequence[str]) -> list[Part]:
     by_subset: dict[str, list[Markup]] = {}
-    for subset, example in _examples(one.report, one.run):
+    for subset, example in _examples(one, one["run"]):
         by_subset.setdefault(subset, []).append(example)
     folded = [
         Folded(TITLES[subset], [marked("div", Markup("").join(by_subset.get(subset, ())), "shown")], open=not n)
         for n, subset in enumerate(subsets)
     ]
-    return [marked("h3", one.name), *folded] if by_subset else []
+    return [marked("h3", one["name"]), *folded] if by_subset else []
 
 
 def _read_report(run: Path) -> dict[str, Any]:
