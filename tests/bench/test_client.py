@@ -28,7 +28,7 @@ def test_drafts_that_are_no_chains_of_one_length_are_judged_as_a_whole(drafted, 
     """Position 4 was offered in a few drafts only: that it was seldom accepted says nothing. A tree has more tokens
     than positions, and all are paid for."""
     new = Drafting("vllm", 1, 500, 100, drafted, sum(accepted), accepted)
-    assert reading(new, Costs.assumed({1: 0.05}))["advice"].startswith(says)
+    assert reading(new, Costs.assumed(0.05))["advice"].startswith(says)
 
 
 def test_an_answer_without_token_ids_is_compared_by_its_text() -> None:
