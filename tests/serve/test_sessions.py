@@ -191,3 +191,13 @@ def test_answers_copy_from_a_folder_that_only_who_has_a_key_may_choose(folder, t
     with serving(engine(folder, ("suffix",)), corpora=roots) as address:
         reply = httpx.post(f"{address}/v1/completions", json={"prompt": "the"}, headers={"x-paceline-corpus": roots[0]})
         assert (reply.status_code, "needs an API key" in reply.text) == (400, True)
+
+
+def test_a_conversation_that_cannot_go_on_is_given_up(folder, monkeypatch):
+    made = engine(folder, ("none",))
+    ahead = ReadAhead(made, lambda: True)
+    ahead.put(list(range(9, 80)), SamplingParams())
+    monkeypatch.setattr(made.seats, "ready", lambda rows: [])
+    assert ahead.work()
+    assert not ahead.work()
+    assert (ahead.read, made.rows) == (0, [])

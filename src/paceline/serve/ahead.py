@@ -75,18 +75,18 @@ class ReadAhead:
         return True
 
     def _run(self, row: Row) -> bool:
-        """Run a row's prompt. Returns whether all of it was run."""
+        """Run a row's prompt. Returns whether there is no more to run: all of it was run, or it cannot go on."""
         engine, target = self._engine, self._engine.target
         layers = target.num_layers if target.inside is not None else 1  # Others run all layers in one call.
-        target.is_interrupted = lambda: not self._is_idle()
+        target.is_interrupted, stuck = lambda: not self._is_idle(), False
         try:
-            while row.finish_reason is None and row.cached < row.prompt_length and self._is_idle():
+            while not stuck and row.finish_reason is None and row.cached < row.prompt_length and self._is_idle():
                 began, before = perf_counter(), row.cached
                 with engine.using(schedule=Ragged(1, self._piece)):
                     engine.step()
-                if row.cached > before:
-                    each = (perf_counter() - began) / layers / (row.cached - before)
-                    self._piece = min(max(int(LAYER_SECONDS / max(each, 1e-9)), PIECES[0]), PIECES[1])
+                stuck = row.cached <= before
+                each = (perf_counter() - began) / layers / max(row.cached - before, 1)
+                self._piece = min(max(int(LAYER_SECONDS / max(each, 1e-9)), PIECES[0]), PIECES[1])
         except Interrupted:
             pass
         except Exception:  # Nobody asked for it, and requests must not suffer.
@@ -102,7 +102,7 @@ class ReadAhead:
             if len(self._parts) > KEPT:
                 dropped = self._parts.popleft()
                 self.wasted += dropped.end - dropped.begin
-        return end >= row.prompt_length or row.finish_reason == "error"
+        return stuck or end >= row.prompt_length or row.finish_reason == "error"
 
     def ended(self, row: Row) -> None:
         """Count what a request found of what was read ahead."""
