@@ -44,6 +44,7 @@ class ModelDrafter(Drafter):
         self.config = config
         self.rule = rule or stop.RULES[config.stop](config.draft, config.threshold)
         self._drafts: dict[int, tuple[Draft, Proposal]] = {}
+        self._sizes: dict[int, int] = {}
 
     def open(self, target: Facts) -> DraftModel:
         """Load the model for this target. MethodError if there is none."""
@@ -88,7 +89,9 @@ class ModelDrafter(Drafter):
         proposals = zip(drafts, self.proposer.propose(drafts), strict=True)
         self._drafts = {draft.row.id: (draft, proposal) for draft, proposal in proposals}
         made = {id: tree for id, (_, (tree, _)) in self._drafts.items()}
-        return [(made.get(row.id) or DraftTree.root(row.last_token)).clipped(most) for row, most in asks]
+        trees = [(made.get(row.id) or DraftTree.root(row.last_token)).clipped(most) for row, most in asks]
+        self._sizes = {row.id: tree.num_drafted for (row, _), tree in zip(asks, trees, strict=True)}
+        return trees
 
     def observe(self, round: Round) -> None:
         outcomes: list[Outcome] = []
@@ -98,6 +101,8 @@ class ModelDrafter(Drafter):
                 draft, (_, nodes) = self._drafts.pop(row.id)
                 self.model.commit(draft, kept(draft, nodes, tree.proposed(path) if is_own else ()))
             if is_own:
+                if isinstance(self.proposer, BestTree):
+                    self.proposer.note(row, self._sizes.get(row.id, 0), tree.num_drafted)
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         self.model.feed(round)
         self.rule.learn(outcomes)

@@ -16,10 +16,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.draft.likeliest import Likeliest
 from paceline.draft.models.draft_model import Draft, DraftModel
 from paceline.draft.models.stop import StopRule
+from paceline.draft.text.copying import BySalt
 
 
 class Proposal(NamedTuple):
@@ -157,15 +159,33 @@ class BestTree(Stepwise):
     path. The best `width` candidates of a level are run next. In the end the best `size` of all levels are verified.
     The stop rule looks at the best node of a level; when it stops, the level's children stay candidates.
 
-    size  number of candidates to verify."""
+    Where the budget cuts trees, a tree of `size` would be drafted in vain, and may be too dear to draft at all. So a
+    tree has at most twice as many candidates as were verified lately, and a few more.
+
+    size  largest number of candidates to verify."""
+
+    PACE, FEW = 0.2, 4
+    """How fast the mean of verified candidates moves, and how many candidates a tree always has."""
 
     def __init__(self, model: DraftModel, rule: StopRule, width: int, size: int):
         super().__init__(model, rule)
         self.width, self.size = width, size
         self.likeliest = Likeliest(model.vocab_size, model.columns)
+        self._verified = BySalt(lambda: [float(size)])
+
+    def note(self, row: Request, proposed: int, verified: int) -> None:
+        """Record how many of the candidates in a row's tree were verified. A tree that was not cut says that no fewer
+        were wanted."""
+        mean = self._verified.of(row.params.cache_salt)
+        wanted = verified if verified < proposed else max(verified, mean[0])
+        mean[0] += self.PACE * (wanted - mean[0])
+
+    def _size(self, row: Request) -> int:
+        return min(self.size, int(2 * self._verified.of(row.params.cache_salt)[0]) + self.FEW)
 
     def propose(self, drafts: Sequence[Draft]) -> list[Proposal]:
-        growths = [Growth(draft, self.width, self.size) for draft in drafts]
+        sizes = [self._size(draft.row) for draft in drafts]
+        growths = [Growth(draft, min(self.width, size), size) for draft, size in zip(drafts, sizes, strict=True)]
         active = list(growths)
         while active:
             levels = [len(growth.level) for growth in active]
