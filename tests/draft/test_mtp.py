@@ -83,6 +83,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"layer_types": ["full_attention"] * 3},
     "qwen3-next": {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "mlp_only_layers": []},
     "qwen3.5": {"tie_word_embeddings": False},
+    "qwen3.5-moe": {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
 }
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
 from tests import drafters, exact, models, native
 from tests.draft import mtps
 from tests.plain import generate
 from tests.preempting import preempt_often
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
@@ -355,13 +356,20 @@ def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(fami
         assert sum(done.stats.draft_tokens for done in out) > 0
 
 
-def test_the_text_of_a_model_that_reads_images_is_run(tmp_path: Any) -> None:
-    inner = models.config("qwen3.5").to_dict()
+@pytest.mark.parametrize(("family", "kind"), [("qwen3.5", "Qwen3_5"), ("qwen3.5-moe", "Qwen3_5Moe")])
+def test_the_text_of_a_model_that_reads_images_is_run(family: str, kind: str, tmp_path: Any) -> None:
+    """Published mixtures stack the experts of a layer."""
+    inner = models.config(family).to_dict()
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
-    config = Qwen3_5Config(text_config=inner, vision_config=vision, tie_word_embeddings=True)
-    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    tied = inner["tie_word_embeddings"]
+    config = getattr(transformers, f"{kind}Config")(text_config=inner, vision_config=vision, tie_word_embeddings=tied)
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     models.randomize(whole)
     whole.save_pretrained(tmp_path / "m")
+    if inner.get("num_experts"):
+        stacked = {name: tensor.contiguous() for name, tensor in whole.state_dict().items()}
+        assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in stacked
+        save_file(stacked, tmp_path / "m" / "model.safetensors", {"format": "pt"})
     tokens = text(2, 20)
     target = load(tmp_path / "m", native=True)
     with torch.no_grad():
