@@ -175,6 +175,7 @@ def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path
 
 @pytest.mark.parametrize(("family", "kind"), [
     ("llama3", "F32"), ("qwen3", "Q8_0"), ("qwen3-moe", "F32"), ("gemma3", "F32"), ("olmo2", "F32"),
+    ("qwen3.5", "F32"), ("qwen3.5-moe", "Q8_0"), ("qwen3-next", "F32"),
 ])  # fmt: skip
 def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, family: str, kind: str) -> None:
     """llama.cpp's `nextn` tensors of the block after the model's own; the head is no part of the fingerprint."""
@@ -203,7 +204,7 @@ def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, famil
         assert [one.tokens for one in out] == plain
         assert sum(one.stats.draft_tokens for one in out) > 0
     assert "has no multi-token-prediction head" in refusal("", bare)
-    assert "runs in transformers" in refusal(file, HFTarget(model))
+    assert "runs in transformers" in refusal(file, HFTarget(models.model("llama3")))
 
 
 @pytest.mark.parametrize("offset", [1.0, 0.0])

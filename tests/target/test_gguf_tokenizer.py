@@ -31,6 +31,7 @@ TRAINING = [
     "naïve café 漢字 漢字 ありがとう",
     "def main():\n    return 42",
     "  x  y",
+    "हिन्दी हिन्दी",
 ] * 50
 
 
@@ -110,6 +111,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 REFERENCES = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "qwen2": _CASELESS + r"\p{N}" + _REST,
+    "qwen35": _CASELESS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+") + r"\p{N}" + _REST.replace(r"\p{L}", r"\p{L}\p{M}"),
     "llama-bpe": _CASELESS + r"\p{N}{1,3}" + _REST,
 }
 REFERENCES["deepseek-r1-qwen"] = REFERENCES["qwen2"]  # of models distilled into a Qwen 2
@@ -125,7 +127,7 @@ def trained(rule: str) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*digits, words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    if rule in ("qwen2", "deepseek-r1-qwen"):
+    if rule in ("qwen2", "qwen35", "deepseek-r1-qwen"):
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -181,7 +183,7 @@ def test_words_of_users_are_text_and_control_tokens_are_none() -> None:
 
 def test_the_rules_are_told_apart_by_these_texts() -> None:
     """Else agreement would prove nothing."""
-    backend = trained("gpt-2")
-    split = {rule: [of_bytes(backend, rule).encode_text(text) for text in AWKWARD] for rule in RULES}
+    backends = trained("gpt-2"), trained("qwen35")
+    split = {rule: [of_bytes(one, rule).encode_text(text) for one in backends for text in AWKWARD] for rule in RULES}
     for rule, tokens in split.items():
         assert all(tokens != others for other, others in split.items() if other != rule)

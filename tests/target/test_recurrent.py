@@ -20,6 +20,7 @@ from paceline.engine import seats
 from paceline.engine.engine import Engine
 from paceline.engine.prefixes import Prefixes, spread
 from paceline.errors import ModelError
+from paceline.formats.shape import TILED
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder
 from paceline.target.recurrent import State
@@ -31,8 +32,8 @@ def text(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
 
 
-def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32) -> Decoder:
-    return native.of(models.model(family, max_position_embeddings=512), dtype, eos=())
+def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:
+    return native.of(models.model(family, max_position_embeddings=512, **changes), dtype, eos=())
 
 
 # One forward ---------------------------------------------------------------------------------------------------------
@@ -60,9 +61,11 @@ def walk(target: Decoder) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_compiled_code_does_what_torch_does(family: str) -> None:
-    here, there = decoder(family), decoder(family)
+def test_compiled_code_does_what_torch_does(family: str, tiled: bool) -> None:
+    """tiled: value heads are in the order of GGUF files."""
+    here, there = (decoder(family, **{TILED: tiled}) for _ in range(2))
     assert here.cache.recurrent is not None
     assert there.cache.recurrent is not None
     assert here.cache.recurrent.is_compiled

@@ -22,11 +22,12 @@ USER_DEFINED, UNUSED = 4, 5
 """Types of tokens: words that are matched before text is split, and padding."""
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[LETTERS]+|\p{{N}}DIGITS| ?[^\sLETTERS\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
-def _split(digits: str) -> Any:
-    words = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits)), "isolated")
+def _split(digits: str, letters: str = r"\p{L}") -> Any:
+    words = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits).replace("LETTERS", letters)), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -35,12 +36,13 @@ RULES: dict[str, Any] = {
     "gpt-2": _GPT2,
     "llama-bpe": _split("{1,3}"),
     "qwen2": _split(""),
+    "qwen35": _split("", r"\p{L}\p{M}"),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = ("llama-bpe",)
 """By these rules a word that is a token is never split, and texts begin with BOS."""
-_NORMAL_FORM = ("qwen2",)  # rules that first compose characters (NFC)
+_NORMAL_FORM = ("qwen2", "qwen35")  # rules that first compose characters (NFC)
 _SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of rules
 
 
