@@ -313,6 +313,19 @@ def refused(path: Path, *words: str, dtype: str = "auto", activations: int | Non
         assert word in message, message
 
 
+def test_a_file_may_have_a_template_of_its_own_for_tools(tiny: Path, tmp_path: Path) -> None:
+    def more(writer: Any) -> None:
+        texts = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in texts.items()])
+
+    folder = shutil.copytree(tiny, tmp_path / "without")
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(write(folder, tmp_path / "m.gguf", more=more, add_bos=False))
+    asked = [{"role": "user", "content": "hello"}]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert [tokenizer.render_chat(asked), tokenizer.render_chat(asked, tools=tools)] == ["plain", "look"]
+
+
 def test_facts_of_hybrids_that_make_no_model(tmp_path: Path) -> None:
     folder = models.make("qwen3.5", tmp_path / "model")
     for key, value, word in (

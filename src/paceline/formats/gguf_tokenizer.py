@@ -81,8 +81,13 @@ def _refused(file: GGUF, why: str) -> ModelError:
 def _facts(file: GGUF) -> dict[str, Any]:
     facts = within(file.metadata, "tokenizer.ggml.")
     pre = facts.get("pre")
-    named = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
-    return facts | named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
+    rule = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
+    named = within(file.metadata, "tokenizer.chat_template.")
+    others = {name: text for name, text in named.items() if isinstance(text, str)}
+    template = file.metadata.get("tokenizer.chat_template")
+    if others:  # If tools are given, transformers takes the template tool_use.
+        template = others if template is None else {"default": template, **others}
+    return facts | rule | {"chat_template": template}
 
 
 def _adds_bos(facts: Mapping[str, Any]) -> bool:
