@@ -20,7 +20,7 @@ from paceline.formats.heads.mtp import head_names, head_shape
 from paceline.formats.heads.vocab import OFFSETS
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.shape import ATTENTION, ROUTER, Shape, layer_shapes
-from paceline.kernels.blocks import Blocks, within
+from paceline.kernels.blocks import Blocks, Weights, within
 
 OUTER = {
     "fc.weight": "fc.weight",
@@ -159,9 +159,9 @@ def _first_head(file: GGUF) -> int | None:
     return min((int(match[1]) for match in products if match), default=None)
 
 
-def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
+def head_in(path: Path, target: Shape) -> Weights:
     """Read the first multi-token-prediction head in a model's file, or in its own file, for a target of this shape.
-    Returns no tensors if there is none. PacelineError if it cannot be read."""
+    Its matrices stay in the file's blocks. Returns no weights if there is none. PacelineError if it cannot be read."""
     file = GGUF(path)
     first = _first_head(file)
     if first is None:
@@ -178,8 +178,8 @@ def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
     copies = {f"{start}nextn.{part}.weight" for part in ("shared_head_head", "embed_tokens")}  # the target's own
     if other := sorted(n for n in file.places if n.startswith(start) and n not in {*used, *outer, *copies}):
         raise MethodError(f"{path}: its head has {other[0]}, which no layer of the target has: nothing here runs it")
-    tensors = {f"layers.0.{name.removeprefix(layer)}": _dense(tensor) for name, tensor in read.items()}
-    norms = [_dense(file.tensor(name)) for name in outer]
+    weights = {f"layers.0.{name.removeprefix(layer)}": weight for name, weight in read.items()}
+    product, *norms = file.tensor(outer[0]), *(_dense(file.tensor(name)) for name in outer[1:])
     # Files store norms with the family's offset added; some do not add it to a head's norms, whose mean is then near 0.
-    norms[1:] = [one - shape.norm_offset if one.float().mean() > shape.norm_offset / 2 else one for one in norms[1:]]
-    return tensors | dict(zip(NEXTN, norms, strict=True))
+    norms = [one - shape.norm_offset if one.float().mean() > shape.norm_offset / 2 else one for one in norms]
+    return weights | dict(zip(NEXTN, [product, *norms], strict=True))
