@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests import gguf_files, models
+from tests.bench.peers import asked, opened
 from tests.draft import mtps
 
 from paceline.core.sampling import SamplingParams
@@ -120,3 +121,6 @@ def test_the_head_in_a_file_drafts_the_same(family: str, tmp_path: Path) -> None
     accepted = [[last for *_, last in one] for one in (found, right)]
     assert all(map(sum, accepted))
     assert accepted[0] == accepted[1] or family == "qwen3-next"
+    spec, python = f"xllamacpp:{file},spec=draft-mtp,k={DRAFTED}", os.environ["PACELINE_XLLAMACPP_PYTHON"]
+    with opened(spec, folder, python=python, threads=1) as peer:
+        assert sum(asked(peer, PROMPTS[:1], max_tokens=NEW)[0].nodes) > 0
