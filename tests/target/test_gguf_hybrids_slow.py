@@ -6,16 +6,14 @@ interpreter of an environment with xllamacpp, then
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests import gguf_files, models
+from tests import gguf_files, llama_cpp, models
 from tests.bench.peers import asked, opened
 from tests.draft import mtps
 
@@ -33,40 +31,12 @@ SIZES = {
 NEW, DRAFTED = 24, 3
 PROMPTS = [np.random.default_rng(seed).integers(4, 288, 9 + 5 * seed).tolist() for seed in range(4)]
 
-SERVER = """
-import json, sys, urllib.request, xllamacpp
-path, prompts, new, drafted = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers, params.port = path, 128, 1, 0, 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-params.cache_prompt, params.cache_ram_mib = False, 0
-params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-if drafted:
-    params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
-    params.speculative.draft.n_max, params.speculative.draft.p_min = drafted, 0.0
-server, said = xllamacpp.Server(params), []
-for prompt in prompts:
-    asked = {"prompt": prompt, "n_predict": new, "temperature": 0, "return_tokens": True, "cache_prompt": False}
-    url, typed = f"{server.listening_address}/completion", {"Content-Type": "application/json"}
-    answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), typed)))
-    times = answer["timings"]
-    said.append([answer["tokens"], times.get("draft_n", 0), times.get("draft_n_accepted", 0)])
-print("SAID", json.dumps(said))
-"""
-"""Prints the tokens after each prompt, and how many were drafted and accepted."""
-
-
 def theirs(file: Path, drafted: int = 0) -> list[list[Any]]:
-    python = os.environ.get("PACELINE_XLLAMACPP_PYTHON")
-    if not python:
-        pytest.skip("set PACELINE_XLLAMACPP_PYTHON to the interpreter of an environment with xllamacpp")
-    command = [python, "-c", SERVER, str(file), json.dumps(PROMPTS), str(NEW), str(drafted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = [line for line in done.stdout.splitlines() if line.startswith("SAID ")]
-    assert said, done.stderr[-2000:]
-    answers: list[list[Any]] = json.loads(said[0].removeprefix("SAID "))
-    return answers
+    """The tokens after each prompt, and how many were drafted and accepted."""
+    how = {"n_predict": NEW, "temperature": 0, "return_tokens": True, "cache_prompt": False}
+    said = llama_cpp.answers(file, "/completion", [how | {"prompt": prompt} for prompt in PROMPTS], drafted)
+    counts = ("draft_n", "draft_n_accepted")
+    return [[one["tokens"], *(one["timings"].get(name, 0) for name in counts)] for one in said]
 
 
 def ours(file: Path, draft: str = "none") -> list[list[Any]]:

@@ -26,8 +26,15 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[LETTERS]+|\p{{N}}DIGITS| ?[^\sLETTERS\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
-def _split(digits: str, letters: str = r"\p{L}") -> Any:
-    words = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits).replace("LETTERS", letters)), "isolated")
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]MOST[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_HUMPS = f"{_CASED.replace('MOST', '*')}+ENDING|{_CASED.replace('MOST', '+')}*ENDING"
+_NEWER = rf"{_HUMPS}|\p{{N}}DIGITS| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+"""A word ends before a capital letter that follows small ones. ENDING: what may follow it, such as a contraction."""
+
+
+def _split(digits: str, letters: str = r"\p{L}", rule: str = _WORDS, ending: str = "") -> Any:
+    rule = rule.replace("DIGITS", digits).replace("LETTERS", letters).replace("ENDING", ending)
+    words = pre_tokenizers.Split(Regex(rule), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -37,13 +44,20 @@ RULES: dict[str, Any] = {
     "llama-bpe": _split("{1,3}"),
     "qwen2": _split(""),
     "qwen35": _split("", r"\p{L}\p{M}"),
+    "dbrx": _split("{1,3}"),
+    "gpt-4o": _split("{1,3}", rule=_NEWER, ending=f"{_CONTRACTION}?"),
+    "tekken": _split("", rule=_NEWER),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
-_WHOLE_FIRST = ("llama-bpe",)
+_WHOLE_FIRST = ("llama-bpe", "tekken")
 """By these rules a word that is a token is never split, and texts begin with BOS."""
 _NORMAL_FORM = ("qwen2", "qwen35")  # rules that first compose characters (NFC)
-_SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of rules
+_SAME = {
+    "deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "dbrx",
+    "refact": "smollm", "starcoder": "smollm",
+}  # fmt: skip
+"""Other names of rules."""
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
