@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.formats.shape import Shape
+from paceline.formats.shape import Delta, Shape
 from paceline.kernels.blocks import Blocks, Kind, kind_of
 
 INNER = {
@@ -32,8 +32,17 @@ INNER = {
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "embed_tokens": "nextn.embed_tokens",
     "shared_head.norm": "nextn.shared_head_norm", "shared_head.head": "nextn.shared_head_head",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {
+    "mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+}  # fmt: skip
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 Change = Callable[[gguf.GGUFWriter], None]
@@ -45,6 +54,8 @@ def name_of(name: str, posts: bool = False) -> str:
     if stem in OUTER:
         return f"{OUTER[stem]}.{end}"
     _, _, layer, part = stem.split(".", 3)
+    if name.endswith((".A_log", ".dt_bias")):
+        return f"blk.{layer}.ssm_a" if name.endswith(".A_log") else f"blk.{layer}.ssm_dt.bias"
     part = INNER[re.sub(r"experts\.\d+", "experts", part)]
     return f"blk.{layer}.{'post_attention_norm' if posts and part == 'ffn_norm' and 'post' in stem else part}.{end}"
 
@@ -60,8 +71,10 @@ def write(
     pre: str = "gpt-2",
     parts: int = 0,
     add_bos: bool = True,
+    fused: bool = False,
 ) -> Path:
-    """kind: of all matrices, or of each by its name. more: adds facts. parts: tensors of a file, 0: all in one."""
+    """kind: of all matrices, or of each by its name. more: adds facts. parts: tensors of a file, 0: all in one.
+    fused: gates and ups of experts are one tensor."""
     config = AutoConfig.from_pretrained(folder)
     family = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(str(file), family, split_max_tensors=parts)
@@ -88,18 +101,23 @@ def write(
     heads = {"attn_q": s.num_heads, "attn_k": s.num_kv_heads}
     stacks: dict[str, list[Any]] = {}
     tensors = load_file(folder / "model.safetensors")
+    if s.delta is not None:
+        tensors = {name: one for key, values in tensors.items() for name, one in _of_states(key, values, s.delta)}
     for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
-        theirs = name_of(name, posts=s.norms[1] is not None)
+        theirs = name_of(name, posts=s.norms[1] is not None or s.delta is not None)
         if theirs == leave_out or (s.tied and theirs == "output.weight"):
             continue
         part = theirs.split(".")[-2]
-        values = tensors[name].float() + (s.norm_offset if part.endswith("norm") else 0)
+        values = tensors[name].float() + (s.norm_offset if part.endswith("norm") and part != "ssm_norm" else 0)
         if family in ("llama", "granite", "smollm3") and part in heads:
             values = values.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(values.shape)
         if part.endswith("_exps"):
             stacks.setdefault(theirs, []).append(values.numpy())
         else:
             _add(writer, theirs, values.numpy(), kind if isinstance(kind, str) else kind(theirs))
+    for gate in [theirs for theirs in stacks if "ffn_gate_exps" in theirs and fused]:
+        both = zip(stacks.pop(gate), stacks.pop(gate.replace("gate", "up")), strict=True)
+        stacks[gate.replace("gate", "gate_up")] = [np.concatenate(pair) for pair in both]
     for theirs, experts in stacks.items():
         _add(writer, theirs, np.stack(experts), kind if isinstance(kind, str) else kind(theirs))
     writer.write_header_to_file()
@@ -111,7 +129,7 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
     values = np.ascontiguousarray(values)
-    if values.ndim < 2 or kind == "F32" or "ffn_gate_inp" in name:
+    if values.ndim < 2 or kind == "F32" or "ffn_gate_inp" in name or "conv1d" in name:
         writer.add_tensor(name, values)
     elif kind == "F16":
         writer.add_tensor(name, values.astype(np.float16))
@@ -155,8 +173,51 @@ def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
     if s.experts is not None:
         writer.add_expert_count(s.experts.count)
         writer.add_expert_used_count(s.experts.chosen)
-    if config.model_type == "qwen3_moe":
+    if getattr(config, "moe_intermediate_size", None):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if s.experts is not None and s.experts.shared:
+        writer.add_expert_shared_feed_forward_length(s.experts.shared)
+    if (d := s.delta) is not None:
+        writer.add_ssm_conv_kernel(d.kernel)
+        writer.add_ssm_state_size(d.key_dim)
+        writer.add_ssm_group_count(d.key_heads)
+        writer.add_ssm_time_step_rank(d.value_heads)
+        writer.add_ssm_inner_size(d.values)
+        period = [kind.recurrent for kind in s.layers].index(False) + 1
+        assert [(n + 1) % period != 0 for n in range(s.num_layers)] == [kind.recurrent for kind in s.layers]
+        writer.add_full_attention_interval(period)
+        pairs = s.rotary_dim // 2
+        writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
+
+
+def _of_states(name: str, tensor: torch.Tensor, d: Delta) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a hybrid by the names of Qwen 3.5, in the order and with the numbers of llama.cpp's converter."""
+    start, inside, part = name.partition("linear_attn.")
+    part = part.removesuffix(".weight")
+    if not inside:
+        yield name, tensor
+    elif part == "in_proj_qkvz":
+        wide = d.value_heads // d.key_heads * d.value_dim
+        q, k, v, z = tensor.unflatten(0, (d.key_heads, -1)).split([d.key_dim, d.key_dim, wide, wide], 1)
+        yield f"{start}{inside}in_proj_qkv.weight", torch.cat([one.flatten(0, 1) for one in (q, k, v)])
+        yield f"{start}{inside}in_proj_z.weight", z.flatten(0, 1)
+    else:
+        if part == "A_log":
+            tensor = -tensor.exp()
+        elif part == "conv1d":
+            tensor = tensor.squeeze(1)
+        if part == "out_proj" and not d.joined:
+            tensor = _tiled(tensor.T, d, d.value_dim).T
+        elif part in ("in_proj_qkv", "conv1d") and not d.joined:
+            tensor = torch.cat([tensor[: 2 * d.keys], _tiled(tensor[2 * d.keys :], d, d.value_dim)])
+        elif part not in ("norm", "in_proj_ba", "conv1d", "out_proj") and not d.joined:
+            tensor = _tiled(tensor, d, d.value_dim if part == "in_proj_z" else 1)
+        yield name, tensor
+
+
+def _tiled(rows: torch.Tensor, d: Delta, size: int) -> torch.Tensor:
+    """Rows of value heads, of `size` each: first the first head of each key head, then the second of each."""
+    return rows.unflatten(0, (d.key_heads, -1, size)).transpose(0, 1).flatten(0, 2)
 
 
 def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> dict[str, Any]:

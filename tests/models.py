@@ -164,8 +164,24 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            "intermediate_size": None,
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
 }
-HYBRID = ("qwen3-next", "qwen3.5")
+HYBRID = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
 """Those with recurrent states."""
 
 # Architectures that only transformers runs: learned positions, parallel residual, partial rotary.

@@ -11,10 +11,13 @@ import torch
 
 from paceline import kernels, processor
 from paceline.cli import main
+from paceline.cli.doctor import _inside
 from paceline.errors import PacelineError
 from paceline.kernels import amx, integer
 from paceline.runs import environment
-from tests import models
+from paceline.target.load import load
+from tests import gguf_files, models
+from tests.draft import mtps
 
 X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "amx-bf16")
 ARM = ("neon", "dotprod")
@@ -80,6 +83,26 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
+
+
+def test_doctor_says_which_drafter_a_model_brings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(model: Path) -> str:
+        assert main(["doctor", str(model), "--json", "--dtype", "float32"]) == 0
+        return str(json.loads(capsys.readouterr().out)["model"].get("inside", ""))
+
+    model = models.model("qwen3.5", tie_word_embeddings=False)
+    folder = models.make("qwen3.5", tmp_path / "folder", tie_word_embeddings=False)
+    assert said(folder) == ""
+    head = mtps.random_head(model)
+    mtps.add(folder, mtps.in_layout(head, "deepseek", 3))
+    more = lambda writer: (writer.add_block_count(4), writer.add_nextn_predict_layers(1))  # noqa: E731
+    file = gguf_files.write(folder, tmp_path / "m.gguf", more=more)
+    target = load(file, dtype="float32")
+    read = 4 * sum(tensor.numel() for tensor in [*head.values(), model.lm_head.weight])
+    for one in (folder, file):
+        assert f"with --draft mtp a drafted token reads {read / target.weight_bytes:.2f} of the model's" in said(one)
+    other = mtps.add(models.make("llama2", tmp_path / "llama"), mtps.random_head(models.model("llama2")))
+    assert "cannot draft here: mtp runs a layer of the target's kind" in str(_inside(load(other, native=False)))
 
 
 @pytest.mark.parametrize(("load", "said"), [

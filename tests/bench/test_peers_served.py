@@ -31,7 +31,7 @@ XLLAMACPP = """
 import subprocess, sys, types
 __version__ = "1.0"
 common_speculative_type = types.SimpleNamespace(**{f"COMMON_SPECULATIVE_TYPE_{name}": name.lower().replace("_", "-")
-                                                   for name in ("NGRAM_MOD", "NGRAM_CACHE", "DRAFT_EAGLE3")})
+    for name in ("NGRAM_MOD", "NGRAM_CACHE", "DRAFT_EAGLE3", "DRAFT_MTP")})
 def get_system_info(): return "AVX2 = 1"
 class Any:
     def __getattr__(self, name):
@@ -47,7 +47,7 @@ class Server:
         file = {"draft-eagle3": drafting.draft.mparams.path, "ngram-cache": drafting.ngram_cache.lookup_cache_static}
         kind = drafting.types[0]
         fits = kind not in file or open(file[kind]).read() == "drafter"
-        size = drafting.draft.n_max if kind == "draft-eagle3" else 5
+        size = drafting.draft.n_max if kind in ("draft-eagle3", "draft-mtp") else 5
         words = f"--port {params.port} --owner llamacpp --spec {kind if fits else 'none'} --k {size}"
         self.process = subprocess.Popen([sys.executable, SCRIPT, *words.split()])
 """
@@ -192,6 +192,8 @@ def test_llama_cpp_by_its_wheel(python, file, tmp_path):
     for options, size in {"spec=draft-eagle3,k=7": 7, "spec=draft-eagle3": 3, "spec=ngram-cache": 5}.items():
         with opened(f"xllamacpp:{file},{options},file={tmp_path / 'drafter'}", tmp_path, python=python) as one:
             assert asked(one, [[4, 6]], max_tokens=9)[0].nodes == [0, size, size, 0, 0]
+    with opened(f"xllamacpp:{file},spec=draft-mtp,k=2", tmp_path, python=python) as one:  # in the model's own file
+        assert asked(one, [[4, 6]], max_tokens=9)[0].nodes == [0, 2, 2, 0, 0]
     refused = {"spec=draft-eagle3": "draft-eagle3 needs file=", "file=none.gguf": "there is no file"}
     for options, words in refused.items():
         with pytest.raises(PacelineError, match=words):

@@ -14,6 +14,8 @@ from paceline.formats.shape import as_checkpoint
 from tests import models
 from tests.draft.eagles import Tensors, write
 
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""What DeepSeek's layout repeats of the target; here without its numbers."""
 LAYOUTS = ("qwen", "deepseek", "mimo", "speculators")
 
 
@@ -67,7 +69,7 @@ def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
     if layout == "speculators":
         made = joined(made, "mtp_layers.0.mlp.experts.")
     if layout == "deepseek":
-        made |= {f"{start}{name}.weight": torch.zeros(2, half) for name in ("embed_tokens", "shared_head.head")}
+        made |= {start + name: torch.zeros(2, half) for name in COPIES}
     return made
 
 

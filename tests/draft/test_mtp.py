@@ -17,10 +17,12 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.mtp import Mtp, MtpNetwork
+from paceline.draft.models.layers import placed
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.formats.heads.gguf import head_in
 from paceline.formats.heads.mtp import head_names, head_of
+from paceline.kernels.blocks import Blocks
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, quantise_folder
@@ -83,6 +85,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"layer_types": ["full_attention"] * 3},
     "qwen3-next": {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "mlp_only_layers": []},
     "qwen3.5": {"tie_word_embeddings": False},
+    "qwen3.5-moe": {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
 }
 
 
@@ -174,6 +177,7 @@ def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path
 
 @pytest.mark.parametrize(("family", "kind"), [
     ("llama3", "F32"), ("qwen3", "Q8_0"), ("qwen3-moe", "F32"), ("gemma3", "F32"), ("olmo2", "F32"),
+    ("qwen3.5", "F32"), ("qwen3.5-moe", "Q8_0"), ("qwen3-next", "F32"),
 ])  # fmt: skip
 def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, family: str, kind: str) -> None:
     """llama.cpp's `nextn` tensors of the block after the model's own; the head is no part of the fingerprint."""
@@ -195,14 +199,38 @@ def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, famil
     found, wanted = head_in(file, target.shape), head_of(head, head.__getitem__)
     assert found.keys() == wanted.keys()
     for name in wanted:
-        torch.testing.assert_close(found[name].float(), wanted[name], atol=0.01 if kind == "Q8_0" else 1e-6, rtol=0)
+        dense = found[name].dense() if isinstance(found[name], Blocks) else found[name]
+        torch.testing.assert_close(dense, wanted[name], atol=0.01 if kind == "Q8_0" else 1e-6, rtol=0)
     plain = [one.tokens for one in Engine(bare).generate(PROMPTS, GREEDY)]
     for spec in ("mtp", f"mtp:{file},tree=0,draft=3"):
         out = Engine(target, spec).generate(PROMPTS, GREEDY)
         assert [one.tokens for one in out] == plain
         assert sum(one.stats.draft_tokens for one in out) > 0
     assert "has no multi-token-prediction head" in refusal("", bare)
-    assert "runs in transformers" in refusal(file, HFTarget(model))
+    assert "runs in transformers" in refusal(file, HFTarget(models.model("llama3")))
+
+
+def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path: Path) -> None:
+    model = models.model("qwen3", tie_word_embeddings=False)
+    folder = models.make("qwen3", tmp_path / "model", tie_word_embeddings=False)
+    mtps.add(folder, mtps.in_layout(mtps.random_head(model), "deepseek", 3))
+
+    def more(writer: Any) -> None:
+        writer.add_block_count(4)
+        writer.add_nextn_predict_layers(1)
+
+    kinds = lambda name: "IQ4_NL" if "attn_v" in name else "Q4_0"  # noqa: E731
+    file, shape = gguf_files.write(folder, tmp_path / "m.gguf", kinds, more=more), native.of(model).shape
+    for target, dtype, held in (
+        (load(file), "auto", {"Q4_0", "Q8_0"}),  # IQ4_NL is held as Q8_0
+        (load(file), "int8", {"Q8_0"}),
+        (load(file, dtype="float32"), "auto", set()),
+        (load(folder, dtype="int8"), "auto", {"Q4_0", "Q8_0"}),
+    ):
+        here = placed(head_in(file, shape), target, dtype)
+        blocks = [weight for weight in here.values() if isinstance(weight, Blocks)]
+        assert {weight.kind.name for weight in blocks} == held
+        assert {weight.activations for weight in blocks} <= {target.activations}
 
 
 @pytest.mark.parametrize("offset", [1.0, 0.0])

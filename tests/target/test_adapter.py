@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests import models
+from tests import gguf_files, models
 from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
@@ -156,6 +156,20 @@ def test_the_base_may_lie_beside_it_and_be_a_file_or_in_blocks(base: Path, adapt
         assert is_near(said(adapter, dtype="auto-float32", native=True), expected, base), name
     notes = load(adapter, dtype="auto-float32").notes
     assert any(re.search(r"\d+ weights of .*int8 have the changes", note) for note in notes)
+
+
+def test_a_hybrid_in_a_file_has_its_value_heads_in_another_order(tmp_path: Path) -> None:
+    base = models.make("qwen3.5", tmp_path / "base")
+    gguf_files.write(base, tmp_path / "base.gguf")
+    for modules, refused in ((["q_proj", "down_proj"], False), (["out_proj"], True)):
+        folder = made(base, tmp_path / modules[0], target_modules=modules)
+        expected, config = merged(base, folder), json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "../base.gguf"}))
+        if refused:
+            with pytest.raises(ModelError, match="changes layers with a state"):
+                load(folder)
+        else:
+            torch.testing.assert_close(said(folder, dtype="float32"), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_it_can_be_quantised(base: Path, adapter: Path, tmp_path: Path) -> None:

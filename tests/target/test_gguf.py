@@ -16,6 +16,7 @@ import torch
 from tests import models
 from tests.gguf_files import write
 from tests.native import TEXT, logits, off
+from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
@@ -26,14 +27,19 @@ from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer
 from paceline.kernels.blocks import Q8_0, Blocks, quantise
 from paceline.kernels.linear import BlockLinear
+from paceline.peers import setup
 from paceline.target.decoder import Decoder
 from paceline.target.load import build, load, load_tokenizer, tokenizer_for
 
-ELSEWHERE = ("qwen3-bias", *models.HYBRID)  # llama.cpp's Qwen3 has no biases, and files of hybrids are not read
-FAMILIES = [family for family in models.NATIVE if family not in ELSEWHERE]
+FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Of a model whose weights fit into blocks of 256."""
-IN_FILES = {"gemma3": {"query_pre_attn_scalar": 32}}
+PERIODIC = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+IN_FILES = {
+    "gemma3": {"query_pre_attn_scalar": 32},
+    "qwen3-next": PERIODIC | {"mlp_only_layers": []},
+    "qwen3.5-moe": PERIODIC,
+}
 """What files of a family do not say, with the value that they mean."""
 
 
@@ -85,7 +91,7 @@ def test_a_file_says_what_its_folder_says(family: str, tmp_path: Path) -> None:
     folder = models.make(family, tmp_path / "folder", **IN_FILES.get(family, {}))
     right = load(folder, dtype="float32")
     made = load(write(folder, tmp_path / "m.gguf"), dtype="float32")
-    if family in ("llama3", "phi3-long"):  # their factors are rounded to float32 in the file
+    if family in ("llama3", "phi3-long", *models.HYBRID):  # factors, or rates of decay, are rounded in the file
         assert off(logits(made), logits(right)) < 1e-5
     else:
         assert torch.equal(logits(made), logits(right))
@@ -186,9 +192,21 @@ def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny: Path, tmp_path: Pat
         refused(path, *words, dtype=dtype)
 
 
-@pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
-def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path: Path) -> None:
-    folder = models.make(family, tmp_path / "folder", **WIDE, num_hidden_layers=1)
+STATES = {
+    "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8, "linear_value_head_dim": 64,
+}  # fmt: skip
+"""Of a hybrid with several value heads in a block of 256."""
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("llama2", {"num_hidden_layers": 1}), ("qwen2-tied", {"num_hidden_layers": 1}), ("qwen3.5", STATES)],
+)
+def test_mixed_kinds_are_what_the_reference_makes_of_them(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:  # fmt: skip
+    folder = models.make(family, tmp_path / "folder", **WIDE | changes)
     path = write(folder, tmp_path / "m.gguf", mixed)
     target = load(path, dtype="auto-float32")
     assert "Q4_K and Q6_K" in str(target.quantised) or "Q6_K and Q4_K" in str(target.quantised)
@@ -196,6 +214,25 @@ def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path:
     answers = Engine(target).generate([TEXT], SamplingParams(max_tokens=12, ignore_eos=True))
     drafted = Engine(target, "sam").generate([TEXT], SamplingParams(max_tokens=12, ignore_eos=True))
     assert answers[0].tokens == drafted[0].tokens
+
+
+@pytest.mark.parametrize("family", models.HYBRID)
+def test_a_file_says_the_same_expanded_for_other_engines(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = write(models.make(family, tmp_path / "model", **IN_FILES.get(family, {})), tmp_path / "m.gguf")
+    expanded = AutoModelForCausalLM.from_pretrained(setup.expanded(file, torch.float32))
+    with torch.no_grad():
+        theirs = expanded(torch.tensor([TEXT]), use_cache=False).logits[0]
+    torch.testing.assert_close(logits(load(file, dtype="float32")), theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+    folder = models.make("qwen3-moe", tmp_path / "model")
+    apart, joined = (write(folder, tmp_path / f"{fused}.gguf", "Q8_0", fused=fused) for fused in (False, True))
+    assert len(GGUF(joined).places) == len(GGUF(apart).places) - 3
+    assert torch.equal(logits(load(joined)), logits(load(apart)))
 
 
 def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> None:
@@ -274,6 +311,36 @@ def refused(path: Path, *words: str, dtype: str = "auto", activations: int | Non
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_a_file_may_have_a_template_of_its_own_for_tools(tiny: Path, tmp_path: Path) -> None:
+    def more(writer: Any) -> None:
+        texts = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in texts.items()])
+
+    folder = shutil.copytree(tiny, tmp_path / "without")
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(write(folder, tmp_path / "m.gguf", more=more, add_bos=False))
+    asked = [{"role": "user", "content": "hello"}]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert [tokenizer.render_chat(asked), tokenizer.render_chat(asked, tools=tools)] == ["plain", "look"]
+
+
+def test_facts_of_hybrids_that_make_no_model(tmp_path: Path) -> None:
+    folder = models.make("qwen3.5", tmp_path / "model")
+    for key, value, word in (
+        ("ssm.time_step_rank", 0, "linear_num_value_heads is 0"),
+        ("ssm.group_count", 3, "linear_num_value_heads, 4, is no multiple of linear_num_key_heads, 3"),
+        ("ssm.inner_size", 48, "blk.0.ssm_conv1d.weight has shape [160, 3] where metadata asks for [112, 3]"),
+        ("full_attention_interval", 2, "m.gguf lacks blk.1.attn_q_norm.weight"),
+        ("attention.recurrent_layers", [True], "layer_types"),
+        ("rope.dimension_count", 5, "5 numbers of a head, which are no pairs"),
+    ):
+        add = {int: "add_uint32", list: "add_array"}[type(value)]
+        changed = lambda writer, key=key, value=value, add=add: getattr(writer, add)(f"qwen35.{key}", value)  # noqa: E731
+        refused(write(folder, tmp_path / "m.gguf", more=changed), word)
+    dense = models.make("qwen3-next", tmp_path / "next", **PERIODIC)  # the last layer has no experts
+    refused(write(dense, tmp_path / "m.gguf"), "lacks blk.2.ffn_gate_inp.weight")
 
 
 def test_files_that_are_not_of_a_known_form(tiny: Path, tmp_path: Path) -> None:

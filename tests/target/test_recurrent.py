@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
 from tests import drafters, exact, models, native
 from tests.draft import mtps
 from tests.plain import generate
 from tests.preempting import preempt_often
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
@@ -19,6 +20,7 @@ from paceline.engine import seats
 from paceline.engine.engine import Engine
 from paceline.engine.prefixes import Prefixes, spread
 from paceline.errors import ModelError
+from paceline.formats.shape import TILED
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder
 from paceline.target.recurrent import State
@@ -30,8 +32,8 @@ def text(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
 
 
-def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32) -> Decoder:
-    return native.of(models.model(family, max_position_embeddings=512), dtype, eos=())
+def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:
+    return native.of(models.model(family, max_position_embeddings=512, **changes), dtype, eos=())
 
 
 # One forward ---------------------------------------------------------------------------------------------------------
@@ -59,9 +61,11 @@ def walk(target: Decoder) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_compiled_code_does_what_torch_does(family: str) -> None:
-    here, there = decoder(family), decoder(family)
+def test_compiled_code_does_what_torch_does(family: str, tiled: bool) -> None:
+    """tiled: value heads are in the order of GGUF files."""
+    here, there = (decoder(family, **{TILED: tiled}) for _ in range(2))
     assert here.cache.recurrent is not None
     assert there.cache.recurrent is not None
     assert here.cache.recurrent.is_compiled
@@ -355,13 +359,20 @@ def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(fami
         assert sum(done.stats.draft_tokens for done in out) > 0
 
 
-def test_the_text_of_a_model_that_reads_images_is_run(tmp_path: Any) -> None:
-    inner = models.config("qwen3.5").to_dict()
+@pytest.mark.parametrize(("family", "kind"), [("qwen3.5", "Qwen3_5"), ("qwen3.5-moe", "Qwen3_5Moe")])
+def test_the_text_of_a_model_that_reads_images_is_run(family: str, kind: str, tmp_path: Any) -> None:
+    """Published mixtures stack the experts of a layer."""
+    inner = models.config(family).to_dict()
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
-    config = Qwen3_5Config(text_config=inner, vision_config=vision, tie_word_embeddings=True)
-    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    tied = inner["tie_word_embeddings"]
+    config = getattr(transformers, f"{kind}Config")(text_config=inner, vision_config=vision, tie_word_embeddings=tied)
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     models.randomize(whole)
     whole.save_pretrained(tmp_path / "m")
+    if inner.get("num_experts"):
+        stacked = {name: tensor.contiguous() for name, tensor in whole.state_dict().items()}
+        assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in stacked
+        save_file(stacked, tmp_path / "m" / "model.safetensors", {"format": "pt"})
     tokens = text(2, 20)
     target = load(tmp_path / "m", native=True)
     with torch.no_grad():

@@ -27,7 +27,7 @@ from tests.train.conftest import rounds
 FAMILIES = {
     "llama3": {}, "qwen2": {}, "qwen3": {"tie_word_embeddings": False}, "qwen3-moe": {}, "olmoe": {}, "smollm3": {},
     "phi3": {}, "granite": {"logits_scaling": 1.0}, "olmo2": {}, "gemma3": {}, "mistral-window": {},
-    "qwen3-next": {}, "qwen3.5": {"tie_word_embeddings": False},
+    "qwen3-next": {}, "qwen3.5": {"tie_word_embeddings": False}, "qwen3.5-moe": {},
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import say
 from paceline.engine.options import ModelOptions
+from paceline.errors import PacelineError
 from paceline.formats.place import check_place
 from paceline.given import checked
 
@@ -95,6 +97,22 @@ def _machine() -> dict[str, Any]:
     }
 
 
+def _inside(target: Target) -> str | None:
+    """The drafter that a model brings, and what it would cost; None if it brings none."""
+    from paceline.draft.registry import create
+    from paceline.formats.heads.gguf import has_head
+
+    if target.folder is None or not has_head(Path(target.folder)):
+        return None
+    drafter = create("mtp")
+    try:
+        drafter.bind(target)
+    except PacelineError as error:
+        return f"a head for multi-token prediction, which cannot draft here: {error}"
+    share = drafter.weight_bytes / max(target.weight_bytes, 1)
+    return f"a head for multi-token prediction: with --draft mtp a drafted token reads {share:.2f} of the model's bytes"
+
+
 def _model(target: Target, asked: ModelOptions) -> dict[str, str]:
     """What a model would run with, and why, in words."""
     from paceline.core.rules import split_dtype
@@ -128,6 +146,8 @@ def _model(target: Target, asked: ModelOptions) -> dict[str, str]:
         "drafter": "suffix, unless --draft says otherwise: it copies what is likely to follow the same words",
         "context": f"{target.max_context:,} tokens",
     }
+    if inside := _inside(target):
+        facts["inside"] = inside
     if target.tokenizer is not None and target.tokenizer.begins:
         facts["chats"] = f"begin with {target.tokenizer.inner.bos_token}, as the file says, whatever the template has"
     return facts | {"note": " ".join(target.notes[1:])} if target.notes[1:] else facts

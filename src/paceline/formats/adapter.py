@@ -23,7 +23,7 @@ from paceline.errors import ModelError
 from paceline.formats.checks import check_config, check_shapes, unsupported
 from paceline.formats.folder import open_file, read_config, read_json, untied
 from paceline.formats.place import SMALL_FILES, find, name_of
-from paceline.formats.shape import weight_shapes
+from paceline.formats.shape import Shape, weight_shapes
 from paceline.kernels.blocks import Q8_0, Blocks, Weights, WeightsByName, quantise
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -111,6 +111,12 @@ class Adapter:
             shapes = weight_shapes(config)
             weights = {name: weights[name] for name in shapes if name in weights}
             check_shapes(self.folder, shapes, {name: w.shape for name, w in weights.items()}, config.num_hidden_layers)
+        delta = Shape.of(config).delta
+        if delta is not None and delta.tiled and any(".linear_attn." in name for name in self.changed):
+            raise ModelError(
+                f"{self.folder} changes layers with a state, which {self.base} stores in another order than the folder "
+                f"of its model: name that folder as the base, or merge with the package peft"
+            )
         made = self.merged(weights)
         return untied(config, made), made
 

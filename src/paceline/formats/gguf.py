@@ -6,7 +6,7 @@ name opens a model in several files. Every fault is a ModelError of one line."""
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.formats.folder import fingerprint, refuse_pointer, sampling
 from paceline.formats.place import one_line
-from paceline.formats.shape import ATTENTION, Shape, weight_shapes
+from paceline.formats.shape import ATTENTION, DELTA, SHARED_GATE, TILED, Delta, Shape, row_order, weight_shapes
 from paceline.kernels.blocks import (
     Blocks,
     Weights,
@@ -199,11 +199,25 @@ FAMILIES = {
     "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma3": "Gemma3TextConfig",
     "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig",
+    "qwen35": "Qwen3_5TextConfig", "qwen35moe": "Qwen3_5MoeTextConfig", "qwen3next": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
-"""transformers' configurations by general.architecture. Mistral is "llama", too."""
+"""transformers' configurations by general.architecture. Mistral is "llama", too. A Qwen 3 Next in a file is a Qwen 3.5,
+because its file has apart what its folder joins."""
+_TILED = ("qwen35", "qwen35moe")
+"""Architectures whose files order value heads as `Delta.tiled` says."""
 _PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose files store the dimensions that rotate together side by side."""
 _EXPERTS: dict[str, Any] = {"num_experts": ("expert_count", None), "num_experts_per_tok": ("expert_used_count", None)}
+_SHARED = {
+    "moe_intermediate_size": ("expert_feed_forward_length", None),
+    "shared_expert_intermediate_size": ("expert_shared_feed_forward_length", None),
+}
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": ("ssm.group_count", None),
+    "linear_num_value_heads": ("ssm.time_step_rank", None),
+    "linear_key_head_dim": ("ssm.state_size", None),
+    "linear_conv_kernel_dim": ("ssm.conv_kernel", None),
+}
 _OWN_KEYS: dict[str, dict[str, Any]] = {
     "granite": {
         "embedding_multiplier": ("embedding_scale", 1.0),
@@ -213,6 +227,8 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     },
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
     "olmoe": _EXPERTS,
+    "qwen35": _DELTA,
+    **dict.fromkeys(("qwen35moe", "qwen3next"), _DELTA | _EXPERTS | _SHARED),
 }
 """Entries of a configuration by architecture: the file's key, and its default. None: the file must have the key."""
 FREQUENCIES = "rope_freqs.weight"
@@ -302,7 +318,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if number(key, head_dim) != head_dim and (family, key) != ("phi3", "rope.dimension_count"):
+        partly = key == "rope.dimension_count" and (family == "phi3" or "ssm.group_count" in facts)
+        if number(key, head_dim) != head_dim and not partly:
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
             )
@@ -341,6 +358,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
     elif family == "gemma3":
         values |= _gemma3(facts, number, values)
+    elif _OWN_KEYS.get(family, {}).keys() >= _DELTA.keys():
+        values |= _hybrid(facts, number, values) | {TILED: family in _TILED}
+        values["rope_parameters"] |= {"partial_rotary_factor": number("rope.dimension_count", head_dim) / head_dim}
     elif family == "phi3":
         turned = number("rope.dimension_count", head_dim) / head_dim
         scale = number("rope.scaling.attn_factor") if "rope.scaling.attn_factor" in facts else None
@@ -394,6 +414,18 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
     }
 
 
+def _hybrid(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of value heads, and which layers have a state: those of a list, or all but every fourth or so."""
+    states, layers = facts.get("attention.recurrent_layers"), values["num_hidden_layers"]
+    if not isinstance(states, list):
+        period = max(int(number("full_attention_interval", 4)), 1)
+        states = [(layer + 1) % period != 0 for layer in range(layers)]
+    return {
+        "layer_types": [DELTA if one else ATTENTION[0] for one in states[:layers]],
+        "linear_value_head_dim": number("ssm.inner_size") // max(values["linear_num_value_heads"], 1),
+    }
+
+
 def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
     """Phi's factors of the rotary frequencies; empty if the file has none."""
     found = tensors_of({_FACTORS[name]: file.tensor(name) for name in _FACTORS if name in file.places})
@@ -436,29 +468,58 @@ def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> t
     file. ModelError if a tensor is missing or has another shape."""
     weights = Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
-    stacked = (s.experts.count,) if s.experts is not None else ()
-    theirs = {name: tensor_name(file.family, name) or name for name in shapes}
-    wanted = {theirs[name]: (*stacked, *shape) if ".experts." in name else shape for name, shape in shapes.items()}
+    stored = {name: _stored(file, s, name, shape) for name, shape in shapes.items()}
+    wanted = {one.name: one.shape for one in stored.values()}
     found = {name: place.shape for name, place in file.places.items()}
     check_shapes(file.path, wanted, found, s.num_layers, "metadata")
     for name, shape in shapes.items():
-        tensor = file.tensor(theirs[name])
-        if expert := re.search(r"\.experts\.(\d+)\.", name):
-            first = int(expert[1]) * shape[0]
-            own = slice(first, first + shape[0])
-            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.flatten(0, 1)[own]
+        tensor = file.tensor(stored[name].name)
+        if (own := stored[name].rows) is not None:
+            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, shape[-1])[own]
         part = name.split(".")[-2]
         if part in heads:
             tensor = unpermuted(tensor, heads[part])
-        if s.norm_offset and part.endswith("norm") and isinstance(tensor, torch.Tensor):
-            tensor = tensor - s.norm_offset  # Files store the sum.
+        if isinstance(tensor, torch.Tensor):
+            tensor = tensor.view(shape)
+            if name.endswith(".A_log"):
+                tensor = (-tensor.double()).log().float()  # Files store -exp(A_log).
+            elif s.norm_offset and part.endswith("norm") and ".linear_attn." not in name:
+                tensor = tensor - s.norm_offset  # Files store the sum.
         weights[name] = tensor
     return weights, {*wanted}
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """Where a file has a checkpoint's tensor: the name and shape of its own, and which rows of it; None: all."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: torch.Tensor | slice | None = None
+
+
+def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
+    theirs = tensor_name(file.family, name) or name
+    if (expert := re.search(r"\.experts\.(\d+)\.(\w+)_proj\.", name)) and s.experts is not None:
+        number, joined = int(expert[1]), theirs.replace(f"ffn_{expert[2]}_exps", "ffn_gate_up_exps")
+        parts = ("gate", "up") if joined in file.places and expert[2] != "down" else (expert[2],)
+        first = (number * len(parts) + parts.index(expert[2])) * shape[0]
+        rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], shape[1])
+        return _Stored(joined if parts[1:] else theirs, stack, rows)
+    if file.family == "qwen3next" and (decays := re.search(r"(.*)\.in_proj_([ba])\.weight", name)):
+        assert s.delta is not None
+        order = row_order(replace(s, delta=replace(s.delta, joined=True)), "in_proj_ba")
+        assert order is not None
+        own = order.view(2, -1)["ba".index(decays[2])]
+        return _Stored(str(tensor_name(file.family, f"{decays[1]}.in_proj_ba.weight")), (2 * shape[0], shape[1]), own)
+    if name.endswith(f".{SHARED_GATE}.weight") and theirs in file.places and len(file.places[theirs].shape) == 1:
+        return _Stored(theirs, shape[1:])
+    return _Stored(theirs, (shape[0], *shape[2:]) if len(shape) == 3 else shape)
+
+
 def tensor_name(architecture: str, name: str) -> str | None:
     """GGUF's name for a checkpoint's tensor; None if the architecture lacks it. Experts' matrices share a tensor."""
-    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name).replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
         return _names(architecture).get_name(name, (".weight", ".bias"))
@@ -482,3 +543,16 @@ def unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Bloc
     rows = tensor.data if isinstance(tensor, Blocks) else tensor
     moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved
+
+
+def untiled(name: str, weight: torch.Tensor, delta: Delta) -> torch.Tensor:
+    """Restore the checkpoint's order of value heads in a tensor of a file whose heads are tiled (`Delta.tiled`)."""
+    heads = torch.arange(delta.value_heads).view(-1, delta.key_heads).T.reshape(-1, 1)
+    each, wide = heads.flatten(), (heads * delta.value_dim + torch.arange(delta.value_dim)).flatten()
+    mixed = torch.cat([torch.arange(2 * delta.keys), 2 * delta.keys + wide])
+    part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
+    if part == "out_proj":
+        return weight[:, wide]
+    rows = {"in_proj_qkv": mixed, "conv1d": mixed, "in_proj_z": wide}
+    rows |= dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), each)
+    return weight[rows[part]] if part in rows else weight

@@ -22,11 +22,19 @@ USER_DEFINED, UNUSED = 4, 5
 """Types of tokens: words that are matched before text is split, and padding."""
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[LETTERS]+|\p{{N}}DIGITS| ?[^\sLETTERS\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
-def _split(digits: str) -> Any:
-    words = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits)), "isolated")
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]MOST[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_HUMPS = f"{_CASED.replace('MOST', '*')}+ENDING|{_CASED.replace('MOST', '+')}*ENDING"
+_NEWER = rf"{_HUMPS}|\p{{N}}DIGITS| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+"""A word ends before a capital letter that follows small ones. ENDING: what may follow it, such as a contraction."""
+
+
+def _split(digits: str, letters: str = r"\p{L}", rule: str = _WORDS, ending: str = "") -> Any:
+    rule = rule.replace("DIGITS", digits).replace("LETTERS", letters).replace("ENDING", ending)
+    words = pre_tokenizers.Split(Regex(rule), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -35,13 +43,21 @@ RULES: dict[str, Any] = {
     "gpt-2": _GPT2,
     "llama-bpe": _split("{1,3}"),
     "qwen2": _split(""),
+    "qwen35": _split("", r"\p{L}\p{M}"),
+    "dbrx": _split("{1,3}"),
+    "gpt-4o": _split("{1,3}", rule=_NEWER, ending=f"{_CONTRACTION}?"),
+    "tekken": _split("", rule=_NEWER),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
 }
 """Rules by which byte-level tokenizers split text, by tokenizer.ggml.pre."""
-_WHOLE_FIRST = ("llama-bpe",)
+_WHOLE_FIRST = ("llama-bpe", "tekken")
 """By these rules a word that is a token is never split, and texts begin with BOS."""
-_NORMAL_FORM = ("qwen2",)  # rules that first compose characters (NFC)
-_SAME = {"deepseek-r1-qwen": "qwen2"}  # other names of rules
+_NORMAL_FORM = ("qwen2", "qwen35")  # rules that first compose characters (NFC)
+_SAME = {
+    "deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "dbrx",
+    "refact": "smollm", "starcoder": "smollm",
+}  # fmt: skip
+"""Other names of rules."""
 
 
 def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
@@ -79,8 +95,13 @@ def _refused(file: GGUF, why: str) -> ModelError:
 def _facts(file: GGUF) -> dict[str, Any]:
     facts = within(file.metadata, "tokenizer.ggml.")
     pre = facts.get("pre")
-    named = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
-    return facts | named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
+    rule = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
+    named = within(file.metadata, "tokenizer.chat_template.")
+    others = {name: text for name, text in named.items() if isinstance(text, str)}
+    template = file.metadata.get("tokenizer.chat_template")
+    if others:  # If tools are given, transformers takes the template tool_use.
+        template = others if template is None else {"default": template, **others}
+    return facts | rule | {"chat_template": template}
 
 
 def _adds_bos(facts: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers in `layer
 DELTA = "linear_attention"  # kind of a layer with the gated delta rule, in `layer_types`
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types` in which all layers have the sliding window."""
+TILED = "linear_value_heads_tiled"  # entry of a configuration that was made of a GGUF file: `Delta.tiled`
 ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # `Shape.gelu` by name of the activation
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts
 UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
@@ -65,10 +66,12 @@ class Experts:
 @dataclass(frozen=True)
 class Delta:
     """The gated delta rule (Yang et al. 2024, arXiv 2412.06464): `value_heads` heads, each with a state [key_dim,
-    value_dim] of the text so far. Neighbouring value heads share the queries and keys of a key head.
+    value_dim] of the text so far. Several value heads share the queries and keys of a key head.
 
     kernel  width in tokens, with the node's own, of the convolution over queries, keys and values.
     joined  whether the checkpoint groups rows by key head, in in_proj_qkvz and in_proj_ba.
+    tiled   whether value heads are in the order of GGUF files: the first of each key head, then the second of each.
+            Else the value heads of a key head are neighbours.
 
     keys, values, channels  size of all keys, of all values, and of queries, keys and values together."""
 
@@ -78,6 +81,7 @@ class Delta:
     value_dim: int
     kernel: int
     joined: bool
+    tiled: bool = False
 
     @property
     def keys(self) -> int:
@@ -94,7 +98,13 @@ class Delta:
     @property
     def sizes(self) -> Sizes:
         """The sizes, for compiled code."""
-        return Sizes(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel)
+        neighbours = 1 if self.tiled else self.value_heads // self.key_heads
+        return Sizes(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel, neighbours)
+
+    @property
+    def key_head_of(self) -> torch.Tensor:
+        """The key head of each value head, int64 [value_heads]."""
+        return torch.arange(self.value_heads) // self.sizes.neighbours % self.key_heads
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ class Shape:
             "num_heads": config.num_attention_heads,
             "num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            "intermediate_size": config.intermediate_size,
+            "intermediate_size": getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
             "eps": config.rms_norm_eps,
             "max_context": _max_context(config),
             "tied": bool(config.tie_word_embeddings),
@@ -228,7 +238,8 @@ def _rotary_dim(config: Any) -> int:
 
 
 def _experts(config: Any, size: int, shared: int = 0) -> Experts:
-    return Experts(config.num_experts, config.num_experts_per_tok, size, bool(config.norm_topk_prob), shared)
+    normalised = bool(getattr(config, "norm_topk_prob", True))
+    return Experts(config.num_experts, config.num_experts_per_tok, size, normalised, shared)
 
 
 def _hybrid(config: Any, joined: bool) -> dict[str, Any]:
@@ -239,8 +250,12 @@ def _hybrid(config: Any, joined: bool) -> dict[str, Any]:
         "norm_offset": 1.0,
         "gated": True,
         "rotary_dim": _rotary_dim(config),
-        "delta": Delta(*heads, *sizes, joined),
+        "delta": Delta(*heads, *sizes, joined, bool(getattr(config, TILED, False))),
     }
+
+
+def _shared(config: Any) -> dict[str, Any]:
+    return {"experts": _experts(config, config.moe_intermediate_size, config.shared_expert_intermediate_size)}
 
 
 FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
@@ -255,10 +270,9 @@ FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "phi3": lambda c: {"fused": True, "rotary_dim": _rotary_dim(c)},
     "qwen3_moe": lambda c: {"qk_norm": True, "experts": _experts(c, c.moe_intermediate_size)},
     "olmoe": lambda c: {"qk_norm": True, "qk_norm_whole": True, "experts": _experts(c, c.intermediate_size)},
-    "qwen3_next": lambda c: (
-        _hybrid(c, True) | {"experts": _experts(c, c.moe_intermediate_size, c.shared_expert_intermediate_size)}
-    ),
+    "qwen3_next": lambda c: _hybrid(c, True) | _shared(c),
     "qwen3_5_text": lambda c: _hybrid(c, False),
+    "qwen3_5_moe_text": lambda c: _hybrid(c, False) | _shared(c),
 }
 """Fields of `Shape` that a family sets, by the configuration's model_type."""
 

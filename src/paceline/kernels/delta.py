@@ -39,6 +39,7 @@ class Task(NamedTuple):
     key_dim: int
     value_dim: int
     kernel: int
+    neighbours: int
     qkvz: int = 0
     ba: int = 0
     out: int = 0
@@ -131,7 +132,7 @@ def _rule(kind: Any) -> Any:
         """Take the jobs of the task at this address."""
         task, taken = carray(at, (1,), TASK)[0], carray(at, (1,), np.int64)
         heads, wide, deep, kernel = task.value_heads, task.key_dim, task.value_dim, task.kernel
-        keys, values, share = task.key_heads * wide, heads * deep, heads // task.key_heads
+        keys, values, share = task.key_heads * wide, heads * deep, task.neighbours
         channels, many = 2 * keys + values, 1 << 32  # The true sizes are not known here.
         jobs = carray(address(task.jobs), (many,), JOB)
         qkvz = carray(address(task.qkvz), (many, channels + values), kind)
@@ -149,7 +150,8 @@ def _rule(kind: Any) -> Any:
             if item >= task.items:
                 return
             job, head = jobs[item // heads], item % heads
-            group, layer = head // share, task.layer + job.more
+            turn, layer = head // share, task.layer + job.more
+            group = turn % task.key_heads
             place = 4 * (layer * heads + head) * wide * deep
             begin, start, nodes = job.begin, job.start, job.nodes
             before = carray(address(job.state + place), (wide, deep), np.float32)
@@ -203,7 +205,7 @@ def _rule(kind: Any) -> Any:
                     node[update_at : update_at + deep] = update
                     for c in range(deep):
                         node[of_v + c] = widened(qkvz[row, of_v + c])
-                    if head % share == 0:
+                    if head % share == 0 and turn == group:  # One head writes what several share.
                         node[key_at : key_at + wide] = key
                         for r in range(wide):
                             node[of_q + r], node[of_k + r] = widened(qkvz[row, of_q + r]), widened(qkvz[row, of_k + r])

@@ -58,13 +58,15 @@ class Tile(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of a layer with the gated delta rule: numbers and widths of heads, and the convolution's width."""
+    """Sizes of a layer with the gated delta rule: numbers and widths of heads, the convolution's width, and how many
+    neighbouring value heads share a key head."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
+    neighbours: int
 
     @property
     def values(self) -> int:

@@ -23,7 +23,7 @@ def params_of(asked: argparse.Namespace) -> "xllamacpp.CommonParams":
         params.speculative.ngram_cache.lookup_cache_static = asked.file
     if asked.spec.startswith("draft-"):
         draft = params.speculative.draft
-        draft.mparams.path, draft.n_gpu_layers = asked.file, 0
+        draft.mparams.path, draft.n_gpu_layers = asked.file or draft.mparams.path, 0
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = params.cpuparams.n_threads
         draft.n_max = asked.k or draft.n_max
     return params

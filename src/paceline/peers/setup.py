@@ -18,6 +18,7 @@ from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import DTYPES
+from paceline.formats.shape import TILED, Shape
 from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.blocks import Blocks
 from paceline.net.completion import Completion
@@ -132,7 +133,7 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
 def expanded(file: Path, dtype: torch.dtype) -> Path:
     """A folder in the user's cache with the weights of a GGUF file in `dtype`, made the first time, for engines that
     read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
-    from paceline.formats.gguf import GGUF, config_of, weights_of
+    from paceline.formats.gguf import GGUF, config_of, untiled, weights_of
 
     status = file.stat()
     folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{status.st_size}-{int(status.st_mtime)}"
@@ -140,9 +141,14 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
         opened = GGUF(file)
         config = config_of(opened)
         weights = {
-            name: (weight.dense(dtype) if isinstance(weight, Blocks) else weight.to(dtype)).contiguous()
+            name: weight.dense(dtype) if isinstance(weight, Blocks) else weight.to(dtype)
             for name, weight in weights_of(opened, config).items()
         }
+        delta = Shape.of(config).delta
+        if delta is not None and delta.tiled:
+            weights = {name: untiled(name, weight, delta) for name, weight in weights.items()}
+            setattr(config, TILED, False)
+        weights = {name: weight.contiguous() for name, weight in weights.items()}
         config.architectures, config.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]], dtype
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as beside:

@@ -14,6 +14,7 @@ from paceline.peers.served import Served
 from paceline.peers.setup import Setup
 
 SCRIPT = Path(__file__).with_name("llama_server.py")
+INSIDE = "draft-mtp"  # the type of a drafter that the model's own file brings
 FACTS = """
 import json, xllamacpp
 print(json.dumps({"engine": f"xllamacpp {xllamacpp.__version__}", "system": xllamacpp.get_system_info()}))
@@ -25,7 +26,7 @@ class ServerConfig:
     checkpoint: str
     spec: Literal[
         "none", "ngram-simple", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "draft-simple",
-        "draft-eagle3", "draft-dflash", "draft-dspark",
+        "draft-eagle3", "draft-dflash", "draft-dspark", "draft-mtp",
     ] = option("none", "the server's speculative type, with its default sizes")  # fmt: skip
     file: str | None = option(None, "of draft-...: GGUF file of the drafter; of ngram-cache: its static cache")
     k: int | None = option(None, "of draft-...: most tokens drafted; none: the server's default", least=1)
@@ -44,7 +45,7 @@ class Server(Served):
 
     def open(self) -> None:
         self.target_bytes = gguf_of(self.config.checkpoint).stat().st_size
-        if self.config.file is None and self.config.spec.startswith("draft-"):
+        if self.config.file is None and self.config.spec.startswith("draft-") and self.config.spec != INSIDE:
             raise PacelineError(f"{self.name}: {self.config.spec} needs file=FILE.gguf, as plugins/to_gguf writes it")
         self.facts |= {"device": "cpu", "threads": self.setup.threads, **asdict(self.config)}
         self.facts |= self.installed(FACTS)

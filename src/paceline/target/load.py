@@ -7,7 +7,8 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,9 @@ from paceline.kernels.linear import has_units
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
-TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
+TEXT_PARTS = dict.fromkeys(
+    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "model.language_model."
+)  # fmt: skip
 """Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
 MEASURED = "quality.json"
 """File in a model folder with the result of `paceline quality --save`."""
@@ -205,9 +208,46 @@ def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Pa
 
 def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors that the native decoder reads, mapped from disk. ModelError if `checks.check_shapes` fails."""
-    shapes = weight_shapes(config)
+    shapes, tensors = weight_shapes(config), _with_experts_apart(tensors)
     checks.check_shapes(folder, shapes, files.shapes_of(tensors), config.num_hidden_layers)
     return {key: tensors[key].get_tensor(key) for key in shapes}
+
+
+def _with_experts_apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Give each expert its own matrices, if the checkpoint stacks those of a layer, as Qwen 3.5's does."""
+    made = {**tensors}
+    for key, file in tensors.items():
+        start, stacked, which = key.rpartition(".experts.")
+        if not stacked or which not in ("gate_up_proj", "down_proj"):
+            continue
+        parts = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
+        shape = file.get_slice(key).get_shape()
+        if len(shape) != 3:
+            continue
+        count, size, width = shape[0], shape[1] // len(parts), shape[2]
+        del made[key]
+        for number, (place, part) in product(range(count), enumerate(parts)):
+            name = f"{start}.experts.{number}.{part}.weight"
+            made[name] = _Part(file, key, number, slice(place * size, (place + 1) * size), [size, width])
+    return made
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An open file in which a tensor is a part of a stack: `rows` of matrix `number` of the tensor `key`."""
+
+    file: Any
+    key: str
+    number: int
+    rows: slice
+    shape: list[int]
+
+    def get_tensor(self, _: str) -> torch.Tensor:
+        tensor: torch.Tensor = self.file.get_tensor(self.key)[self.number, self.rows]
+        return tensor
+
+    def get_slice(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(get_shape=lambda: self.shape)
 
 
 def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:

@@ -209,6 +209,7 @@ class RecurrentState:
             return
         _, keys, updates, logs = row.nodes[:, places].split(self.widths, -1)
         keys, updates = (t.unflatten(-1, (n, -1)) for t, n in ((keys, self.delta.key_heads), (updates, logs.shape[-1])))
+        keys = keys[..., self.delta.key_head_of, :]
         before = row.now.matrices
         for count, state in ends:
             state.matrices = _advanced(before, keys[:, :count], updates[:, :count], logs[:, :count])
@@ -282,9 +283,10 @@ class Recurrence:
         keys, logs = torch.cat([keys.unflatten(-1, (d.key_heads, -1)), k]), torch.cat([logs, log])
         sees = torch.from_numpy(ancestors(part.parent)).to(x.device)
         state, known = row.now.matrices[layer], updates.unflatten(-1, v.shape[1:])
-        output, updates = _rule(q, keys, v, logs, strength, state, sees, known)
+        shared = q[:, d.key_head_of], keys[:, d.key_head_of]
+        output, updates = _rule(*shared, v, logs, strength, state, sees, known)
         for count, end in part.ends:
-            end.matrices[layer] = _advanced(state, keys[:count], updates[:count], logs[:count])
+            end.matrices[layer] = _advanced(state, shared[1][:count], updates[:count], logs[:count])
         if not part.ends:
             nodes[start:] = torch.cat([x, k.flatten(1), updates.flatten(1), log], -1)
         output = F.rms_norm(output, output.shape[-1:], rule.norm, rule.eps).flatten(1)
@@ -307,11 +309,11 @@ def _rule(
     """Compute outputs and updates, [m, value_heads, value_dim] each, of the last m of n nodes after `state`. The
     updates solve a triangular system, because a node depends on its ancestors.
 
-    q [m, key_heads, key_dim], k [n, ...], v [m, value_heads, value_dim], log decays [n, value_heads], strength
+    q [m, value_heads, key_dim], k [n, ...], v [m, value_heads, value_dim], log decays [n, value_heads], strength
     [m, ...]. sees: bool [n, n], a node's ancestors and itself. known: updates of the first n - m nodes."""
-    share, first = v.shape[1] // q.shape[1], len(known)
-    q, k = (t.repeat_interleave(share, 1).transpose(0, 1) for t in (q, k))
-    v, known, strength = v.transpose(0, 1), known.transpose(0, 1), strength.T[..., None]
+    first = len(known)
+    q, k, v, known = (t.transpose(0, 1) for t in (q, k, v, known))
+    strength = strength.T[..., None]
     total = (sees.to(log.dtype) @ log).T[..., None]
     decay = (total - total.mT).masked_fill(~sees, -torch.inf).exp()[:, first:]
     total = total[:, first:].exp()
@@ -325,7 +327,7 @@ def _rule(
 def _advanced(state: torch.Tensor, k: torch.Tensor, updates: torch.Tensor, log: torch.Tensor) -> torch.Tensor:
     """Compute the state [..., value_heads, key_dim, value_dim] after the updates of a path of n nodes.
 
-    k [..., n, key_heads, key_dim], updates [..., n, value_heads, value_dim], log decays [..., n, value_heads]."""
+    k [..., n, value_heads, key_dim], updates [..., n, value_heads, value_dim], log decays [..., n, value_heads]."""
     left = log.flip(-2).cumsum(-2).flip(-2)
-    k = k.repeat_interleave(updates.shape[-2] // k.shape[-2], -2) * (left - log).exp()[..., None]
+    k = k * (left - log).exp()[..., None]
     return left[..., 0, :].exp()[..., None, None] * state + torch.einsum("...nhk,...nhv->...hkv", k, updates)

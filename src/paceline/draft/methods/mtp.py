@@ -29,10 +29,10 @@ from paceline.errors import MethodError
 from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
-from paceline.formats.heads.layout import Tensors, refuse_others, table_and_head
+from paceline.formats.heads.layout import refuse_others, table_and_head
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.formats.place import find, gguf_of, is_gguf
-from paceline.kernels.blocks import tensors_of, within
+from paceline.kernels.blocks import WeightsByName, tensors_of, within
 from paceline.kernels.linear import linear
 from paceline.kernels.ops import Pair
 from paceline.target.attention import Layer, begin
@@ -45,13 +45,13 @@ NEEDS_KIND = "mtp runs a layer of the target's kind"
 class MtpNetwork(Network):
     """fc(norm(embedding), norm(state)), a layer of the target's kind, a norm; its output is the next state."""
 
-    def __init__(self, path: str, tensors: Tensors, target: Facts, dtype: Precision = "auto"):
+    def __init__(self, path: str, tensors: WeightsByName, target: Facts, dtype: Precision = "auto"):
         check_head(path, tensors, target.inside.shape if target.inside is not None else None)
         inside = neural.native(target, NEEDS_KIND, "eagle3")
         shape = self.shape = head_shape(inside.shape, tensors)
         # The family's norm_offset is added to all of the head's norms, whatever their names.
         parts = {name: "norm.weight" if name in OUTER[1:] else name for name in tensors}
-        computed = tensors_of({name: computed_with(part, tensors[name], shape) for name, part in parts.items()})
+        computed = {name: computed_with(part, tensors[name], shape) for name, part in parts.items()}
         here = neural.placed(computed, target, dtype)
         self.ops, self.weights = inside.ops, tensors_of(here)
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
@@ -94,7 +94,7 @@ class Mtp(ModelDrafter):
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(path))
         if is_gguf(named):
-            tensors: Tensors = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
+            tensors: WeightsByName = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
         else:
             stored = None if recorded_target(path) is None else open_drafter(path, self.name, target)[1]
             tensors = head_in(path) if stored is None else head_of(stored, stored.__getitem__)

@@ -5,7 +5,7 @@
 
 Fewer bits change how often a draft is right, never the output. Knows no particular head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from paceline.core.segment import Segment
 from paceline.errors import MethodError
 from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.layout import head_shapes
-from paceline.formats.precision import quantised
+from paceline.formats.precision import multipliable, quantised
 from paceline.formats.shape import LayerKind, Shape, rotary_tables
 from paceline.kernels.blocks import Blocks, Weights, WeightsByName, tensors_of, within
 from paceline.kernels.ops import TorchOps
@@ -32,18 +32,26 @@ PRECISION = (
 )
 
 
-def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """Put the tensors on the target's device, in its dtype, with matrices in blocks of `precision`.
+def placed(weights: WeightsByName, target: Facts, precision: Precision = "auto") -> Weights:
+    """Put a head's weights on the target's device, in its dtype, with matrices in blocks of `precision`. With "auto",
+    blocks of a file stay beside a target in blocks.
 
     Products with blocks round their inputs to as many bits as the target's do; to 8 if the target has no blocks. Raises
     MethodError for blocks on a GPU."""
+    kept: Weights = {}
     if precision == "auto" and target.device.type == "cpu" and target.quantised:
         precision = "int8"  # In float32, a draft would read four times as much.
+        kept, _ = multipliable({name: weight for name, weight in weights.items() if isinstance(weight, Blocks)})
+    tensors = {
+        name: weight.dense() if isinstance(weight, Blocks) else weight
+        for name, weight in weights.items()
+        if name not in kept
+    }
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
         raise MethodError(f"dtype={precision}: weights of eight and four bits run on CPUs, not on {target.device}")
-    made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision)
+    made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision) | kept
     for weight in made.values():
         if isinstance(weight, Blocks):
             weight.activations = target.activations or weight.activations

@@ -26,7 +26,7 @@ from paceline.errors import PATHS, MethodError, ModelError, meant
 from paceline.formats.facts import Facts
 from paceline.formats.folder import open_weights
 from paceline.jsonl import loads
-from paceline.kernels.blocks import KINDS, Blocks
+from paceline.kernels.blocks import KINDS, Blocks, WeightsByName, tensors_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -186,12 +186,13 @@ def recorded_target(path: str | Path) -> TargetFacts | None:
     return _facts(folder, config) if "target" in config else None
 
 
-def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise MethodError unless the tensors have exactly these names and shapes, and are floats of 16 bits or more.
+def check_all(path: str | Path, tensors: WeightsByName, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise MethodError unless the tensors have exactly these names and shapes, and are floats of 16 bits or more, or
+    blocks.
 
     With a missing tensor a head would be half random, with another one it would be another head, and weights of fewer
     bits have scales that nothing reads."""
-    for name, tensor in tensors.items():
+    for name, tensor in tensors_of(tensors).items():
         if name.endswith(("weight", "bias")) and (not tensor.is_floating_point() or tensor.itemsize < 2):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise MethodError(f"{path}: its {name} holds {kind} numbers; heads are read in 16 or 32 bits")

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from paceline.core.options import quoted
 from paceline.errors import MethodError
+from paceline.formats.folder import open_weights
 from paceline.formats.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.formats.heads.mtp import OUTER as NEXTN
-from paceline.formats.heads.mtp import head_shape
+from paceline.formats.heads.mtp import head_names, head_shape
 from paceline.formats.heads.vocab import OFFSETS
+from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.shape import ATTENTION, ROUTER, Shape, layer_shapes
-from paceline.kernels.blocks import Blocks, within
+from paceline.kernels.blocks import Blocks, Weights, within
 
 OUTER = {
     "fc.weight": "fc.weight",
@@ -144,12 +146,24 @@ def _dense(tensor: Tensor | Blocks) -> Tensor:
 # A target's own head -------------------------------------------------------------------------------------------------
 
 
-def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
-    """Read the first multi-token-prediction head in a model's file, or in its own file, for a target of this shape.
-    Returns no tensors if there is none. PacelineError if it cannot be read."""
-    file = GGUF(path)
+def has_head(path: Path) -> bool:
+    """Whether a model's folder or file brings a multi-token-prediction head. ModelError if it cannot be read."""
+    if is_gguf(path):
+        return _first_head(GGUF(gguf_of(path))) is not None
+    return not (path / "adapter_config.json").exists() and bool(head_names(open_weights(path)))
+
+
+def _first_head(file: GGUF) -> int | None:
+    """The number of the block with the first head."""
     products = (re.fullmatch(r"blk\.(\d+)\.nextn\.eh_proj\.weight", name) for name in file.places)
-    first = min((int(match[1]) for match in products if match), default=None)
+    return min((int(match[1]) for match in products if match), default=None)
+
+
+def head_in(path: Path, target: Shape) -> Weights:
+    """Read the first multi-token-prediction head in a model's file, or in its own file, for a target of this shape.
+    Its matrices stay in the file's blocks. Returns no weights if there is none. PacelineError if it cannot be read."""
+    file = GGUF(path)
+    first = _first_head(file)
     if first is None:
         return {}
     start, layer = f"blk.{first}.", f"model.layers.{first}."
@@ -164,8 +178,8 @@ def head_in(path: Path, target: Shape) -> dict[str, Tensor]:
     copies = {f"{start}nextn.{part}.weight" for part in ("shared_head_head", "embed_tokens")}  # the target's own
     if other := sorted(n for n in file.places if n.startswith(start) and n not in {*used, *outer, *copies}):
         raise MethodError(f"{path}: its head has {other[0]}, which no layer of the target has: nothing here runs it")
-    tensors = {f"layers.0.{name.removeprefix(layer)}": _dense(tensor) for name, tensor in read.items()}
-    norms = [_dense(file.tensor(name)) for name in outer]
+    weights = {f"layers.0.{name.removeprefix(layer)}": weight for name, weight in read.items()}
+    product, *norms = file.tensor(outer[0]), *(_dense(file.tensor(name)) for name in outer[1:])
     # Files store norms with the family's offset added; some do not add it to a head's norms, whose mean is then near 0.
-    norms[1:] = [one - shape.norm_offset if one.float().mean() > shape.norm_offset / 2 else one for one in norms[1:]]
-    return tensors | dict(zip(NEXTN, norms, strict=True))
+    norms = [one - shape.norm_offset if one.float().mean() > shape.norm_offset / 2 else one for one in norms]
+    return weights | dict(zip(NEXTN, [product, *norms], strict=True))

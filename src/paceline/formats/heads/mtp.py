@@ -13,6 +13,7 @@ from paceline.formats.folder import open_weights
 from paceline.formats.heads.checkpoint import check_all
 from paceline.formats.heads.layout import Tensors
 from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
+from paceline.kernels.blocks import WeightsByName
 
 LAYOUTS = (
     # In order: Qwen3-Next, Qwen3.5 and ours; DeepSeek-V3 and GLM-4.5; MiMo; the `speculators` format.
@@ -79,7 +80,7 @@ def head_shape(shape: Shape, names: Container[str]) -> Shape:
     return replace(shape, num_layers=1, layers=(kind,))
 
 
-def check_head(path: str | Path, tensors: Tensors, target: Shape | None) -> None:
+def check_head(path: str | Path, tensors: WeightsByName, target: Shape | None) -> None:
     """Raise MethodError unless these are the tensors of a head for `target`; None: the target is not native."""
     wanted: dict[str, tuple[int, ...]] = {}
     if target is not None:
