@@ -76,7 +76,7 @@ def page(folder: Path) -> str:
 
 
 def _left_out(r: Row) -> str:
-    """Why items of a row have no answer, and what the judge did not see."""
+    """Why items of a row have no answer, and how many answers the judge saw only in part."""
     why = f"; no answer: {words(r['unanswered_why'])}" if r["unanswered"] else ""
     return why + (f"; {r['cut_for_judge']} answers were shown to the judge in part" if r["cut_for_judge"] else "")
 
@@ -137,7 +137,7 @@ def markdown(folder: Path) -> str:
 
 
 def to_come(rows: Sequence[dict[str, Any]]) -> str:
-    """That a run is not complete, and how much of it is there, in a sentence; "" for a complete one."""
+    """A sentence on how much of an incomplete run is done; "" for a complete run."""
     overall = [row for row in rows if row["scenario"] == OVERALL]
     done, every = (sum(row[name] for row in overall for name in names) for names in (DONE, ("items",)))
     return f"The run is not complete: {done} of {every} answers are judged, failed or empty." if done < every else ""
