@@ -40,7 +40,7 @@ SPEC_BENCH = {
     **dict.fromkeys(("translation", "summarization", "qa", "math_reasoning", "rag"), 80),
 }
 """Number of questions by category in Spec-Bench's own file."""
-TOKENS_DIFFER = 0.03  # share by which a log's count of tokens may differ from the tokenizer's
+TOKENS_DIFFER = 0.03  # A log's count of tokens may differ from the tokenizer's by this share.
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
 _AGENTS = ", ".join(dict.fromkeys(agent.name for agent in AGENTS))
@@ -54,13 +54,13 @@ class Conversation:
     answers       indices of the messages that the model wrote.
     category      "" without one.
     where         "file, line 3", for messages.
-    tokens        (prompt, answer) as token ids, where the record has them; prompt None: unknown.
-    text          of a record that is a plain text; else "".
-    has_response  the last message is an answer that the record gave separately from the prompt.
-    is_rendered   the first message is the whole prompt as the model read it: no chat template is wanted.
-    tools         what the model might call: [{"type": "function", "function": {"name", ...}}].
-    usage         tokens of the last answer as the log counts them; None: it does not.
-    key           (name, id) that the other half of the conversation has too, where a record holds the prompt or the
+    tokens        (prompt, answer) as token ids, if the record has them; prompt None: unknown.
+    text          the text of a record that is a plain text; else "".
+    has_response  whether the last message is an answer that the record gave separately from the prompt.
+    is_rendered   whether the first message is the whole prompt as the model read it, so no chat template is needed.
+    tools         functions that the model might call: [{"type": "function", "function": {"name", ...}}].
+    usage         tokens of the last answer by the log's count; None: unknown.
+    key           (name, id) shared with the other half of the conversation, if a record holds the prompt or the
                   answers alone; None: it is whole.
     parts         texts by key, of a record with one prompt and one answer; the title of a plain text.
     record        the record itself."""
@@ -103,7 +103,7 @@ class Conversation:
 
 @dataclass
 class Reading:
-    """What became of a recording's lines: how many there are, hold an answer and were skipped, and why the first was.
+    """Counts of a recording's lines: all, with an answer, and skipped, and why the first was skipped.
 
     missing          parts of messages that are no text: the model read them, and a drafter does not.
     logged, counted  tokens of answers as the log counts them, and as the tokenizer does.
@@ -131,19 +131,19 @@ class Reading:
         return self
 
     def check(self, name: str) -> None:
-        """As `check_skipped`; ConversationError also if there is no answer. name: the recording's."""
+        """As `check_skipped`, but also raises ConversationError if there is no answer. name: the recording's."""
         self.check_skipped()
         if not self.answered:
             raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
 
     def check_skipped(self) -> None:
-        """ConversationError if nothing could be read, or more than half could not."""
+        """Raise ConversationError if nothing could be read, or more than half could not."""
         if self.skipped and self.skipped > min(self.lines / 2, self.lines - 1):
             more = f" ({self.skipped:,} of {self.lines:,} lines cannot be read)" if self.lines > 1 else ""
             raise ConversationError(self.first + more)
 
     def notes(self, redact: bool = False) -> Iterator[str]:
-        """What readers of the figures should know, a line each. redact: without anything from the log."""
+        """Notes for readers of the figures, a line each. redact: whether to leave out all text of the log."""
         if self.skipped:
             first = "" if redact else f": first at {self.first}"
             yield f"{self.skipped:,} of {self.lines:,} lines skipped{first}"
@@ -234,7 +234,7 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
 
 
 def _sessions(agent: Agent, path: Path, reading: Reading) -> Iterator[Conversation]:
-    """What a coding agent has kept, a conversation a session. Its category is the agent's name."""
+    """Read a coding agent's sessions, a conversation each. Their category is the agent's name."""
     try:
         for said in sessions(agent, path):
             reading.lines += 1
@@ -300,7 +300,7 @@ def _answered(one: Conversation) -> Conversation:
 def _joined(
     every: Iterable[Conversation], questions: str | Path | None, reading: Reading
 ) -> Iterator[Conversation]:
-    """Conversations in order; of those whose prompt and answers stand in two records, each as soon as it has both."""
+    """Conversations in order. If prompt and answers are in two records, a conversation comes when it has both."""
     asked = {one.key: one for one in (() if questions is None else read(questions)) if one.key is not None}
     if is_spec_bench(one.category for one in asked.values()):  # other questions with these categories are not grouped
         asked |= {key: replace(one, category="mt-bench") for key, one in asked.items() if one.category in MT_BENCH}
@@ -325,10 +325,10 @@ def _joined(
 
 
 def _together(prompt: Conversation, said: Conversation) -> Conversation:
-    """A conversation of two records. Spec-Bench's answers follow a question each."""
+    """Join two records to a conversation. Spec-Bench's answers follow a question each."""
     by_turn = said.key is not None and said.key[0] == "question_id"
     pairs = [*chain.from_iterable(zip(prompt.messages, said.messages, strict=False))]
-    exact = None  # token ids, where both halves have them
+    exact = None  # Token ids count only if both halves have them.
     if prompt.tokens and prompt.tokens[0] is not None and said.tokens:
         exact = prompt.tokens[0], said.tokens[1]
     messages = pairs if by_turn else [*prompt.messages, *said.messages]
@@ -354,7 +354,7 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
 
 
 def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Conversation:
-    """The conversation in a record, or in a line of bytes. Raises ConversationError if it has none of FORMATS.
+    """The conversation in a record, or in a line of bytes. Raises ConversationError if no format of FORMATS fits.
 
     where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
