@@ -1,4 +1,4 @@
-"""What every peer of a run is given alike, and what every peer's answer must come down to."""
+"""The setting that all peers of a run share, and the common form of their answers."""
 
 import copy
 import os
