@@ -141,7 +141,7 @@ def forget(model: Any) -> None:
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given: dict[str, Any]) -> None:
-    """PacelineError, with its name, for an argument that cannot be honoured."""
+    """Raise PacelineError that names an argument that cannot be honoured."""
     if model.config.is_encoder_decoder:
         raise PacelineError("custom_generate=paceline.generate takes decoder-only models, and this one has an encoder")
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
@@ -165,7 +165,7 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given
 
 
 def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
-    """Each row's tokens without the padding on the left; PacelineError for other masks or positions."""
+    """Each row's tokens without the padding on the left. Raises PacelineError for other masks or positions."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if mask is None:
         mask = torch.ones_like(input_ids)
@@ -291,7 +291,7 @@ class _Ends:
         self.most = max(1, min(limits, default=config.max_length) - self.prompt)
         ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
         self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
-        own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
+        own = {MaxLengthCriteria, EosTokenCriteria}  # The engine itself ends rows by these.
         self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
         # Without end tokens, transformers continues every row until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
@@ -305,7 +305,7 @@ class _Ends:
 
     def take(self, i: int, tokens: list[int]) -> list[int]:
         """Add the tokens that row i gained in a round; return those that remain, for a streamer of a single row."""
-        if self.has_ended(i):  # in this round, with another row's token
+        if self.has_ended(i):  # Another row's token ended it in this round.
             return []
         start = self.lengths[i]
         self.lengths[i] += len(tokens)
