@@ -28,12 +28,13 @@ from paceline.rollout.store import Entry, visit_after
 if TYPE_CHECKING:
     from paceline.net.endpoint import Endpoint
 
-BANNED = -100.0  # added to the logits of banned tokens
+BANNED = -100.0  # Added to the logits of banned tokens.
 SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """A server's scores of a position: probabilities of the best tokens, and of the text's (None: not reported)."""
+    """A server's scores of a position: probabilities of the best tokens, and of the text's own token (None:
+    not reported)."""
 
     best: Mapping[int, float]
     token: float | None
