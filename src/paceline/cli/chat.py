@@ -132,7 +132,7 @@ class Conversation:
         return answer
 
     def _stats(self) -> str:
-        """Over all turns since the beginning or /reset."""
+        """Print statistics over all turns since the beginning or /reset."""
         new = sum(a.row.num_new for a in self.answers)
         rounds = sum(a.row.stats.rounds for a in self.answers)
         seconds = sum(a.seconds for a in self.answers)

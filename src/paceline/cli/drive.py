@@ -15,14 +15,14 @@ from paceline.engine.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.interrupt import Interrupt
 
-Watch = Callable[[Engine, Job, Delta], None]  # called with every delta, while the answers grow
+Watch = Callable[[Engine, Job, Delta], None]  # Called with every delta, while the answers grow.
 Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cannot be answered; the others are
 
 
 @dataclass
 class Answer:
-    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on;
-    reading: those until its first token."""
+    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's time from the row's first round on;
+    reading: its time until the first token."""
 
     job: Job
     row: Row

@@ -19,7 +19,7 @@ CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  
 
 
 class Pages(NamedTuple):
-    """What can be made of a run: its page, its figures, and a table (None: there is none)."""
+    """The outputs of a run: page, figures, and a table (None: there is none)."""
 
     run: Any
     page: Callable[[Any], str]
@@ -71,7 +71,7 @@ def report(
 
 
 def pages_of(folders: list[Path]) -> Pages:
-    """What can be made of a folder, or of several of `eval vision`. Raises PacelineError if it is no run."""
+    """The outputs of a folder, or of several of `eval vision`. Raises PacelineError if it is no run."""
     folder = folders[0]
     if all((one / VISION).is_file() for one in folders):
         from paceline.evals.vision.report import page, read_reports
