@@ -190,7 +190,7 @@ class BlockModule(nn.Module):
         places = (at[..., None] + torch.arange(self.block, device=at.device)).flatten(1)
         positions = torch.cat([text.expand(batch, -1), places.clamp_max(len(self.cos) - 1)], 1)
         number = number.repeat_interleave(self.block)
-        before = text < at.repeat_interleave(self.block, 1)[..., None]  # strictly: the first token has no states yet
+        before = text < at.repeat_interleave(self.block, 1)[..., None]  # The first token has no states yet.
         if self.window:
             before = before & (places[..., None] - text < self.window)
         mask = torch.cat([before, (number[:, None] == number).expand(batch, -1, -1)], -1)[:, None]
@@ -302,7 +302,8 @@ class DFlashLoss(BlockLoss):
         return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
 
     def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """Cross-entropy of the confidence head with the overlaps of both distributions; blocks learn nothing of it."""
+        """Cross-entropy of the confidence head with the overlaps of both distributions.
+        Its gradient does not reach the blocks."""
         some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
         hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
         accepted = overlaps(hidden, self.table(), target[some], self.of_target)

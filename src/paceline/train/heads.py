@@ -292,7 +292,7 @@ class AmphistaLoss(HeadsLoss):
         super().__init__(teacher, config)
         shape, width = teacher.config, teacher.config.hidden_size
         self.stage1, self.stage2 = DecoderLayers(teacher, 1), DecoderLayers(teacher, 1)
-        self.fusion2 = nn.Linear(2 * width, width, bias=False)  # before stage 2
+        self.fusion2 = nn.Linear(2 * width, width, bias=False)  # It comes before stage 2.
         with torch.no_grad():
             self.fusion2.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], 1))
         self.ffn = config.encoder_ffn

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # of norms under autocast: as intended
 
 Batch = dict[str, Tensor]
-LOG = "log.jsonl"  # the log of a run, in its folder
-CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
+LOG = "log.jsonl"  # The log of a run, in its folder.
+CHECKPOINT = "checkpoint.safetensors"  # A training's checkpoint, in the folder of --checkpoints.
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.
@@ -47,13 +47,13 @@ CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --check
 class LoopConfig:
     """How long and how to train. Give either `tokens` or `minutes`."""
 
-    tokens: int | None = None  # budget, input tokens
-    minutes: float | None = None  # budget, wall clock, pauses included
+    tokens: int | None = None  # The budget in input tokens.
+    minutes: float | None = None  # The budget in minutes of wall clock, pauses included.
     optimiser: str = "muon"  # Muon for matrices inside the model; "adamw": AdamW for all parameters
     peak_lr: float = 2e-3
-    final_lr: float = 0.02  # share of the peak
+    final_lr: float = 0.02  # A share of the peak rate.
     warmup_steps: int = 100
-    decay: float = 0.25  # last share of the budget, in which the learning rate falls linearly
+    decay: float = 0.25  # The learning rate falls linearly in this last share of the budget.
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # gradient norm

@@ -17,11 +17,11 @@ from torch.nn.functional import pad
 
 from paceline.train.layers import use_blocks
 
-IGNORE = -100  # label of a position that is not trained on
+IGNORE = -100  # Label of a position that is not trained on.
 
-CHUNK = 256  # positions whose logits are held at once
+CHUNK = 256  # Positions whose logits are held at once.
 
-LK_DECAY = 3.0  # how fast the share of KL in `lk` falls with the acceptance rate: the value that its authors find best
+LK_DECAY = 3.0  # How fast the share of KL in `lk` falls with the acceptance rate: the authors' best value.
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:

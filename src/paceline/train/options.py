@@ -29,14 +29,14 @@ from paceline.textfiles import objects, readable_or_folders
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
 
-ANSWERING = 1 / 3  # of --hours, at most, for answers
+ANSWERING = 1 / 3  # Largest share of --hours for answers.
 _OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 """In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
 
 @output
 def check_trained(out: Path | None) -> Path | None:
-    """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
+    """Return `out`, or raise PacelineError unless it passes `check_folder` and has no model from elsewhere."""
     if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
         from paceline.formats.folder import TUNED_FILE
 
@@ -155,7 +155,7 @@ class DrafterOptions(AnswerOptions):
     save_every: SaveEvery = 5.0
 
     def __post_init__(self) -> None:
-        """PacelineError for two budgets, and for a night of several processes."""
+        """Raises PacelineError for two budgets, and for a night of several processes."""
         budgets = {"--hours": self.hours, "--minutes": self.minutes, "--tokens": self.tokens}
         given = [name for name, budget in budgets.items() if budget is not None]
         if len(given) > 1:

@@ -191,7 +191,7 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 @torch.no_grad()
 def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
-    """(figures of every exit on held-out answers; the exits' predictions, in which all sources weigh the same)."""
+    """Returns held-out figures per exit, and the exits' predictions with equal weight per source."""
     states_of = SortedLoss(model, exits).eval().hidden  # a new one: training runs the other's forward in bfloat16
     fits: Fits = {}
     sure, right, share = [], [], []
@@ -263,7 +263,7 @@ class ExitRecord:
             for exit in range(len(thresholds)):
                 moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
                 speeds = ((self.speed(choice), choice) for choice in [*moved, thresholds])
-                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # the lowest of equal ones
+                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # Of equal speeds the lowest thresholds win.
         return thresholds, speed
 
 

@@ -1,4 +1,4 @@
-"""A drafter in training: what it reads of its frozen target, its distance from it, and what it drafts.
+"""A drafter in training: the states it reads of its frozen target, its distance from the target, and its drafts.
 
 A recipe subclasses `Student`. Its loss and its held-out figures (`measure.py`) then come from here. A further distance
 is a function in `loss.DISTANCES`, a further figure a field of `measure.Fit`; all recipes have it then.
@@ -109,7 +109,7 @@ class Student(nn.Module):
         table = self.table()
         head = table.shape[1] * (len(table) if self.tokens is None else len(self.tokens))
         if any(name.endswith(("lm_head.weight", "output.weight")) for name in tensors):
-            head = 0  # it is among its own
+            head = 0  # The head is among its own weights.
         return (own + head, 0) if self.at_once else (0, own + head)
 
     def saved(self) -> dict[str, Tensor]:
