@@ -1,4 +1,4 @@
-"""Ctrl-C, before a command's own loop watches for it and within that loop. Imports nothing slow."""
+"""Handle Ctrl-C before and within a command's own loop. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUS = 130  # a shell's status of a command that Ctrl-C ended
 
 def at_once() -> None:
     """Let Ctrl-C end the process at once, while modules are imported."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another handler stays
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Another handler stays.
         signal.signal(signal.SIGINT, _leave)
 
 

@@ -96,8 +96,8 @@ def _peer(spec: str, setting: Setting) -> Endpoint:
 
 
 def open_endpoints(endpoints: Sequence[Endpoint], progress: Progress) -> dict[str, str]:
-    """Open all endpoints. Returns why peers cannot take part, by name; raises PacelineError if a drafter of ours
-    cannot."""
+    """Open all endpoints. Returns why peers cannot take part, by name;
+    raises PacelineError if a drafter of ours cannot."""
     unavailable = {}
     for endpoint in endpoints:
         progress.say(f"starting {endpoint.name}")

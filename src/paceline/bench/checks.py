@@ -102,8 +102,8 @@ def _unjudged(verdict: str) -> Facts:
 
 
 def _rounding(setting: Setting, progress: Progress) -> Rounding:
-    """Measures rounding: the exact model, and the model as it ran, over single tokens and over as many as a draft
-    has."""
+    """Measures rounding: the exact model, and the model as it ran,
+    over single tokens and over as many as a draft has."""
     exact = setting.target
     progress.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:

@@ -128,8 +128,8 @@ def tokens_per_second_spec_bench(answers: Answers) -> float | None:
 
 
 def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the ratio of both means of `tokens_per_second_spec_bench`, over questions both
-    answered."""
+    """As Spec-Bench's speed.py: the ratio of both means of `tokens_per_second_spec_bench`,
+    over questions both answered."""
     mine, others = _spec_bench(answers), _spec_bench(plain)
     ratios = []
     for repeat in mine.keys() & others.keys():
@@ -328,8 +328,8 @@ def draft_tokens_accepted(answers: Answers) -> float | None:
 
 
 def server_drafts(answers: Answers) -> dict[str, Any] | None:
-    """The server's own counts: rounds with a draft, drafted and accepted tokens, and the same by drafter if
-    reported."""
+    """The server's own counts: rounds with a draft, drafted and accepted tokens,
+    and the same by drafter if reported."""
     counts = _counts(answers)
     by = {
         name.removeprefix("drafted by "): {"drafted": count, "accepted": counts[name.replace("drafted", "accepted", 1)]}

@@ -79,8 +79,8 @@ class Load(GoalOptions):
 class Benchmark(ModelOptions):
     """What to run. drafts, peers: specs; plain decoding is always added as the baseline.
 
-    schedules  schedules to compare at every batch size of `batches`; then each first turn is a request, see
-               `bench.ours`.
+    schedules  schedules to compare at every batch size of `batches`;
+               then each first turn is a request, see `bench.ours`.
     template   chat template, as for replay; None: the tokenizer's own.
     budget     whether our drafters draft only as much as pays; False: as much as they like, as in their papers."""
 

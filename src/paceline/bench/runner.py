@@ -53,8 +53,8 @@ class LeftOut:
 def fitting(
     questions: Sequence[Question], prompt: Prompt, *, max_context: int, max_tokens: int
 ) -> tuple[list[tuple[Question, int]], list[LeftOut]]:
-    """Questions with the number of turns that fit into the context with the longest answers, and the questions left
-    out."""
+    """Questions with the number of turns that fit into the context with the longest answers,
+    and the questions left out."""
     fit, left_out = [], []
     for question in questions:
         asked = 0
@@ -129,8 +129,8 @@ class Runner:
         return whole and not self.failed
 
     def repeat(self, number: int, busy: Sequence[Endpoint] | None = None) -> bool:
-        """Let the endpoints in `busy` (None: all) forget, and answer every question once. Returns False if it was
-        stopped."""
+        """Let the endpoints in `busy` (None: all) forget, and answer every question once.
+        Returns False if it was stopped."""
         for endpoint in self.endpoints if busy is None else busy:
             if endpoint.name not in self.failed:
                 endpoint.forget()
@@ -156,8 +156,8 @@ class Runner:
                 yield group, endpoint
 
     def _warm_up(self, busy: Sequence[Endpoint]) -> None:
-        """Let each busy endpoint answer the largest group untimed, so that the caches are allocated. Only failures are
-        recorded."""
+        """Let each busy endpoint answer the largest group untimed, so that the caches are allocated.
+        Only failures are recorded."""
         largest = max(self.groups, key=lambda group: len(group.questions))
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
         for endpoint in busy:

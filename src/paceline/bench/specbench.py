@@ -26,8 +26,8 @@ def export(
     more, folders model_answer_temp0_run_1 to 3 for the first three repeats. Plain decoding is "vanilla".
 
     A line is a question, in the order of question_id: the suite's ids if all are whole numbers, else numbers from 1.
-    Returns notes, a sentence each, on files that are missing or incomplete. Raises PacelineError if a file cannot be
-    written."""
+    Returns notes, a sentence each, on files that are missing or incomplete.
+    Raises PacelineError if a file cannot be written."""
     repeats = sorted({answer.repeat for answer in answers})
     places = {"model_answer": repeats[:1]}
     if len(repeats) >= RUNS:

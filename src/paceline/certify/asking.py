@@ -77,8 +77,8 @@ def control_of(server: Remote) -> Control:
 
 
 class Place(NamedTuple):
-    """One token of a reply: its text, its log-probability (NaN: not reported), and the best tokens there, best
-    first."""
+    """One token of a reply: its text, its log-probability (NaN:
+    not reported), and the best tokens there, best first."""
 
     token: str
     logprob: float

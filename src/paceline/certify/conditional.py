@@ -1,11 +1,10 @@
 """Sampled answers of any length: each token, given those before it.
 
 At every place the tokens before it decide which sets of tokens are looked at: the model's best token, its next ones,
-the token that a drafter would copy, the last token again, and so on. The model bounds the
-probability that the next token is in a set. The hits over all places are compared with these bounds by
-`chance.outside`, which holds although the places of an answer depend on each other. So bugs that move little at each
-place add up, and bugs that need a long text show. `read_places` does the same with the log-probabilities that a server
-reports."""
+the token that a drafter would copy, the last token again, and so on. The model bounds the probability
+that the next token is in a set. The hits over all places are compared with these bounds by `chance.outside`, which
+holds although the places of an answer depend on each other. So bugs that move little at each place add up, and bugs
+that need a long text show. `read_places` does the same with log-probabilities that a server reports."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ class Conditional:
         self.tokens, self.answers = 0, 0
 
     def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
-        """Count `token`, which followed `text`. start: where the answer begins; worlds: distributions of the token, [W,
-        V]."""
+        """Count `token`, which followed `text`.
+        start: where the answer begins; worlds: distributions of the token, [W, V]."""
         for name, chosen, beyond in _sets(worlds, text, start):
             mass = worlds[:, chosen].sum(1)
             place = (bool(chosen[token]), min(1.0, float(mass.min())), min(1.0, float(mass.max()) + beyond))
@@ -241,8 +240,8 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
 
 
 def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:
-    """Whether a server reports log-probabilities before the temperature. hot, cold: a prompt's first token at 1 and
-    0.5."""
+    """Whether a server reports log-probabilities before the temperature.
+    hot, cold: a prompt's first token at 1 and 0.5."""
     before, after = dict(hot[0][2]), dict(cold[0][2])
     best = max(before, key=before.__getitem__)
     return abs(after.get(best, 0.0) - before[best]) < abs(before[best]) / 4

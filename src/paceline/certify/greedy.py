@@ -161,8 +161,8 @@ class _Judge:
         return torch.tensor([self.noise.choose(p, at) for at, p in enumerate(probs)], dtype=torch.long)
 
     def unlike(self, logits: torch.Tensor, best: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Which of `tokens` [n] are not the model's own, bool [n]. In a greedy answer every token with the best logit
-        is."""
+        """Which of `tokens` [n] are not the model's own, bool [n].
+        In a greedy answer every token with the best logit is."""
         if self.noise is not None or not len(tokens):
             return best != tokens
         return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
@@ -201,8 +201,8 @@ Rounds = tuple[int, int]
 
 
 def acceptance(engine: Sequence[Rounds], reference: Sequence[Rounds]) -> dict[str, Any]:
-    """Facts for the certificate: new tokens a round, the target's own included, of the engine and of the drafter
-    replayed.
+    """Facts for the certificate: new tokens a round, the target's own included,
+    of the engine and of the drafter replayed.
 
     Both lists have the same answers in the same order, or are empty if unknown. "share": accepted tokens a round, as a
     share of the reference's; "interval": of the share, None if there are too few answers."""

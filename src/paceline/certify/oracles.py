@@ -46,8 +46,8 @@ class Exact(Oracle):
     exact, own  the model in float32, and in the engine's dtype (None if that is float32).
     recording   what is known of the model; max_context: the engine's.
     prompts     for greedy answers; starts: short prompts, for the distribution of the next tokens.
-    draft       the drafter's spec, if its replay can be the reference acceptance; chains: whether to cut it to
-                chains."""
+    draft       the drafter's spec, if its replay can be the reference acceptance;
+                chains: whether to cut it to chains."""
 
     exact: Model
     own: Model | None
@@ -130,8 +130,8 @@ class Exact(Oracle):
         return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
     def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[KnownCase], int]:
-        """Returns a case for each way to sample, with the exact distribution of first tokens, and the number of
-        requests."""
+        """Returns a case for each way to sample, with the exact distribution of first tokens,
+        and the number of requests."""
         cases = list[KnownCase]()
         run.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
@@ -285,8 +285,8 @@ class Reported(Oracle):
         ]
 
     def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
-        """Returns a function that counts tokens by their log-probabilities. Raises Unreadable if some tokens have
-        none."""
+        """Returns a function that counts tokens by their log-probabilities.
+        Raises Unreadable if some tokens have none."""
         most = learnt.played.features["log-probabilities"].get("top_logprobs")
         first = {"messages": list(self.chats[0]), "max_tokens": 1}
         bodies = [learnt.played.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]

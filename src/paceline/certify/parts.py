@@ -129,14 +129,14 @@ class Oracle(ABC):
         return []
 
     def broke(self, run: Run, what: str, error: CompletionError) -> None:
-        """Note that the endpoint broke off while it was asked for `what`. Raises PacelineError if that ends
-        everything."""
+        """Note that the endpoint broke off while it was asked for `what`.
+        Raises PacelineError if that ends everything."""
         run.broken = f"{what}: {error}"
 
     @contextmanager
     def asking(self, run: Run, what: str) -> Iterator[None]:
-        """Context in which an endpoint is asked for `what`. It ends quietly when time is up or the endpoint breaks
-        off."""
+        """Context in which an endpoint is asked for `what`.
+        It ends quietly when time is up or the endpoint breaks off."""
         try:
             with suppress(OutOfTime):
                 yield

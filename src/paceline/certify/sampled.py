@@ -71,8 +71,8 @@ class Distribution:
 
 
 def distribution_of(rounding: Rounding, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
-    """The distribution of the first `length` tokens after `prompt`, sampled by `params`, which end no answer that
-    soon."""
+    """The distribution of the first `length` tokens after `prompt`, sampled by `params`,
+    which end no answer that soon."""
     probability: dict[Prefix, Floats] = {(): np.ones(1)}
     level: list[Prefix] = [()]
     for _ in range(length):
@@ -133,8 +133,8 @@ class KnownCase:
         self.requests += not side
 
     def views(self, compared: bool = False) -> list[View]:
-        """The tests: in coarse bins, and in fine bins if counts are large enough. compared: with the control's
-        counts."""
+        """The tests: in coarse bins, and in fine bins if counts are large enough.
+        compared: with the control's counts."""
         of, number = self.distribution, min(one.sum() for one in self.counts[: 1 + compared])
         views = [_known([stats.by_bin(one, of.coarse) for one in self.counts], of.coarse_worlds, compared)]
         if number * of.probs.min() >= LEAST_FINE:

@@ -104,8 +104,8 @@ def probe(
     endpoint: Endpoint, features: Mapping[str, Sequence[Fields]] = FEATURES, signs: Mapping[str, Sign] = SIGNS,
     there: dict[str, Fields] | None = None,
 ) -> dict[str, Fields]:  # fmt: skip
-    """Find the features of an endpoint, each with the fields that ask for it. Features that take whole answers come
-    last.
+    """Find the features of an endpoint, each with the fields that ask for it.
+    Features that take whole answers come last.
 
     there  filled in place, so that a caller who runs out of time has the features found so far."""
     there = {} if there is None else there
@@ -329,8 +329,8 @@ class Play:
         return ""
 
     def play(self, group: Group, scenario: str) -> list[Wrong]:
-        """Ask for a group, and compare. The control is asked first, so that its caches are cold if it is the same
-        server."""
+        """Ask for a group, and compare.
+        The control is asked first, so that its caches are cold if it is the same server."""
         self.control.expected([case.plain for step in group for case in step.cases if case.plain is not None])
         found = []
         for number, step in enumerate(group):

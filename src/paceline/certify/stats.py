@@ -28,8 +28,8 @@ LEAST_COUNT = 5.0  # smallest expected count of an outcome
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:
-    """Pearson's statistic of `counts` [B] against the nearest expected counts in the range of `worlds` [W, B] or
-    [B]."""
+    """Pearson's statistic of `counts` [B] against the nearest expected counts in the range of `worlds` [W,
+    B] or [B]."""
     low, high = _range(worlds)
     number = counts.sum()
     if counts[high == 0].any():
@@ -73,8 +73,8 @@ def slack_of(worlds: Floats) -> Floats:
 
 
 def radius(worlds: Floats) -> float:
-    """The greatest distance of the range of worlds [W, B] from the first world, as the root of chi-square per
-    sample."""
+    """The greatest distance of the range of worlds [W, B] from the first world,
+    as the root of chi-square per sample."""
     (low, high), probs = _range(worlds), worlds[0]
     reach = np.maximum(probs - low, high - probs)
     return float(np.sqrt((reach**2 / probs)[probs > 0].sum()))

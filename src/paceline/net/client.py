@@ -60,8 +60,8 @@ class Retry:
     longest: float = 30.0
 
     async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
-        """Call attempt(number), from 1, until it works. Returns its result; raises CompletionError after the last
-        try."""
+        """Call attempt(number), from 1, until it works.
+        Returns its result; raises CompletionError after the last try."""
         for number in count(1):
             try:
                 return await attempt(number)

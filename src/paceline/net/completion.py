@@ -69,9 +69,8 @@ class Completion:
     finish_reason  "stop", "length" or another word of the server.
     usage          the server's counts of tokens, empty if it reports none.
     logprobs       log-probabilities of each token in the form of chats, if they were asked for.
-    prompt_logprobs  log-probabilities at each token of the prompt, by token id, for the best tokens and the prompt's
-                     own
-                   (vLLM).
+    prompt_logprobs  log-probabilities at each token of the prompt, by token id,
+                     of the best and of the own token (vLLM).
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
     speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and

@@ -51,8 +51,8 @@ class Endpoint(ABC):
     slots  default number of requests under way.
     over   called now and then while requests are under way; once it returns True they are given up (OutOfTime).
     facts  versions, settings and all else that decides its speed, for results.
-    takes  fields that bodies may have; None: each request is tried; mixes: whether greedy and sampled ones run
-           together.
+    takes  fields that bodies may have; None: each request is tried;
+           mixes: whether greedy and sampled ones run together.
     has_our_noise  whether a seed's tokens follow from `paceline.core.noise`.
     lossless  False if it may change the target's output.
     in_process  whether it runs in this process, and so in its memory.
@@ -126,8 +126,8 @@ class Endpoint(ABC):
 
 
 def completed(answers: Sequence[Answer], seconds: float) -> list[Completion]:
-    """Turn answers into completions, with the seconds that all took. A failed answer has no text and finish_reason
-    "error".
+    """Turn answers into completions, with the seconds that all took.
+    A failed answer has no text and finish_reason "error".
 
     Raises OutOfTime if asking was stopped."""
     if None in answers:

@@ -96,8 +96,8 @@ class Drafting:
         return replace(self, by_position=[now - then for now, then in places], by_drafter=drafters, **moved)
 
     def counts(self) -> dict[str, int]:
-        """Counts by name: drafts, drafted and accepted tokens, and both by position and drafter; empty without
-        drafts."""
+        """Counts by name: drafts, drafted and accepted tokens, and both by position and drafter;
+        empty without drafts."""
         if not self.drafts:
             return {}
         found = {name: int(getattr(self, name)) for name in ("drafts", "drafted", "accepted")}

@@ -235,8 +235,8 @@ def _expected(costs: Costs, load: int, drafts: Drafts | None, goals: Goals, cont
 
 
 def _weights(conversations: int) -> Floats:
-    """How often each conversation is drawn, [DRAWS, conversations]. The first row draws each once. Every call
-    agrees."""
+    """How often each conversation is drawn, [DRAWS, conversations]. The first row draws each once.
+    Every call agrees."""
     drawn = np.random.default_rng(0).multinomial(conversations, np.full(conversations, 1 / conversations), DRAWS - 1)
     return np.vstack([np.ones(conversations), drawn]).astype(np.float64)
 
@@ -261,8 +261,8 @@ def configuration(choice: Choice, version: str) -> dict[str, Any]:
 
 
 def ranges(schedule: Mapping[int, int]) -> list[list[int]]:
-    """A schedule as [[first load, last load, tokens], ...]. A range ends at the geometric mean of its load and the
-    next."""
+    """A schedule as [[first load, last load, tokens], ...].
+    A range ends at the geometric mean of its load and the next."""
     found: list[list[int]] = []
     loads = sorted(schedule)
     for load, after in zip(loads, [*loads[1:], loads[-1]], strict=True):

@@ -73,8 +73,8 @@ def spread(
 
 @contextmanager
 def _cluster(address: str, workers: int | None) -> Generator[None]:
-    """Context in which this process is connected to the cluster. An earlier connection stays; a new cluster ends with
-    it."""
+    """Context in which this process is connected to the cluster.
+    An earlier connection stays; a new cluster ends with it."""
     import ray
 
     if ray.is_initialized():

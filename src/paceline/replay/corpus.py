@@ -46,8 +46,8 @@ def build(
 ) -> Store:  # fmt: skip
     """Tokenise `files` into a store, which appears at `out` whole or not at all.
 
-    Raises PacelineError for a missing file, an unknown type, a broken line, no text, or a tokenizer without end
-    token."""
+    Raises PacelineError for a missing file, an unknown type, a broken line, no text,
+    or a tokenizer without end token."""
     paths = [*map(Path, files)]
     for file in paths:
         _check(file)
@@ -57,8 +57,8 @@ def build(
 
 @dataclass(frozen=True)
 class Sharded:
-    """Reads files for `build` on a Ray cluster. name: the tokenizer's, valid on every machine; the rest as in
-    `spread`."""
+    """Reads files for `build` on a Ray cluster.
+    name: the tokenizer's, valid on every machine; the rest as in `spread`."""
 
     name: str
     address: str = AUTO

@@ -53,8 +53,8 @@ class Report:
             self.tallies[done.spec, name] += done.tally
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
-        """Add the tallies of `other`, a report of other conversations. numbers: its drafters' numbers in this
-        report."""
+        """Add the tallies of `other`, a report of other conversations.
+        numbers: its drafters' numbers in this report."""
         if 0 in numbers:  # Every drafter reads all pieces, so the first counts them.
             self.reading += other.reading
         self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]

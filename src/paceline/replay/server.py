@@ -100,8 +100,8 @@ class ServerTuning:
         return len(one.prompt) or len(self.transcriber.prompt(one.messages, one.tools))
 
     def measure(self, folder: Path) -> None:
-        """Make visits while there is time, beside those in the folder. Raises PacelineError if a server fails
-        altogether."""
+        """Make visits while there is time, beside those in the folder.
+        Raises PacelineError if a server fails altogether."""
         servers = {role: {"url": s.url, "model": s.model, "engine": s.engine} for role, s in self.servers.items()}
         identity = {"servers": servers, "loads": list(self.loads), "max_tokens": self.max_tokens}
         with Run.open(folder, "tune", identity | {"prompts": fingerprint(list(self._requests.values()))}) as run:
@@ -291,8 +291,8 @@ def costs_of(visits: Sequence[Visit], engine: str) -> tuple[Costs, list[Drafts],
 
 class _Counted:
     """Counts of visits. tokens: new tokens after the first of each answer; sums: drafts, drafted, accepted and written
-    tokens by the server's counters; places: accepted tokens at each position; foreign: whether the server also answered
-    others."""
+    tokens by the server's counters; places: accepted tokens at each position;
+    foreign: whether the server also answered others."""
 
     def __init__(self, visits: Sequence[Visit]):
         seen = [Drafting(**visit["drafting"]) for visit in visits if visit["drafting"]]

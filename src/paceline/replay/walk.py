@@ -48,8 +48,8 @@ class Tally:
     """Counts over answers.
 
     draft_rounds     rounds with a draft; drafted: drafted nodes; seconds: the drafter's time.
-    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens, depths[d] had a draft of depth
-    d.
+    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens,
+                     depths[d] rounds had a draft of depth d.
     sizes            sizes[n] rounds had n nodes to verify, with the root."""
 
     answers: int = 0

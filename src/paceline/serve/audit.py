@@ -4,9 +4,8 @@ A share of the answers is read by the plain path: no draft, no reused prefix, a 
 Each token must be possible there, by the request's own parameters and grammar:
 
 * Greedy: it is the best token, or a near tie with it (`reference.is_tie`). Rounding is measured by reading the text,
-with
-  its prompt, in pieces of other widths: for each prompt longer than all before, and wherever a token seems wrong. Exact
-  logits have no rounding.
+  prompt included, in pieces of other widths: for each prompt longer than all before, and wherever a token seems wrong.
+  Exact logits have no rounding.
 * Sampled: it is not filtered out, within the rounding of the filters' borders. Over many answers, rare tokens and the
   best token come as often as the model says. These counts are martingales (`chance.bounds`) if nobody chose the noise,
   so answers to a seed of the request do not count: a client could look for seeds that draw rare tokens. Window k of
@@ -272,8 +271,8 @@ class Audit:
             self.bad_of[kind][1] += verdict in WRONG
 
     def _alarm(self, row: Row, verdict: str, facts: dict[str, Any]) -> None:
-        """Raise the alarm: a line in the log with the request's parameters, and its token ids only if `texts` is
-        set."""
+        """Raise the alarm: a line in the log with the request's parameters,
+        and its token ids only if `texts` is set."""
         plain, names = SamplingParams(), SamplingParams.option_names()
         given = {name: getattr(row.params, name) for name in names if self.texts or name not in TEXTS}
         asked = {name: value for name, value in given.items() if value != getattr(plain, name)}
@@ -291,8 +290,8 @@ class Audit:
     # ----------------------------------------------------------------------------------------------
 
     def now(self) -> dict[str, Any]:
-        """Facts for /audit. by_kind: (answers, wrong answers) by kind; the kind with more wrong ones points to the
-        cause."""
+        """Facts for /audit. by_kind: (answers, wrong answers) by kind;
+        the kind with more wrong ones points to the cause."""
         return {
             "share": self.share, "answers": dict(self.answers), "tokens": dict(self.tokens),
             "rounding": self.noise, "window": {"number": self.window.number, "tokens": self.window.tokens},

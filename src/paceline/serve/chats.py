@@ -140,8 +140,8 @@ class Chats:
     def prompt_of(
         self, request: Conversation, tools: Sequence[Tool], whole: bool = True, **more: Any
     ) -> list[int]:  # fmt: skip
-        """Token ids of a conversation and its tools. whole: whether it must fit the context; more: variables for the
-        template."""
+        """Token ids of a conversation and its tools.
+        whole: whether it must fit the context; more: variables for the template."""
         options = dict(request.chat_template_kwargs or {})
         for name in tool.unread_variables(self.tokenizer, options, tools=bool(tools), refuse=not self.settings.lenient):
             del options[name]
@@ -270,8 +270,8 @@ class Chats:
     def _answers(
         self, request: Common, prompt: list[int], logprobs: int | None, grammar: Callable[[], Any]
     ) -> list[SamplingParams]:
-        """Parameters of each of the n answers. A prompt to be scored alone needs one answer, a prompt only echoed
-        none."""
+        """Parameters of each of the n answers.
+        A prompt to be scored alone needs one answer, a prompt only echoed none."""
         if only_echo(request):
             if logprobs is None:
                 return []
@@ -332,8 +332,8 @@ class Chats:
             self.worker.abort(job)
 
     async def finished(self, jobs: Sequence[Job]) -> list[Completion]:
-        """Wait for the whole answers, or for their parts so far if the worker must end. Who cancels this aborts the
-        jobs."""
+        """Wait for the whole answers, or for their parts so far if the worker must end.
+        Who cancels this aborts the jobs."""
         try:
             for job in jobs:
                 try:
@@ -399,8 +399,8 @@ class Chats:
     async def stream(
         self, jobs: Sequence[Job], readers: Sequence[Reader | None], form: "Form"
     ) -> AsyncIterator[str]:
-        """Yield the events of the jobs' answers in the given form, and pings during silence. readers: a reader for each
-        job."""
+        """Yield the events of the jobs' answers in the given form, and pings during silence.
+        readers: a reader for each job."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
             yield form.begin()
@@ -538,8 +538,8 @@ class Silence:
 
 
 class Merged:
-    """Deltas of several jobs as they come. Iterating gives (number of the job, delta), and (0, None) after a long
-    `silence`."""
+    """Deltas of several jobs as they come.
+    Iterating gives (number of the job, delta), and (0, None) after a long `silence`."""
 
     def __init__(self, jobs: Sequence[Job]):
         self._jobs, self._queue = jobs, asyncio.Queue[tuple[int, Delta | Exception | None]]()

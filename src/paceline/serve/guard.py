@@ -86,8 +86,8 @@ HEADERS = {
 
 
 def refused(error: Exception, path: str = "") -> JSONResponse:
-    """The answer to a request that was refused, or that the server ended. path: its route, which decides the API's
-    shape."""
+    """The answer to a request that was refused, or that the server ended.
+    path: its route, which decides the API's shape."""
     own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
     status, kind = KINDS.get(type(error), own)
     if MESSAGES in path:

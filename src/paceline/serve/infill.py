@@ -60,8 +60,8 @@ def prompt_of(tokenizer: Tokenizer, context: Context, max_context: int, *, begin
 
 
 def filling(tokenizer: Tokenizer, request: TextRequest, max_context: int) -> TextRequest:
-    """Turn a request with a suffix into one with token ids. Its answers end where another part of a file would
-    begin."""
+    """Turn a request with a suffix into one with token ids.
+    Its answers end where another part of a file would begin."""
     if not request.suffix:
         return request
     given: Any = request.prompt

@@ -315,8 +315,8 @@ class Message(Form):
 
 
 def _stop_after(done: Completion, stops: list[str], tokenizer: Tokenizer) -> str | None:
-    """The stop sequence that ended an answer; None if none did. The answer's tokens go on with it, its text does
-    not."""
+    """The stop sequence that ended an answer; None if none did.
+    The answer's tokens go on with it, its text does not."""
     rest = tokenizer.decode(done.tokens).removeprefix(done.text) if stops else ""
     return next((stop for stop in stops if rest.startswith(stop)), None)
 

@@ -29,8 +29,8 @@ class Writing:
 
     begin   beginning of a call, with the function's name as its group; so_far: text that may still become `begin`.
     end     end of a call; stays: whether this end is also the format's `close`.
-    read    returns the arguments, given the text between and the function's schema; None if they are not whole or
-            broken."""
+    read    returns the arguments, given the text between and the function's schema;
+            None if they are not whole or broken."""
 
     begin: re.Pattern[str]
     so_far: re.Pattern[str]

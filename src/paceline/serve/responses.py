@@ -104,8 +104,8 @@ class Frame:
         return made
 
     def columns(self, logprobs: Sequence[TokenLogprob | None], spelling: Spelling, first: int) -> dict[str, Any]:
-        """Log-probabilities in the form of text completions. None stands for the prompt's first token, which nothing
-        predicts."""
+        """Log-probabilities in the form of text completions.
+        None stands for the prompt's first token, which nothing predicts."""
         rows = list[tuple[str, float | None, dict[str, float] | None, int]]()
         for one in logprobs:
             if one is None:

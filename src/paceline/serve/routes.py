@@ -1,5 +1,5 @@
-"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, Ollama's chats, tokens, health, and a web
-page.
+"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, Ollama's chats, tokens, health,
+and a web page.
 
 Every error is an object with one line, and a failed request harms no other."""
 

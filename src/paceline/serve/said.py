@@ -1,5 +1,5 @@
-"""Errors and names for strangers: one line of valid UTF-8, without folders of the server's disk. Also the server's
-log."""
+"""Errors and names for strangers: one line of valid UTF-8, without folders of the server's disk.
+Also the server's log."""
 
 import logging
 import re

@@ -79,8 +79,8 @@ class Matched:
         raise PacelineError(f"the answer's grammar failed: {error}")
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """Tokens that must come next, while only one text is possible. This is a guess: other tokens may spell the
-        text."""
+        """Tokens that must come next, while only one text is possible.
+        This is a guess: other tokens may spell the text."""
         return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
     def is_whole(self, answer: Sequence[int]) -> bool:
@@ -118,8 +118,8 @@ class Closing(Matched):
     A closing of the answer so far is carried along, and its next token is always allowed. Another token is allowed if
     the grammar allows it and a closing fits after it: the same closing, an end of it, or a new one that is searched
     for. While there is more room than any token can take (`grows`), no token is tried. Otherwise the first TRIED
-    doubtful tokens are tried, fewer if the closing is long, and the rest is forbidden. The mask depends on the answer
-    alone.
+    doubtful tokens are tried, fewer if the closing is long, and the rest is forbidden.
+    The mask depends on the answer alone.
 
     tokens  llguidance's tokenizer; most: most tokens of the whole answer.
     grows   most tokens by which a closing can become longer: at a sign of JSON, and by a letter of free text."""

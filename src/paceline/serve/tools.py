@@ -132,8 +132,8 @@ def variables(tokenizer: Tokenizer, *, tools: bool = False) -> frozenset[str]:
 def unread_variables(
     tokenizer: Tokenizer, given: dict[str, Any], *, tools: bool = False, refuse: bool = True
 ) -> list[str]:
-    """Names in `given` that are no variables of the model's chat template. refuse: whether to raise Refused for the
-    first."""
+    """Names in `given` that are no variables of the model's chat template.
+    refuse: whether to raise Refused for the first."""
     allowed = variables(tokenizer, tools=tools) if given else frozenset()
     wrong, where = sorted(set(given) - allowed), "chat_template_kwargs"
     if wrong and refuse:

@@ -150,8 +150,8 @@ class Worker:
         self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop, client: str = "",
         private: bool = False,
     ) -> Job:  # fmt: skip
-        """Queue a request. client: as in `Row`. Raises Busy if too many wait, and Unavailable once the worker is
-        closed."""
+        """Queue a request. client: as in `Row`.
+        Raises Busy if too many wait, and Unavailable once the worker is closed."""
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop, client, private)

@@ -121,8 +121,8 @@ def _within(row: Row, method: str, scenario: str) -> bool:
 
 
 def _failed(folder: Path, about: About) -> list[tuple[str, Row]]:
-    """(judge, error) of each item that lacks an answer or a verdict because of an error, and no later attempt
-    succeeded."""
+    """(judge, error) of each item that lacks an answer or a verdict because of an error,
+    and no later attempt succeeded."""
     answered = {row["key"]: row["unanswered"] is None for row in planned_rows(folder / GENERATIONS, about)}
     judged = {(row["judge"], row["generation"]) for row in planned_rows(folder / JUDGEMENTS, about)}
     return [

@@ -84,8 +84,8 @@ class Plan:
 
 
 def align(asked: AlignOptions, progress: Progress = Progress()) -> Outcome:
-    """Begin or continue the run in `asked.out`; None: runs/align-DATE-TIME. Raises PacelineError for impossible
-    options."""
+    """Begin or continue the run in `asked.out`; None: runs/align-DATE-TIME.
+    Raises PacelineError for impossible options."""
     asked, out = asked.with_compat(), asked.out or new_folder("align")
     data, methods = read(asked.data, listed(asked.scenario), asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])

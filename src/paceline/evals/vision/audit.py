@@ -43,8 +43,8 @@ Check = dict[str, Any]
 
 
 def audit(source: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Run all checks that the data set allows. Returns {"name", "ok", "says"} of each; ok is None if it cannot be
-    judged."""
+    """Run all checks that the data set allows.
+    Returns {"name", "ok", "says"} of each; ok is None if it cannot be judged."""
     data = read_data(source)
     problems, twice, outside = list(data.problems), [], []
     seen: dict[str, str] = {}

@@ -116,7 +116,8 @@ def values_of(subset: str, cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def _open(source: Path) -> Root:
-    """The folder with the subsets, in a folder or in a .zip, where it may be below another, such as "data/"."""
+    """Open the folder with the subsets: `source`, or in a .zip,
+    where it may be below another folder such as "data/"."""
     if source.is_dir():
         return source
     if not source.is_file():
