@@ -184,7 +184,7 @@ def standard_output() -> Writer:
     sys.stdout.flush()
     try:
         return Appender(FileIO(os.dup(sys.stdout.fileno()), "w"), "standard output")
-    except (OSError, ValueError):  # no file: io.UnsupportedOperation is both
+    except (OSError, ValueError):  # io.UnsupportedOperation, for no real file, is both.
         return _Stream()
 
 

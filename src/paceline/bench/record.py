@@ -14,7 +14,7 @@ from paceline.runs.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
-WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
+WINDOW, MAX_NGRAM = 64, 16  # Sizes for `is_looping`.
 TURN = (
     "prompt_tokens", "tokens", "text", "seconds", "lengths", "nodes", "depths", "calls", "runs", "parts",
     "plain_tokens", "peak_bytes", "batch", "seed",

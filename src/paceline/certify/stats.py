@@ -24,7 +24,7 @@ from scipy.stats import binom, chi2, ncx2
 from paceline.runs.chance import Floats
 
 POWER = 0.95  # A shift of the stated size is found with this probability.
-LEAST_COUNT = 5.0  # smallest expected count of an outcome
+LEAST_COUNT = 5.0  # Smallest expected count of an outcome.
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:

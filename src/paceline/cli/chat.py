@@ -65,7 +65,7 @@ class Conversation:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         if sys.stdin.isatty():
-            with suppress(ImportError):  # arrow keys and history in `input`, where Python has them
+            with suppress(ImportError):  # This gives `input` arrow keys and a history, if Python has them.
                 import readline  # noqa: F401
             self.screen.note("Type a message; /help lists the commands.")
         while (line := self._read()) is not None:

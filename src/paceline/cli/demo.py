@@ -54,7 +54,7 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
-COLUMN, OTHERS = 9, 37  # widths in the table: of a prompt's column at most, and of what else there is
+COLUMN, OTHERS = 9, 37  # Widths in the table: a prompt's column at most, and all other columns.
 NOTHING = 0.03  # A ratio this close to 1 is no difference.
 
 

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError, PromptError
 from paceline.interrupt import Interrupt
 
 Watch = Callable[[Engine, Job, Delta], None]  # Called with every delta, while the answers grow.
-Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cannot be answered; the others are
+Refused = Callable[[Job, PacelineError], None]  # Called with a prompt that cannot be answered.
 
 
 @dataclass
@@ -92,7 +92,7 @@ def drive(
 
     busy = engine.profile.seconds
     for delta in engine.follow([answer.row for answer in queued], until=stops):
-        _start(queued, busy)  # rows join after the round of the last delta, for only a row that ends makes room
+        _start(queued, busy)  # Rows join after the last delta's round, since only an ended row makes room.
         busy = engine.profile.seconds
         answer = answers[delta.row.id]
         answer.pieces += delta.pieces

@@ -120,7 +120,7 @@ def _of_serve(context: typer.Context, words: list[str]) -> tuple[list[str], str]
     parsed = serve.make_context(f"{context.command_path} CLIENT", list(words), auto_envvar_prefix="PACELINE_SERVE")
     if parsed.get_parameter_source("model").name == "DEFAULT":
         words = [MODEL, *words]
-    if parsed.get_parameter_source("draft").name == "DEFAULT":  # suffix, which copies and needs no states
+    if parsed.get_parameter_source("draft").name == "DEFAULT":  # suffix copies and needs no states.
         words = [*words, *([] if parsed.params["corpus"] else ["--corpus", "."])]
         words += [] if parsed.params["prefix_cache"] else ["--prefix-cache", str(cache_folder() / "prefixes")]
     keys = parsed.params["api_key"] or [os.environ.get("PACELINE_API_KEY") or secrets.token_urlsafe(24)]

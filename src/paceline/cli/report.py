@@ -15,7 +15,7 @@ from paceline.outputs import PAGE, check_file, write_whole, writes
 from paceline.runs.runs import is_run
 
 NAME = "report.html"
-CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # of each kind of folder one file
+CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # A file that tells each kind of folder.
 
 
 class Pages(NamedTuple):

@@ -302,7 +302,7 @@ def _joined(
 ) -> Iterator[Conversation]:
     """Conversations in order. If prompt and answers are in two records, a conversation comes when it has both."""
     asked = {one.key: one for one in (() if questions is None else read(questions)) if one.key is not None}
-    if is_spec_bench(one.category for one in asked.values()):  # other questions with these categories are not grouped
+    if is_spec_bench(one.category for one in asked.values()):  # Other questions with these categories are not grouped.
         asked |= {key: replace(one, category="mt-bench") for key, one in asked.items() if one.category in MT_BENCH}
     waiting: dict[tuple[str, str] | None, Conversation] = {}
     for one in every:
@@ -579,8 +579,8 @@ def _line(line: bytes) -> Record:
 
 WRAPPED = re.compile(rb"\S+ std(?:out|err) [FP] |[A-Z][a-z]{2} +\d+ [\d:]{8} \S+ [^\s:]+: ")
 """What Kubernetes and journald put before a line of a container."""
-HOLDERS = {"log": "stream", "MESSAGE": "_HOSTNAME"}  # keys of a line in JSON, of docker's file and journald's export
-LOG = "a line of a server's log"  # key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do
+HOLDERS = {"log": "stream", "MESSAGE": "_HOSTNAME"}  # Keys of a line in docker's file and journald's export.
+LOG = "a line of a server's log"  # Key of a line that is no JSON and fits LOGGED, such as vLLM's and uvicorn's.
 LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
 _QUOTED = r"""('(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"), """
 _PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
@@ -593,7 +593,7 @@ def _vllm(record: Record, ignore: Ignore) -> Conversation:
     asked, said = _PROMPT.search(record[LOG]), _OUTPUT.search(record[LOG])
     if (found := asked or said) is None:
         return Conversation()
-    id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # a prompt of a text completion has a number of its own
+    id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # Each prompt of a text completion has a number.
     try:
         text = literal_eval(found[2])
     except (ValueError, SyntaxError):
@@ -663,4 +663,4 @@ FORMATS = [
                text=bodies.text_of(r, next(key for key in RESPONSES if key in r)),
                parts={key: bodies.text_of(r, key) for key in ("title",) if r.get(key) is not None})),
 ]  # fmt: skip
-FORMS = ", ".join(format.name for format in FORMATS)  # the formats, for messages
+FORMS = ", ".join(format.name for format in FORMATS)  # The formats, for messages.

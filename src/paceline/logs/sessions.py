@@ -168,7 +168,7 @@ def _claude(path: Path) -> Iterator[Messages]:
     lines = [line for line in _lines(path) if line.get("type") in ("user", "assistant", "system") and line.get("uuid")]
     before = {line["uuid"]: line.get("parentUuid") for line in lines}
     by_id = {line["uuid"]: line for line in lines}
-    last: dict[str, str] = {}  # the last line of each conversation, by its first line
+    last: dict[str, str] = {}  # The last line of each conversation, by its first line.
     first: dict[str, str] = {}
     for line in lines:
         parent = before[line["uuid"]]

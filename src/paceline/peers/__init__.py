@@ -70,7 +70,7 @@ def parse_peer(spec: str) -> tuple[type[Engine], Any]:
     Raises MethodError, one line, for a peer, an option or a value that does not exist."""
     part = named(spec)
     if part is None:
-        from paceline.peers.served import CommandConfig, Served  # needs an HTTP client
+        from paceline.peers.served import CommandConfig, Served  # This needs an HTTP client.
 
         return Served, CommandConfig(command=spec.strip())
     peer = _load(part.name)

@@ -152,7 +152,7 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
             try:
                 os.rename(whole, folder)
             except OSError:
-                if not (folder / "config.json").exists():  # or another process was first
+                if not (folder / "config.json").exists():  # Another process may have been first.
                     raise PacelineError(f"{folder} is not whole and in the way: delete it") from None
     return folder
 

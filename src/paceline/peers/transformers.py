@@ -151,7 +151,7 @@ class Assisted(Plain):
                 "it must be one of the same tokenizer"
             )
         self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
-        self.facts["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
+        self.facts["confidence_adapts"] = is_sklearn_available()  # transformers silently asks for sklearn.
 
     def forget(self) -> None:
         self._drafting = _drafting(self.config)

@@ -42,7 +42,7 @@ from paceline.target.load import load, load_tokenizer, read_blocks
 FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0.
 TYPES = {"f32": (torch.float32, 0), "f16": (torch.float16, 1), "q8_0": (torch.float16, 7)}
 """The type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
-TABLES = (TABLE, OFFSETS, MEMBERS)  # of a head, which are written as llama.cpp has them
+TABLES = (TABLE, OFFSETS, MEMBERS)  # Tables of a head, written in llama.cpp's types.
 HEADS = {"eagle3": Eagle3Network, "dflash": DFlashNetwork}
 
 
@@ -106,7 +106,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
             _vocabulary(writer, find(target, ["*.json"]), model.vocab_size)
         if method == "dflash":
             mask = network.form.mask
-            if MASK in tensors:  # llama.cpp takes a token's embedding: that of the last, which is rare or unused
+            if MASK in tensors:  # llama.cpp takes a token's embedding: the last token's, which is rare or unused.
                 mask, tensors[TABLE] = model.vocab_size - 1, network.table.clone()
                 tensors[TABLE][mask] = tensors.pop(MASK)
             writer.add_mask_token_id(mask)

@@ -240,7 +240,7 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
         for name in BY_ROW:
             if isinstance(rows := getattr(one, name, None), torch.Tensor) and rows.ndim:
                 one = copy.copy(one)
-                at = i * len(rows) // count  # a prompt has num_return_sequences rows
+                at = i * len(rows) // count  # A prompt has num_return_sequences rows.
                 setattr(one, name, rows[at : at + 1])
         own.append(one)
     return LogitsProcessorList(own)
@@ -296,7 +296,7 @@ class _Ends:
         # Without end tokens, transformers continues every row until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        self.device = input_ids.device  # of the sequences, and of the text that criteria see
+        self.device = input_ids.device  # The device of the sequences and of the text for criteria.
         self.text = input_ids.new_full(
             (count, self.prompt + self.most), self.pad, device=self.device if self.criteria else "cpu"
         )

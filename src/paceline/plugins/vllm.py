@@ -197,8 +197,8 @@ def _facts(model: Any, spec: str) -> Recording:
     ends = getattr(model.hf_config.get_text_config(), "eos_token_id", None)
     eos = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
     tokenizer = None
-    if "corpus" in spec or ":" in spec:  # files on disk hold token ids, which must be the model's
-        from paceline.target.load import load_tokenizer  # slow: imports all models of transformers
+    if "corpus" in spec or ":" in spec:  # Files on disk hold token ids, which must be the model's.
+        from paceline.target.load import load_tokenizer  # This imports all models of transformers, which is slow.
 
         tokenizer = load_tokenizer(model.tokenizer)
     return Recording(tokenizer, eos, model.get_vocab_size(), name=model.model)

@@ -21,7 +21,7 @@ from paceline.runs import report as pages
 from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, by_depth, dotted, marked, plot
 
 REPLAY = "replay.json"
-OVERALL = "overall"  # the category of all conversations together
+OVERALL = "overall"  # The category of all conversations together.
 FIGURES = {
     "mean_accepted_tokens": 4, "answers": 0, "rounds": 0, "new_tokens": 0, "draft_rate": 4, "verified_per_round": 3,
     "verified_per_token": 3, "draft_us_per_round": 2,

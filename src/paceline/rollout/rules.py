@@ -127,7 +127,7 @@ class RolloutRule:
 
     name = ""
     lossless = True
-    uses_old = True  # whether it uses old answers
+    uses_old = True  # Whether the rule uses old answers.
     compares = False
     """Whether it compares old probabilities, which must then have the present temperature and filters."""
 
@@ -205,7 +205,7 @@ class Residual(RolloutRule):
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         if not len(old.top_ids):
-            return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
+            return self.draw(p, cursor, reuse)  # The old rule recorded no best tokens: decide as `one-hot`.
         return decide(p, old, cursor.request.noise, cursor.position)
 
 

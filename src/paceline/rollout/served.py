@@ -120,7 +120,7 @@ async def answer(
     noise  of this row, not used before."""
     visit = visit_after(old)
     if old is not None and rule.name == "residual" and not old.top_ids.size:
-        old = None  # made by a rule that records no best tokens
+        old = None  # Its rule recorded no best tokens.
     tokens: list[int] = []
     reused = 0
     if old is not None:
@@ -131,7 +131,7 @@ async def answer(
             left = choice != text[i]
             if isinstance(choice, frozenset):
                 [choice] = await generate(endpoint, [*prompt, *tokens], 1, sorted(choice))
-                left = choice != text[i] or not rule.lossless  # as published, a rejection ends the reuse
+                left = choice != text[i] or not rule.lossless  # As published, a rejection ends the reuse.
             tokens.append(choice)
             if left:
                 break

@@ -19,7 +19,7 @@ from paceline.core.sampling import WARPING, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, StoreError
 
-CAPACITY = 1 << 30  # bytes: about 6 million tokens with the 20 best of each position, 130 million without
+CAPACITY = 1 << 30  # Bytes: about 6 million tokens with the 20 best of each position, 130 million without.
 OVERHEAD = 256  # An entry takes about so many bytes beyond its arrays.
 WAIT = 60.0  # Seconds to wait for another process that writes.
 TABLE = """CREATE TABLE IF NOT EXISTS rollouts (

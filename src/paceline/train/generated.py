@@ -26,7 +26,7 @@ from paceline.train.data import Document, Example, Source, encoded, read, read_e
 BATCH = 64  # Prompts answered at once.
 OPENING = (16, 64)  # Least and most tokens of a plain text that serve as a prompt.
 
-Progress = Callable[[int, int], None]  # called with the number of answers so far, and in all
+Progress = Callable[[int, int], None]  # Called with the number of answers so far, and in all.
 
 Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling parameters
 

@@ -258,7 +258,7 @@ class HydraLoss(HeadsLoss):
             "hydra_num_layers": self.layers,
             "hydra_head_arch": "mlp" if self.prefix is None else "prefix-mlp",
             "grounded_heads": True,
-            "tied": True,  # the blocks after a head's first share their weights, which are in the file once
+            "tied": True,  # A head's blocks after the first share weights, which are stored once.
         }
 
 
@@ -307,7 +307,7 @@ class AmphistaLoss(HeadsLoss):
     def adapted(self, input_ids: Tensor, states: Tensor) -> Tensor:
         """The states [B, T, H] after both stages."""
         turns = self.turns(states)
-        following = self.embedded(input_ids).roll(-1, 1)  # the last position gets a wrong token, but has no label
+        following = self.embedded(input_ids).roll(-1, 1)  # The last position gets a wrong token, but has no label.
         return self.stage2(self.fusion2(concat_scaled(self.stage1(states, turns), following)), turns)
 
     def facts(self) -> dict[str, Any]:

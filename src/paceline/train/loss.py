@@ -185,7 +185,7 @@ def _mean(
     weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
     weights = weights / weights.sum().clamp_min(1e-20)
     if compiled:
-        rest = -len(hidden) % chunk  # padding, of weight 0, gives the step a single shape
+        rest = -len(hidden) % chunk  # Padding of weight 0 gives the step a single shape.
         hidden, weights, targets = (
             pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets)
         )

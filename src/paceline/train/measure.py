@@ -29,7 +29,7 @@ from paceline.train.data import Example, Rows, batches, read_examples
 from paceline.train.student import Student, known_depths
 
 RANKS = 10  # Candidates to count at each depth.
-SHOWN = (8, 16, 32, 63)  # sizes in nodes of the example trees in slots.json
+SHOWN = (8, 16, 32, 63)  # Sizes in nodes of the example trees in slots.json.
 
 
 class Fit:
@@ -103,7 +103,7 @@ class Fit:
         return both
 
 
-Fits = dict[str, list[Fit]]  # by source, and over all sources as "all": a fit for every depth, exit or stream
+Fits = dict[str, list[Fit]]  # By source, and "all" for all sources: a fit for every depth, exit or stream.
 
 
 def with_all(fits: Fits) -> Fits:

@@ -223,7 +223,7 @@ def use_threads(count: int) -> None:
 
     keep_freed_memory()
     torch.set_num_threads(count)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # This is for the tokenizers.
 
 
 def keep_freed_memory() -> bool:
@@ -239,7 +239,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # of malloc.h
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # Constants of malloc.h.
     settings = {arena_max: 1, mmap_max: 0, trim_threshold: 2**31 - 1, top_pad: 64 << 20}
     done = [mallopt(name, value) == 1 for name, value in settings.items()]
     return all(done)

@@ -56,7 +56,7 @@ class Outlook:
         """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
         model = load(target)
         forward = time_forwards(model)
-        wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
+        wide = 2.0 if model.quantised is None else 34 / 32  # Bytes of a head's weight, stored like its target's.
         once, each = (count * wide / model.weight_bytes for count in student.read_weights())
         few = {
             name: (ids[:count], labels[:count])

@@ -181,7 +181,7 @@ class StateCache:
     def open(cls, folder: Path, fingerprint: str, run: States, rows: Iterable[np.ndarray], width: int) -> Self:
         """The cache of these rows [length] and the target with this fingerprint; made if it is not there."""
         folder.mkdir(parents=True, exist_ok=True)
-        every = {_key(row): row for row in rows}  # equal rows once
+        every = {_key(row): row for row in rows}  # Equal rows are kept once.
         digest = hashlib.sha256(b"".join([fingerprint.encode(), *every])).hexdigest()[:16]
         return cls(folder / f"states-{digest}", run, every, width)
 
@@ -210,7 +210,7 @@ class StateCache:
                 states[rows] = out[new, :, place].cpu()
                 with Path(f"{self._name}-{layer}.bin").open("rb") as file:
                     os.fsync(file.fileno())
-                filled[rows] = 1  # after the states, on the disk too: another process may read, or the power fail
+                filled[rows] = 1  # Marked after the states are on the disk, for other processes and power cuts.
         return out.float()
 
     def _of_layer(self, layer: int) -> tuple[Tensor, Tensor]:

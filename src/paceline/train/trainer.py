@@ -276,7 +276,7 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         self.tokenizer.inner.save_pretrained(out)
         network.generation_config.save_pretrained(out)
-        weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+        weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # Tied weights are kept once.
         drop_adapter(out)
         save_folder(out, model_config(network, dtype) | dict(facts), weights)
 
@@ -362,7 +362,7 @@ def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[s
 
 def open_teacher(target: Path) -> Any:
     """The target as a transformers model in float32. ModelError if it has no `model` and `lm_head`, as Llamas have."""
-    with quiet():  # it would report a head in the checkpoint as unexpected weights
+    with quiet():  # It would report a head in the checkpoint as unexpected weights.
         teacher: Any = AutoModelForCausalLM.from_pretrained(target, config=read_config(target), dtype=torch.float32)
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")

@@ -34,7 +34,7 @@ from paceline.runs.report import (
 
 COLUMNS, SAID = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
 TABLE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("table.md", "choices.txt"))
-SHOWN = 3  # answers shown of each scenario and method
+SHOWN = 3  # Answers to show of each scenario and method.
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 Row = dict[str, Any]
 """A row of `figures.results`."""

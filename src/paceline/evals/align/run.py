@@ -38,7 +38,7 @@ from paceline.net.keys import Keys
 from paceline.runs.progress import Progress
 from paceline.runs.runs import Lines, Run, new_folder
 
-SELF = "self"  # the judge that is the model under test
+SELF = "self"  # The name of the judge that is the model under test.
 HOPELESS = 20  # A run ends after so many failures in a row, plus one for each item under way.
 
 

@@ -28,7 +28,7 @@ ENGINE = 2  # Version of the cases that a seed makes.
 PLAIN = ("plain", "classes")
 """Pairs beside the six subsets: pictures of one to three objects, and of single ones; captions name them alone."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of backgrounds
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # Endings of pictures in a folder of backgrounds.
 
 Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
 

@@ -118,7 +118,7 @@ class EndpointOptions:
     concurrency: int = 4
     max_tokens: int = 16
     seed: int = 0
-    blind: bool = False  # send a grey picture instead, to see what captions alone give away
+    blind: bool = False  # Send a grey picture instead, to see how much captions give away.
     detail: Literal["low", "high", "auto"] = "high"
     key: str | None = None
     """Environment variable that holds the API key, as --api-key-env."""

@@ -80,7 +80,7 @@ def summarise(
     result: dict[str, Any] = {"subset": subset, "cases": len(matrices), "k": k}
     result |= {name: round(float(100 * column.mean()), 4) for name, column in zip(names, table.T, strict=True)}
     result["chance"] = {"i2t": 100 / k, "group_i2t": 100 / k**k, "permutation": 100 / factorial(k)}
-    errors = 100 * table.std(0) / len(table) ** 0.5  # what a bootstrap over the cases estimates
+    errors = 100 * table.std(0) / len(table) ** 0.5  # A bootstrap over the cases estimates the same.
     result["stderr"] = {name: round(float(error), 4) for name, error in zip(names, errors, strict=True)}
     if len(values) == k:
         result["values"] = list(values)

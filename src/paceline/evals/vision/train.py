@@ -35,11 +35,11 @@ from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
 from paceline.outputs import STEPS, Appender, Writer, replacing, write_json
 
-LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
+LARGEST_SCALE = 100.0  # Largest scale of the logits, as in CLIP (Radford et al. 2021, 2.5).
 CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
 SAVE_SECONDS = 60.0
-SHARES = tuple(tenth / 10 for tenth in range(11))  # of the way from the weights before to those after
-EVERY = 20  # steps between two lines of the log
+SHARES = tuple(tenth / 10 for tenth in range(11))  # Shares of the way from the earlier to the later weights.
+EVERY = 20  # Steps between two lines of the log.
 
 Weights = dict[str, Tensor]
 

@@ -44,7 +44,7 @@ def build(
     """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
     workers: processes; 0 is one for each core. Raises PacelineError if `out` holds something else, or another build."""
-    firsts = {subset: compose(options, subset, 0) for subset in cases}  # before anything is written
+    firsts = {subset: compose(options, subset, 0) for subset in cases}  # Errors come before anything is written.
     _claim(out, {**build_facts(options), "cases": dict(cases)})
     cases = {subset: number for subset, number in cases.items() if number}
     chunks: list[Chunk] = []
