@@ -166,7 +166,7 @@ def servers(
         urlsplit(urls[0]).netloc, str(log or suite), load=load, keys=keys, ignore=ignore, template=None
     )
 
-    from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
+    from paceline.bench.endpoint import bench_endpoints  # This needs an HTTP client.
 
     return _measure(asking, asked.as_json, bench_endpoints)
 

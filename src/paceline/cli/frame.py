@@ -35,9 +35,9 @@ COMMANDS = {
 class Old(NamedTuple):
     """An option that has a new form; the old one works for a version.
 
-    new    the option's name now; "" where its value is the argument of another command, or several, joined by commas.
-    to     the command that it makes of `command`.
-    when   a pattern, if the old way is old for values only that it matches; value: what they are now, by its groups."""
+    new    the option's new name; "" if its value became another command's argument, or several joined by commas.
+    to     the command that replaces `command`.
+    when   a pattern, if only values that match it are old; value: their new form, by the pattern's groups."""
 
     command: str
     option: str

@@ -81,7 +81,7 @@ def said(body: Any, ignore: Ignore) -> tuple[dict[str, Any], int | None]:
     it is not counted). Raises ConversationError if there is no answer."""
     body = decoded(body)
     if isinstance(body, list) and len(body) == 1:
-        body = body[0]    # TGI wraps its answer in a list.
+        body = body[0]  # TGI wraps its answer in a list.
     if isinstance(body, str):
         if (events := _events(body)) is None:
             return message("assistant", body), None
@@ -136,7 +136,7 @@ def _events(text: str) -> list[Record] | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line[5:].strip() for line in lines if line.startswith("data:")]
     if not kept and len(lines) > 1 and all(line.startswith("{") for line in lines):
-        kept = lines    # Ollama has an event a line.
+        kept = lines  # Ollama has an event a line.
     found: list[Record] = []
     for line in kept:
         with suppress(NotJSON):  # [DONE] and an event that was cut off are no JSON.
@@ -250,7 +250,7 @@ def tools_of(body: Record) -> list[Record]:
         if not isinstance(tool, Mapping):
             continue
         flat = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
-        if "input_schema" in tool:    # Anthropic has this key.
+        if "input_schema" in tool:  # Anthropic has this key.
             flat["parameters"] = tool["input_schema"]
         functions.append(tool.get("function") or (flat if "name" in flat else None))
     return [{"type": "function", "function": one} for one in functions if isinstance(one, Mapping)]

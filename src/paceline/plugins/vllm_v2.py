@@ -99,7 +99,7 @@ class Speculator(Drafts):
             if not count:
                 continue
             if key in self.rows:
-                step.gained[key] = seen[i, len(self.rows[key]) - length :]  # more than `count` after a step unseen
+                step.gained[key] = seen[i, len(self.rows[key]) - length :]  # More than `count` if a step was unseen.
             else:
                 step.new[key] = texts[int(batch.idx_mapping_np[i]), :length].cpu().numpy().astype(np.int64)
         self.history.most = most
