@@ -22,7 +22,7 @@ class Compiling(event.Listener):
 
     Of numba's own functions it hears by an event; for others it is a context."""
 
-    EVERY = 10.0  # seconds of compiling between two lines
+    EVERY = 10.0  # Seconds of compiling between two lines.
 
     def __init__(self) -> None:
         self._depth, self._seconds, self._said = 0, 0.0, -self.EVERY

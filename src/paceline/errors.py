@@ -62,7 +62,7 @@ CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
 
 
 def printable(said: object) -> str:
-    """What a server, a file or an error says, as one line without control characters, which a terminal would obey."""
+    """Text of a server, a file or an error, as one line without control characters, which a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(str(said).split()))
 
 
@@ -105,12 +105,12 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-PATHS = 0.7  # `near` for names of files: those that lie around have nothing to do with each other
+PATHS = 0.7  # `near` for names of files, which are often unrelated.
 
 
 def meant(word: str, known: Iterable[str], near: float = 0.5) -> str:
     """`" Did you mean 'sam'?"` if one of `known` is close to `word`, else an empty string. near: how close, 0 to 1."""
-    import difflib  # slow, and the command line would wait for it
+    import difflib  # Imported late, because it is slow.
 
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=near)
     return f" Did you mean {close[0]!r}?" if close else ""

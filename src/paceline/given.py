@@ -1,4 +1,4 @@
-"""What a command is given: checks of the values of its options, and words that commas join."""
+"""Check the values of a command's options, and split words joined by commas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def listed(text: str | None) -> list[str]:
 
 
 def listed_numbers(text: str, name: str) -> list[int]:
-    """The whole numbers that an option's text joins by commas, ascending. PacelineError if it says anything else."""
+    """Whole numbers that an option joins by commas, ascending. Raises PacelineError for any other text."""
     words = listed(text)
     if not words or not all(word.isdecimal() and 1 <= int(word) <= 1024 for word in words):
         raise PacelineError(f"{name} is {text!r}; give whole numbers from 1 to 1024, joined by commas: 1,8,32")

@@ -1,4 +1,4 @@
-"""Ctrl-C, before a command's own loop watches for it and within that loop. Imports nothing slow."""
+"""Handle Ctrl-C before and within a command's own loop. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-STATUS = 130  # a shell's status of a command that Ctrl-C ended
+STATUS = 130  # A shell's status for a command that Ctrl-C ended.
 
 
 def at_once() -> None:
     """Let Ctrl-C end the process at once, while modules are imported."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another handler stays
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Another handler stays.
         signal.signal(signal.SIGINT, _leave)
 
 
@@ -52,7 +52,7 @@ class ByException:
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave):
             try:
                 self._before = signal.signal(signal.SIGINT, self._press)
-            except ValueError:  # not in the main thread, where signals do not arrive
+            except ValueError:  # Signals arrive only in the main thread.
                 self._before = None
             else:
                 self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
@@ -94,7 +94,7 @@ class Interrupt:
         for number in self._signals:
             try:
                 self._before[number] = signal.signal(number, self._press)
-            except ValueError:  # not in the main thread: signals are left to the caller
+            except ValueError:  # Outside the main thread, signals are left to the caller.
                 break
         return self
 

@@ -1,4 +1,4 @@
-"""Strict JSON, of texts and of lines: every fault of what comes from outside is a PacelineError of one line."""
+"""Strict JSON, of texts and of lines: every fault of outside data is a PacelineError of one line."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator

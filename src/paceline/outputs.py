@@ -1,4 +1,4 @@
-"""What is written: lines at the end of files, whole files, and checks before of where a command is to write.
+"""Write lines at the end of files, and whole files; check beforehand where a command may write.
 
     with Appender.open(Path("log.jsonl"), REQUESTS) as log: log.append([record])
 
@@ -59,8 +59,8 @@ class Appender(Closing):
 
     @classmethod
     def open(cls, path: Path, begins: bytes, *, private: bool = False, then: str = "") -> Self:
-        """Append to `path`, which is made if it does not exist; private: a new file is its owner's alone. PacelineError
-        if that fails, and if another process is writing there: the file is locked until it is closed.
+        """Append to `path`, which is made if it does not exist, and lock it until it is closed. private: only the owner
+        may read a new file. Raises PacelineError if that fails, or if another process writes there.
 
         begins  how our records begin. A part of a line at the file's end, which a kill or a power cut left, is dropped:
                 the next line could join it. PacelineError, and the file stays as it is, if that part is not ours."""
@@ -74,7 +74,7 @@ class Appender(Closing):
             return cls(raw, str(path), then)
 
     def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Put other records in the place of all that the file holds, which stays as it was if that fails."""
+        """Replace all records of the file. If that fails, the file stays as it was."""
         path = Path(self._name)
         write_whole(path, "".join(map(_line, records)))
         with _writing(path):
@@ -111,7 +111,7 @@ def lock(raw: FileIO, message: str) -> None:
     """Lock a file until it is closed; PacelineError with this message if another process has locked it."""
     try:
         import fcntl
-    except ImportError:  # On such a system it is the user's to start one process at a time.
+    except ImportError:  # Without locks the user must start one process at a time.
         return
     try:
         fcntl.flock(raw.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,19 +184,19 @@ def standard_output() -> Writer:
     sys.stdout.flush()
     try:
         return Appender(FileIO(os.dup(sys.stdout.fileno()), "w"), "standard output")
-    except (OSError, ValueError):  # no file: io.UnsupportedOperation is both
+    except (OSError, ValueError):  # io.UnsupportedOperation, for no real file, is both.
         return _Stream()
 
 
 PAGE, TABLE, ISSUE, JUNIT = rb"<!doctype html>", rb'{\s*"paceline": "tune"', rb"# With drafts:", rb"\s*<testsuite "
 REPLAYED, CERTIFICATE = rb'{\s*"trace": ', rb'{\s*"target": '
-GGUF = rb"(?s)GGUF|.{8}\xff{8}"  # or a lookup cache: two tokens, and -1 twice
+GGUF = rb"(?s)GGUF|.{8}\xff{8}"  # A lookup cache begins with two tokens, and -1 twice.
 """How the files of a kind begin, as patterns: what a command writes replaces its own kind only."""
 
 
 def check_file(path: Path | None, kind: bytes = rb"\Z") -> Path | None:
-    """`path`; PacelineError unless a file can be written there, or replaced: an empty one, or one that begins as `kind`
-    says. Its folder must exist."""
+    """Return `path`, or raise PacelineError unless a file can be written there. Only an empty file, or one that begins
+    as `kind` says, may be replaced. The folder must exist."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_file():
@@ -235,8 +235,8 @@ def writes_in(**kinds: bytes) -> Callable[[Path | None], Path | None]:
 
 
 def check_log(path: Path | None, begins: bytes) -> Path | None:
-    """`path`; PacelineError unless lines that begin so can be appended to it: JSON Lines to which no other process
-    appends, a new file, a device or a pipe."""
+    """Return `path`, or raise PacelineError unless lines that begin so can be appended to it: JSON Lines to which no
+    other process appends, a new file, a device or a pipe."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     with _writing(path):
@@ -264,7 +264,7 @@ def appends(begins: bytes) -> Callable[[Path | None], Path | None]:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless files can be written into this folder, or it can be made."""
+    """Return `path`, or raise PacelineError unless files can be written into this folder, or it can be made."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_dir():
@@ -274,7 +274,7 @@ def check_folder(path: Path | None) -> Path | None:
 
 
 def check_new_folder(path: Path) -> Path:
-    """As `check_folder`; also PacelineError if `path` exists."""
+    """As `check_folder`, but also raises PacelineError if `path` exists."""
     if path.exists():
         raise PacelineError(f"{path} exists already; name a new folder")
     check_folder(path)
@@ -292,8 +292,8 @@ def output(check: Callable[[Path | None], Path | None]) -> Callable[[Path | None
 
 
 def check_apart(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """PacelineError if a command is to write what it reads, or twice to one place. Both: values by option; those read
-    may be lists and specs that name a path among other things."""
+    """Raise PacelineError if a command would write a file that it reads, or write twice to one place. Both arguments:
+    values by option; values to read may be lists, and specs that contain a path."""
     places: dict[str, str] = {}
     for name, path in written.items():
         if path is not None and (other := places.setdefault(os.path.realpath(path), name)) != name:
@@ -328,7 +328,7 @@ def _writing(path: Path) -> Generator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a file to write, which then replaces `path`; its folder is made. If something fails, `path`
     keeps its old content. PacelineError if it cannot be written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process may write the same file
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Another process may write the same file.
     try:
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -342,7 +342,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; PacelineError if that fails."""
+    """Write a file whole or not at all. Raises PacelineError if that fails."""
     with replacing(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 

@@ -1,4 +1,4 @@
-"""What this processor has. Every choice of a kernel asks here, and here alone.
+"""The features of this processor. Every choice of a kernel asks here, and here alone.
 
     PACELINE_CPU=avx2 paceline generate ...      # as on a processor with AVX2 alone
 
@@ -70,7 +70,7 @@ def forced(level: str) -> Iterator[None]:
 
 
 def _asked() -> str | None:
-    """The level that is asked for; None: what there is."""
+    """The level that PACELINE_CPU asks for; None: the processor's own."""
     level = _forced or os.environ.get(VARIABLE) or None
     if level is not None and level not in LEVELS:
         raise PacelineError(f"{VARIABLE} is {level!r}; there are {', '.join(LEVELS)}.{meant(level, LEVELS)}")
@@ -79,7 +79,7 @@ def _asked() -> str | None:
 
 @cache
 def _host() -> Any:
-    import llvmlite.binding as llvm  # the command line's help does not wait for it
+    import llvmlite.binding as llvm  # Imported late, so that help need not wait for it.
 
     found = llvm.get_host_cpu_features()
     found.update(_arm_features() if ARM else {})

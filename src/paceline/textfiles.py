@@ -26,8 +26,8 @@ from typing import IO, Any
 from paceline.errors import PacelineError
 from paceline.jsonl import BOM, NotJSON, as_object, loads, numbered
 
-PIECE_BYTES = 1 << 20  # bytes of a piece: some seconds of work
-PEEKED = 16  # bytes at a file's beginning that say what it is
+PIECE_BYTES = 1 << 20  # Bytes of a piece, which is some seconds of work.
+PEEKED = 16  # So many first bytes show a file's type.
 
 
 def _zstd(raw: io.BufferedReader) -> io.BufferedReader:
@@ -50,7 +50,7 @@ def _utf16(raw: io.BufferedReader) -> io.BufferedReader:
 
     def read(size: int) -> bytes:
         try:
-            return text.read(size // 4).encode()  # a character has up to four bytes
+            return text.read(size // 4).encode()  # A character has up to four bytes.
         except UnicodeDecodeError as cause:
             raise EOFError(f"not UTF-16: {cause.reason}") from None
 
@@ -82,7 +82,7 @@ PACKED: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
     ".zst": (rb"\x28\xb5\x2f\xfd", _zstd),
 }
 """How packed files begin, as a pattern, and what unpacks them; by the usual ends of their names."""
-_WIDE = rb"\xff\xfe|\xfe\xff"  # the byte order marks of UTF-16
+_WIDE = rb"\xff\xfe|\xfe\xff"  # The byte order marks of UTF-16.
 _PARQUET = b"PAR1"
 MAYBE_PACKED = f"({'|'.join(map(re.escape, PACKED))})?$"
 """A pattern of the end of a name, behind what the file is."""
@@ -167,7 +167,7 @@ def _rows(file: io.BufferedReader, name: str | Path, error: type[PacelineError])
 
 
 def _cell(value: Any) -> Any:
-    """What the JSON of lists and objects in a cell says."""
+    """The value of a cell, parsed if it is JSON of a list or an object."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         with suppress(NotJSON):
             return loads(value)
@@ -230,7 +230,7 @@ def records(
 
 
 def _is_lines(rest: bytes) -> bool:
-    """Whether what follows a first line that is not JSON is nothing, or lines of their own."""
+    """Whether the text after a first line that is not JSON is empty, or lines of records."""
     _, second = next(numbered(io.BytesIO(rest)), (0, b"{"))
     return re.match(rb'[\s",}\]]', second) is None
 
@@ -288,7 +288,7 @@ def _there(given: Any, *, folders: bool) -> Any:
 
 
 def text_of(path: Path, error: type[PacelineError]) -> str:
-    """The text of a file, as in `opened`. Raises `error` if it cannot be read or is not UTF-8."""
+    """Read the text of a file, as in `opened`. Raises `error` if it cannot be read or is not UTF-8."""
     with opened(path, error) as file:
         content = file.read().removeprefix(BOM)
     try:

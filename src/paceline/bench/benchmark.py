@@ -1,7 +1,7 @@
 """A benchmark from its options to its figures: `bench(Benchmark(...))` is what `paceline bench` does.
 
-Loads the model and the questions, lets the runner ask every endpoint, finds out why answers differ that should not,
-works out the figures and writes the files that others read."""
+Loads the model and the questions, lets the runner ask every endpoint, judges answers that differ from plain decoding's,
+works out the figures and writes the files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ class Result:
 def bench(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
     """Run, or continue, the benchmark in `benchmark.out`.
 
-    Raises PacelineError for what the caller has to change, before anything is timed."""
+    Raises PacelineError for wrong options, before anything is timed."""
     # Wrong options of specs are refused before a large model is read, another run's folder before an engine starts.
     for spec in benchmark.drafts:
         create(spec)
@@ -61,17 +61,17 @@ def bench(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
         opened = [endpoint for endpoint in present if endpoint.name not in finished]
         about = description(setting, endpoints, unavailable)
         with Run.open(benchmark.out, KIND, described, **about) as run:
-            _describe(run, opened)  # a peer may have been installed since the run began
+            _describe(run, opened)  # A peer may have been installed since the run began.
             complete, answers = _run(setting, run, present, progress)
-            _describe(run, opened)  # a draft model's size may be a mean over its forwards
-            _close_all(endpoints)  # judging may load the model once more, in float32
+            _describe(run, opened)  # A draft model's size may be a mean over its forwards.
+            _close_all(endpoints)  # Judging may load the model once more, in float32.
             return _conclude(setting, run, answers, unavailable, complete, progress)
     finally:
         _close_all(endpoints)
 
 
 def create_endpoints(setting: Setting) -> list[Endpoint]:
-    """Plain decoding first, then our drafters, then the peers; nobody is opened yet."""
+    """Make the endpoints, unopened: plain decoding, our drafters, then the peers."""
     benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
     drafts = list(dict.fromkeys([BASELINE, *benchmark.drafts]))
     if benchmark.schedules:
@@ -96,7 +96,8 @@ def _peer(spec: str, setting: Setting) -> Endpoint:
 
 
 def open_endpoints(endpoints: Sequence[Endpoint], progress: Progress) -> dict[str, str]:
-    """Open all; returns why peers cannot take part, by name. A drafter of ours that cannot is an error."""
+    """Open all endpoints. Returns why peers cannot take part, by name;
+    raises PacelineError if a drafter of ours cannot."""
     unavailable = {}
     for endpoint in endpoints:
         progress.say(f"starting {endpoint.name}")
@@ -110,20 +111,20 @@ def open_endpoints(endpoints: Sequence[Endpoint], progress: Progress) -> dict[st
 
 
 def _finished(setting: Setting, endpoints: Sequence[Endpoint]) -> set[str]:
-    """Names of those that have answered everything, and need not be started."""
+    """Names of the endpoints that have answered everything, and need no start."""
     done = answered(read_answers(setting.benchmark.out / ANSWERS))
     repeats = setting.benchmark.options.repeats
     return {c.name for c in endpoints if has_answered(c.name, setting.groups, repeats, done)}
 
 
 def _close_all(endpoints: list[Endpoint]) -> None:
-    """Close all that are still open."""
+    """Close all endpoints that are still open."""
     while endpoints:
         endpoints.pop().close()
 
 
 def identity(setting: Setting, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """What two runs must share to be one."""
+    """The facts that a run must share with its folder to go on with it."""
     benchmark, suite = setting.benchmark, setting.suite
     contest = {"schedules": list(benchmark.schedules), "batches": list(benchmark.batches)}
     asked = {"name": suite.name, "source": suite.source, "fingerprint": suite.fingerprint}
@@ -148,7 +149,7 @@ def identity(setting: Setting, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def description(setting: Setting, endpoints: Sequence[Endpoint], unavailable: dict[str, str]) -> dict[str, Any]:
-    """The rest of run.json: what explains the figures."""
+    """The rest of run.json: facts that explain the figures."""
     return {
         "model_name": setting.target.name,
         "tuned": tuned_note(setting.benchmark.model),
@@ -170,13 +171,13 @@ def _methods(endpoints: Sequence[Endpoint]) -> list[dict[str, Any]]:
 
 
 def _describe(run: Run, endpoints: Sequence[Endpoint]) -> None:
-    """Say of methods in run.json what was not known when the run began."""
+    """Add facts of methods to run.json that were unknown when the run began."""
     now = {one["method"]: one for one in _methods(endpoints)}
     run.update(methods=[now.get(one["method"], one) for one in (run.read(RUN) or {})["methods"]])
 
 
 def _run(setting: Setting, run: Run, present: Sequence[Endpoint], progress: Progress) -> tuple[bool, list[Answer]]:
-    """Whether everything is answered now, and all answers."""
+    """Answer all questions. Returns whether everything is answered, and all answers."""
     encode = setting.tokenizer.encode
     return answer_all(
         run,
@@ -191,8 +192,8 @@ def _run(setting: Setting, run: Run, present: Sequence[Endpoint], progress: Prog
 
 
 def answer_all(run: Run, progress: Progress, **asked: Any) -> tuple[bool, list[Answer]]:
-    """Answer what has no answer in the run's folder yet: whether everything has one now, and all answers. asked: the
-    fields of `Runner` that say who is asked what."""
+    """Answer every question without an answer in the run's folder. Returns whether all have one now, and all answers.
+    asked: fields of `Runner`: endpoints, groups, options and the like."""
     lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
     questions = sum(len(group.questions) for group in asked["groups"])
     total, done = len(asked["endpoints"]) * questions * asked["options"].repeats, count(1)
@@ -214,12 +215,12 @@ def answer_all(run: Run, progress: Progress, **asked: Any) -> tuple[bool, list[A
 def _conclude(
     setting: Setting, run: Run, answers: list[Answer], unavailable: dict[str, str], complete: bool, progress: Progress
 ) -> Result:
-    """Work out the figures of all answers there are and write the files that others read."""
+    """Work out the figures of all answers so far, and write the files."""
     benchmark, answers = setting.benchmark, settled(answers)
     judged = judge_differences(setting, answers, run.read(SUMMARY) or {}, progress)
     facts = {entry["method"]: entry for entry in (run.read(RUN) or {}).get("methods", [])}
     figures = summarize(answers, facts, judged=judged)
-    compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
+    compares = bool(benchmark.schedules)  # A larger batch may be faster than its drafts alone allow.
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     run.write(SUMMARY, {"complete": complete, "disturbed": disturbed, "results": figures})
     notes: list[str] = []

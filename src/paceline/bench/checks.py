@@ -1,8 +1,8 @@
-"""What casts doubt on a run: answers that differ from plain decoding's, and signs of another process.
+"""Find reasons to doubt a run: answers that differ from plain decoding's, and signs of other processes.
 
-Answers may differ in a dtype of few bits: a forward over many tokens rounds differently from one over a single
-token, and of two logits that are nearly equal the other one then wins. Such a tie can be recognised: the two tokens'
-logits, computed exactly, lie closer together than the dtype's own noise, and no third is above them. The rest are bugs.
+Answers may differ in a dtype of few bits: a forward over many tokens rounds differently from a forward over one, and
+may swap two nearly equal logits. Such a tie can be recognised: the exact logits of the two tokens lie closer together
+than the dtype's noise, and no third logit is above them. Other differences are bugs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance,
 from paceline.runs.progress import Progress
 from paceline.target.load import load
 
-JUDGED = 20  # differing answers of a method that are judged; a method that differs more often has one cause for all
-FACTOR = 1.1  # speed-ups may exceed the mean accepted tokens by this factor: that much is noise, more is impossible
-SCATTER = 2.0  # mean time of a plain round over that of the fastest tenth: on a quiet machine they are nearly alike
-ROUNDS = 50  # fewest plain rounds whose scatter says something
-OTHERS = 0.5  # load average beyond the run's own threads that is still quiet
+JUDGED = 20  # Most differing answers of a method to judge; more of them have the same cause.
+FACTOR = 1.1  # Speed-ups may exceed the mean accepted tokens by this factor of noise; more is impossible.
+SCATTER = 2.0  # Largest ratio on a quiet machine: mean time of plain rounds over that of the fastest tenth.
+ROUNDS = 50  # Fewer plain rounds show no scatter.
+OTHERS = 0.5  # A quiet machine's load average exceeds the run's own threads by no more.
 
 Facts = dict[str, Any]
 
@@ -41,7 +41,7 @@ class _Difference(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What identifies it: the values of KEY."""
+        """The values of KEY, which identify the difference."""
         return self.answer.method, self.answer.question, self.answer.repeat, self.turn, self.at
 
 
@@ -50,10 +50,10 @@ KEY = ("method", "question", "repeat", "turn", "at")
 
 def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Facts, progress: Progress) -> list[Facts]:
     """Every answer that differs from plain decoding's, with a verdict. With a large model a verdict takes seconds, so
-    JUDGED of every method get one, and no more once the run is stopped. Sampled answers of our engine are judged by the
-    noise that decides them; another engine draws its own.
+    only JUDGED answers of a method get one, and none once the run is stopped. Our engine's sampled answers are judged
+    by their noise; other engines have noise of their own.
 
-    summary  the one that the folder holds; its verdicts are reused."""
+    summary  the folder's summary, whose verdicts are reused."""
     differences = _differences(answers)
     sampled = bool(setting.benchmark.options.temperature)
     known = {
@@ -83,7 +83,7 @@ def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Fact
 
 
 def _differences(answers: Sequence[Answer]) -> list[_Difference]:
-    """By question, and of one question the shortest common beginning first."""
+    """The differences by question; for a question, the shortest common beginning first."""
     others = [answer for answer in answers if answer.method != BASELINE]
     differences = [
         _Difference(answer, plain, *where)
@@ -102,7 +102,8 @@ def _unjudged(verdict: str) -> Facts:
 
 
 def _rounding(setting: Setting, progress: Progress) -> Rounding:
-    """The model exactly, and as it ran: a token alone, and as many at once as a draft has."""
+    """Measures rounding: the exact model, and the model as it ran,
+    over single tokens and over as many as a draft has."""
     exact = setting.target
     progress.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
@@ -114,10 +115,10 @@ def _rounding(setting: Setting, progress: Progress) -> Rounding:
 
 
 def _verdict(rounding: Rounding, setting: Setting, difference: _Difference) -> Facts:
-    """Of the first token that differs. An answer that only ends sooner or later than it must is a bug."""
+    """Judge the first token that differs. An answer that only ends too soon or too late is a bug."""
     answer, plain, turn, at = difference
     tokens, plain_tokens = answer.turns[turn].tokens, plain.turns[turn].tokens
-    if not tokens or not plain_tokens:  # texts were compared
+    if not tokens or not plain_tokens:  # Only texts were compared.
         return _unjudged("not judged")
     if at >= min(len(tokens), len(plain_tokens)):
         return _unjudged("bug")
@@ -129,18 +130,18 @@ def _verdict(rounding: Rounding, setting: Setting, difference: _Difference) -> F
 
 
 def is_impossible(speedup: float | None, mean_accepted_tokens: float | None) -> bool:
-    """Whether no sound measurement can give this speed-up over plain decoding in the same engine.
+    """Whether this speed-up over plain decoding in the same engine can only be a measuring error.
 
-    A round that verifies a draft takes at least as long as one without."""
+    A round that verifies a draft takes at least as long as a plain round."""
     return bool(speedup and mean_accepted_tokens) and speedup > FACTOR * mean_accepted_tokens  # type: ignore[operator]
 
 
 def disturbances(
     answers: Sequence[Answer], results: Iterable[Mapping[str, Any]], *, threads: int | None = None
 ) -> list[str]:
-    """The signs of other processes in one sentence; nothing if there are none.
+    """Signs of other processes, in one sentence; an empty list if there are none.
 
-    results: of `metrics.summarize`; threads: the run's own, which the load average counts too."""
+    results: from `metrics.summarize`; threads: the run's own, which the load average includes."""
     signs = [
         f"{row['method']} has {row['speedup']:.2f} times plain decoding's speed at {row['mean_accepted_tokens']:.2f} "
         "mean accepted tokens, which is impossible"

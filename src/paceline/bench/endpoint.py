@@ -2,9 +2,9 @@
 
     bench_endpoints(Benchmark(suite="log.jsonl", load=Load("http://a:8000/v1,http://b:8000/v1", concurrency=8)))
 
-The workload, a log or a suite's first turns, is cut into windows. Every server answers a window before the next one
-begins, in an order that is drawn anew, so that whatever changes meanwhile changes for both. Within a window requests
-are sent so many at once, or at the times of the log. Answers, figures, folder and page are those of every benchmark."""
+The workload, a log or a suite's first turns, is cut into windows. Every server answers a window before the next
+begins, in random order, so that all meet the same changes. Within a window a fixed number of requests is under way, or
+requests are sent at the log's times. Answers, figures, folder and page are as in every benchmark."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,23 +26,23 @@ from paceline.runs.environment import environment
 from paceline.runs.progress import Progress
 from paceline.runs.runs import Run
 
-WINDOW = 8  # requests of a window for each that is under way at once
-FEWEST, MOST = 16, 256  # requests of a window
-BUSY = 0.7  # share of a core above which the client may be slower than the server
+WINDOW = 8  # Requests of a window for each request under way.
+FEWEST, MOST = 16, 256  # Bounds of a window's requests.
+BUSY = 0.7  # With a larger share of a core, the client may be slower than the server.
 
 
 class Loaded(Server):
     """A running server under a load. A request that fails is an answer without a text.
 
-    load, senders  how much is asked at once, and by which processes; set before it is asked.
-    busiest        share of a core that a process used while it asked, in the window where it was largest."""
+    load, senders  how much to ask at once, and the processes that ask; set before `ask`.
+    busiest        largest share of a core that a sending process used in a window."""
 
     load: Load
     senders: Senders
     busiest = 0.0
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        """As every endpoint's. "at" in a request is when it came, in the log's seconds."""
+        """Ask as `Endpoint.ask`. "at" in a request is its time in the log, in seconds."""
         due = None
         if self.load.arrivals is not None:
             due = [(one["at"] - bodies[0]["at"]) / self.load.arrivals for one in bodies]
@@ -64,7 +64,7 @@ class Loaded(Server):
 def bench_endpoints(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
     """Run, or continue, the benchmark of running servers in `benchmark.out`.
 
-    Raises PacelineError for what the caller has to change, before anything is timed."""
+    Raises PacelineError for wrong options, before anything is timed."""
     load, options = benchmark.load, benchmark.options
     reading = Reading()
     requests = {one.id: one for one in workload(benchmark, reading)}
@@ -115,13 +115,13 @@ def _run(
 
 
 def _body(one: Request) -> Body:
-    """A request with the time when it came, and of a log no more tokens than it got there."""
+    """A request's body with its time, and at most as many tokens as the log's answer had."""
     return {**one.body(), "at": one.at} | ({"max_tokens": one.length} if one.length else {})
 
 
 def workload(benchmark: Benchmark, reading: Reading) -> list[Request]:
-    """The requests: first turns of a suite, or every answer's prompt of a log; in their order of arrival where that is
-    kept. Raises PacelineError. reading: counts the lines of a log that cannot be read, and are skipped."""
+    """The requests: first turns of a suite, or the prompt of every answer in a log, in order of arrival if that
+    matters. Raises PacelineError if there are none. reading: counts the skipped lines of a log."""
     if benchmark.suite in SUITES:
         questions = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories).questions
         mixed = tasks_in_turn(questions, lambda question: question.task)
@@ -136,7 +136,7 @@ def workload(benchmark: Benchmark, reading: Reading) -> list[Request]:
 
 
 def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
-    """The requests in windows, each of which all servers answer before the next one."""
+    """Cut the requests into windows. All servers answer a window before the next."""
     size = min(max(WINDOW * at_once, FEWEST), MOST)
     questions = [Question(id, ALL, ALL, ("",)) for id in ids]
     parts = [tuple(questions[begin : begin + size]) for begin in range(0, len(questions), size)]
@@ -144,14 +144,14 @@ def windows(ids: Sequence[str], at_once: int) -> list[QuestionGroup]:
 
 
 def _drafts(name: str, counts: Mapping[str, Any]) -> str:
-    """What a server says of its drafts, in a sentence."""
+    """A server's own counts of drafts, in a sentence."""
     by = "".join(f"; {who} {of['accepted']} of {of['drafted']}" for who, of in counts["by_drafter"].items())
     drafts = f"{counts['rounds']} drafts{by}"
     return f"{name}: {counts['accepted']} of {counts['drafted']} drafted tokens accepted in {drafts}."
 
 
 def _client(shares: Mapping[str, float]) -> list[str]:
-    """A warning where this process may have been what was measured."""
+    """A warning if the client may have been slower than the server."""
     worst = max(shares.values(), default=0.0)
     if worst <= BUSY:
         return []
@@ -160,7 +160,7 @@ def _client(shares: Mapping[str, float]) -> list[str]:
 
 
 def _compared(results: Sequence[dict[str, Any]], load: Load) -> list[str]:
-    """How good the comparison of two servers is, in sentences."""
+    """Sentences on how far the comparison of servers can be trusted."""
     first, *others = [result for result in results if result["category"] == OVERALL]
     notes = ["Requests came at the log's times, which decide the tokens a second."] * (load.arrivals is not None)
     for one in others:

@@ -1,7 +1,7 @@
 """Metrics: every figure of a benchmark, defined once, computed from answers. `summarize` gives all of them.
 
-A figure pools the repeats of the answers it is given and leaves out those that failed. It is None where there is
-nothing to count, or where an engine does not report what the figure needs. Sources: Spec-Bench (Xia et al. 2024, arXiv
+A figure pools the repeats of its answers and leaves out failed ones. It is None if there is nothing to count, or if an
+engine does not report the facts it needs. Sources: Spec-Bench (Xia et al. 2024, arXiv
 2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192)."""
 
 from collections import Counter
@@ -16,17 +16,17 @@ from paceline.bench.record import WINDOW, Answer, good, is_looping
 from paceline.net.completion import Completion, in_common
 from paceline.runs.runs import ENOUGH
 
-BASELINE = "none"  # plain decoding in the same engine: the method that all others are compared with
-OVERALL = "overall"  # the category of all tasks together; no task may have this name
+BASELINE = "none"  # Plain decoding in the same engine, the baseline of all other methods.
+OVERALL = "overall"  # The category of all tasks together; no task may have this name.
 RESAMPLES = 1000
 Facts = Mapping[str, Any]
 Interval = tuple[float, float]
 
 
 def length_histogram(answers: Answers) -> list[int] | None:
-    """Entry i: the number of rounds that brought i tokens, the target's own included.
+    """Entry i: the number of rounds with i new tokens, the target's own included.
 
-    A round is a forward of the target that brings tokens; the end of the prefill is a round of one token."""
+    A round is a forward of the target that yields tokens; the end of the prefill is a round of one token."""
     lengths = [n for turn in _turns(answers) for n in turn.lengths or ()]
     return np.bincount(lengths).tolist() if lengths else None
 
@@ -58,14 +58,14 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
 
 
 def _accepted(turn: Completion) -> list[int]:
-    """Drafted tokens accepted in each round. An answer may end inside a draft: its last token is then a drafted one."""
+    """Drafted tokens accepted in each round. If an answer ends inside a draft, its last token is a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
     accepted[-1] += bool(turn.runs and turn.runs[-1][0])
     return accepted
 
 
 def drafted_per_round(answers: Answers) -> float | None:
-    """Mean number of drafted tokens (nodes of the tree without its root) that a round after the prefill verifies."""
+    """Mean number of drafted tokens (nodes of the tree without its root) verified in a round after the prefill."""
     return _mean(n for turn in _turns(answers) for n in (turn.nodes or ())[1:])
 
 
@@ -80,7 +80,7 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
     """Memory-bound speed-up, tau / (1 + g c): g calls of the draft model a round, c = draft_bytes / target_bytes.
 
     VocabTrim: the speed-up on a machine that spends all its time on reading weights (the head once, the input embedding
-    not at all). Without calls it is tau. ValueError if bytes are needed and not given."""
+    not at all). Without calls it is tau. Raises ValueError if bytes are needed and not given."""
     if not calls_per_round:
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
@@ -95,9 +95,9 @@ def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None
 
 
 def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float | None:
-    """`tokens_per_second` over plain decoding's. Only groups that both answered in the same repeat count.
+    """`tokens_per_second` over plain decoding's. Only groups answered by both in the same repeat count.
 
-    A ratio of totals: long answers weigh more. In `speedup_spec_bench` every question weighs the same."""
+    It is a ratio of totals, so long answers weigh more. In `speedup_spec_bench` every question weighs the same."""
     pairs = Pairs.of(answers, plain, decode=decode)
     return pairs.ratio() if pairs else None
 
@@ -107,13 +107,13 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
     Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
     groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
-    covers other questions of the same kinds and other runs, not another machine. None if a task has
-    a single group, or all groups together fewer than ENOUGH questions."""
+    covers other questions of the same kinds and other runs, not another machine. None if a task has a single group, or
+    if there are fewer than ENOUGH questions."""
     pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2 or len({one.question for one in answers}) < ENOUGH:
         return None
     random = np.random.default_rng(seed)
-    sizes = [min(100, resamples - done) for done in range(0, resamples, 100)]  # all at once may not fit into memory
+    sizes = [min(100, resamples - done) for done in range(0, resamples, 100)]  # All at once may need too much memory.
     ratios = np.concatenate([pairs.resampled(size, random) for size in sizes])
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
@@ -121,15 +121,15 @@ def speedup_interval(answers: Answers, plain: Answers, *, resamples: int = RESAM
 
 def tokens_per_second_spec_bench(answers: Answers) -> float | None:
     """As Spec-Bench's speed.py: new tokens / seconds of a question's turns, averaged over questions, then over repeats.
-    Plain decoding's tokens are those of its text encoded again, less one (`Completion.plain_tokens`).
-
-    For questions answered one at a time."""
+    Plain decoding's tokens are counted as in its text encoded again, less one (`Completion.plain_tokens`). For
+    questions answered one at a time."""
     speeds = _spec_bench(answers)
     return _mean(_mean(of_repeat.values()) or 0.0 for of_repeat in speeds.values())
 
 
 def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, of what both answered."""
+    """As Spec-Bench's speed.py: the ratio of both means of `tokens_per_second_spec_bench`,
+    over questions both answered."""
     mine, others = _spec_bench(answers), _spec_bench(plain)
     ratios = []
     for repeat in mine.keys() & others.keys():
@@ -174,22 +174,22 @@ def _parts(answers: Answers) -> Counter[str]:
 
 
 def waits(answers: Answers) -> list[float]:
-    """Seconds between two deliveries of tokens, of all turns.
+    """Seconds between successive deliveries of tokens, in all turns.
 
-    The tokens of a round arrive together and are one delivery. A method that accepts much has fewer waits, not
-    necessarily shorter ones; time per token is 1 / tokens per second."""
+    The tokens of a round arrive together as one delivery. A method that accepts many tokens has fewer waits, not
+    necessarily shorter ones. Time per token is 1 / tokens per second."""
     return [after - before for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
 
 
 def peak_bytes(answers: Answers) -> int | None:
-    """Peak memory of the process while answering, in bytes, everything that was loaded included."""
+    """Peak memory of the process while answering, in bytes, with all that it had loaded."""
     return max((turn.peak_bytes for turn in _turns(answers) if turn.peak_bytes is not None), default=None)
 
 
 def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
-    """(turn, position) of the first token that is not plain decoding's, both from 0; None if all are the same.
+    """(turn, position) of the first token that differs from plain decoding's, both from 0; None if none does.
 
-    The position may be one after the shorter answer's end."""
+    The position may be right after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
         own, others = mine.beside(other)
         if own != others:
@@ -201,12 +201,12 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
 def identical(answers: Answers, plain: Answers) -> float | None:
     """Share of answers whose tokens, in all turns, are plain decoding's for that question and repeat.
 
-    Spec-Bench's equal.py compares texts instead. Answers that plain decoding did not give do not count."""
+    Spec-Bench's equal.py compares texts instead. Answers without a counterpart of plain decoding do not count."""
     return _mean(first_divergence(answer, other) is None for answer, other in matched(answers, plain))
 
 
 def partial_match(answers: Answers, plain: Answers) -> float | None:
-    """Mean share of plain decoding's turn that precedes the first token that differs; 1 where all are the same.
+    """Mean share of plain decoding's turn before the first token that differs; 1 if none does.
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
     turns = (zip(answer.turns, known.turns, strict=False) for answer, known in matched(answers, plain))
@@ -214,36 +214,36 @@ def partial_match(answers: Answers, plain: Answers) -> float | None:
 
 
 def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
-    """Answers, each with plain decoding's to the same question in the same repeat."""
+    """Pairs of an answer and plain decoding's answer to the same question in the same repeat."""
     others = {(other.question, other.repeat): other for other in good(plain)}
     return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
 
 
 def partial(tokens: Sequence[Any], reference: Sequence[Any]) -> float:
-    """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
+    """P of an answer: the number of its first tokens that equal the reference's, over the reference's tokens.
 
-    Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
+    Near 0, positions or masks are wrong. If a good beginning diverges later, the cache is wrong."""
     return in_common(tokens, reference) / len(reference) if reference else float(not tokens)
 
 
 def looping(answers: Answers) -> float | None:
-    """Share of answers with a turn that ends in a loop (`is_looping`): easy text to draft."""
+    """Share of answers with a turn that ends in a loop (`is_looping`), which is easy to draft."""
     return _mean(map(_loops, _spelt(answers)))
 
 
 def too_short(answers: Answers) -> float | None:
-    """Share of answers that do not loop but have a turn that was cut off with too few tokens to recognise a loop."""
+    """Share of answers without a loop, but with a turn cut off too early to recognise a loop."""
     return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in _spelt(answers))
 
 
 def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
-    """`speedup` over the groups in which no answer of plain decoding loops."""
+    """`speedup` over the groups in which plain decoding has no loop."""
     left_out = {(answer.group, answer.repeat) for answer in good(plain) if _loops(answer)}
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
 
 
 def _spelt(answers: Answers) -> list[Answer]:
-    """Answers of which the tokens are known."""
+    """Answers with known tokens."""
     return [answer for answer in good(answers) if all(turn.tokens or not turn.num_new for turn in answer.turns)]
 
 
@@ -256,7 +256,7 @@ def _loops(answer: Answer) -> bool:
 
 
 def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Drafter, schedule and batch size of a result of `summarize`; without schedules a batch of one."""
+    """Drafter, schedule and batch size of a result of `summarize`; a batch of one if schedules are not compared."""
     return result.get("scheduled") or {"drafter": result["method"], "schedule": "ragged", "batch": 1}
 
 
@@ -269,18 +269,18 @@ def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def align_share(answers: Answers) -> float | None:
-    """Realigning's share of the time of all parts, 0 to 1; None where no schedule is measured."""
+    """Realigning's share of the time of all parts, 0 to 1; None if schedules are not compared."""
     return _share("align", answers) if _counts(answers) else None
 
 
 def group_rate(answers: Answers) -> float | None:
-    """Rounds with a full batch of equally long rows, over all drafting rounds (Zhang et al. 2025)."""
+    """Share of the drafting rounds that have a full batch of equally long rows (Zhang et al. 2025)."""
     counts = _counts(answers)
     return counts["same_length"] / counts["drafting"] if counts.get("drafting") else None
 
 
 def idle_slots(answers: Answers) -> float | None:
-    """Share of row slots without a row, over all rounds, the last ones of a group included."""
+    """Share of row slots without a row, over all rounds, including a group's last ones."""
     counts = _counts(answers)
     return 1 - counts["rows"] / counts["slots"] if counts.get("slots") else None
 
@@ -307,7 +307,7 @@ def token_seconds(turn: Completion) -> float | None:
 
 
 def goodput(answers: Answers, first_ms: float | None = None, token_ms: float | None = None) -> float | None:
-    """Share of requests that meet both goals, those that failed included: milliseconds to the first token, and
+    """Share of all requests, failed ones included, that meet both goals: milliseconds to the first token, and
     milliseconds a token after it (`token_seconds`)."""
     most = [np.inf if goal is None else goal / 1e3 for goal in (first_ms, token_ms)]
     return _mean(
@@ -317,18 +317,19 @@ def goodput(answers: Answers, first_ms: float | None = None, token_ms: float | N
 
 
 def errors(answers: Answers) -> int:
-    """Requests that failed."""
+    """Number of failed requests."""
     return sum(turn.finish_reason == "error" for turn in _turns(answers))
 
 
 def draft_tokens_accepted(answers: Answers) -> float | None:
-    """Drafted tokens accepted in a round with a draft, by the server's own counters; plain rounds do not count."""
+    """Mean accepted drafted tokens in a round with a draft, by the server's own counters. Plain rounds do not count."""
     counts = _counts(answers)
     return counts["accepted"] / counts["drafts"] if counts.get("drafts") else None
 
 
 def server_drafts(answers: Answers) -> dict[str, Any] | None:
-    """The server's own counts: rounds with a draft, drafted and accepted tokens, and by drafter where it says so."""
+    """The server's own counts: rounds with a draft, drafted and accepted tokens,
+    and the same by drafter if reported."""
     counts = _counts(answers)
     by = {
         name.removeprefix("drafted by "): {"drafted": count, "accepted": counts[name.replace("drafted", "accepted", 1)]}
@@ -339,8 +340,8 @@ def server_drafts(answers: Answers) -> dict[str, Any] | None:
 
 
 def accepted_by_position(answers: Answers) -> list[float] | None:
-    """Entry i: of the rounds with a draft the share that accepted at least i + 1 drafted tokens, by the server's own
-    counters. vLLM's definition: a draft that does not reach a position counts as one that was rejected there."""
+    """Entry i: share of the rounds with a draft that accepted at least i + 1 drafted tokens, by the server's own
+    counters. As in vLLM, a draft that does not reach a position counts as rejected there."""
     counts = _counts(answers)
     places = sorted(int(name.rpartition("_")[2]) for name in counts if name.startswith("accepted_"))
     return [counts[f"accepted_{place}"] / counts["drafts"] for place in places] if counts.get("drafts") else None
@@ -361,16 +362,16 @@ def summarize(
 ) -> list[dict[str, Any]]:
     """Every figure of every method: one dict for "overall" and one for each task, plain decoding first.
 
-    facts   by method, in the order of the results: draft_bytes, target_bytes, "baseline" for the method that others
-            are compared with if it is not plain decoding, "goals" of goodput under "settings". A method without an
-            answer has an overall dict too; its "unavailable" is the reason.
-    judged  differing answers, with "method" and "question"; returned under "differs".
+    facts   by method, in the order of the results: draft_bytes, target_bytes, "baseline" if the method replaces plain
+            decoding as the baseline, "goals" of goodput under "settings". A method without answers has an overall dict
+            too, with the reason as "unavailable".
+    judged  differing answers, with "method" and "question"; returned as "differs".
 
-    "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
-    "new_tokens", "seconds" and "rounds" are of all repeats. Unknown figures are None."""
+    "answers" counts the method's answers, "compared" the answers in its speed-up. "failed" is None or the reason.
+    "new_tokens", "seconds" and "rounds" cover all repeats. Unknown figures are None."""
     every = list(answers)
     baseline = next((method for method, of in facts.items() if of.get("baseline")), BASELINE)
-    by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
+    by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # The order of `facts` is kept.
     for answer in every:
         by_method.setdefault(answer.method, []).append(answer)
     methods = sorted(by_method, key=lambda method: method != baseline)
@@ -446,7 +447,7 @@ OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loop
 
 
 def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> float | None:
-    """None if the draft model's calls, or the target's bytes, are unknown."""
+    """`mbsu`, or None if the draft model's calls, or the bytes of a model, are unknown."""
     calls, draft, target = calls_per_round(answers), facts.get("draft_bytes", 0), facts.get("target_bytes", 0)
     if tau is None or calls is None or bool(calls) != bool(draft) or (calls and not target):
         return None
@@ -454,7 +455,7 @@ def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> floa
 
 
 def _summed(counts: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Sums by name; names with a sum of 0 stay."""
+    """Sums by name, including sums of 0."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

@@ -1,4 +1,4 @@
-"""What a benchmark is asked to do. Imports no torch: the command line makes its options of these fields."""
+"""Options of a benchmark, as fields that become options of the command line. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
 from paceline.net.keys import Keys
 
-MOST_AT_ONCE = 64  # requests under way at once at most, where they are sent by their times
+MOST_AT_ONCE = 64  # Most requests under way if they are sent at their times.
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a run asks. batch: questions answered together."""
+    """How a run asks. batch: number of questions answered together."""
 
     GROUP: ClassVar = "Measurement"
 
@@ -35,7 +35,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class GoalOptions:
-    """What a request has to reach to count for goodput."""
+    """Goals that a request must meet to count for goodput."""
 
     GROUP: ClassVar = "Load"
 
@@ -49,7 +49,7 @@ class GoalOptions:
 
 @dataclass(frozen=True)
 class Load(GoalOptions):
-    """How running servers are asked, instead of engines. server: URL[#model], or several, joined by commas."""
+    """How running servers are asked, instead of engines. server: URL[#model], several joined by commas."""
 
     GROUP: ClassVar = "Load"
 
@@ -65,7 +65,7 @@ class Load(GoalOptions):
 
     @property
     def most(self) -> int:
-        """Requests under way at once, at most."""
+        """Most requests under way at once."""
         return self.concurrency or (MOST_AT_ONCE if self.arrivals else 1)
 
     @property
@@ -77,11 +77,12 @@ class Load(GoalOptions):
 
 @dataclass(frozen=True)
 class Benchmark(ModelOptions):
-    """What to run. drafts and peers: specs; plain decoding is always added, since all others are compared with it.
+    """What to run. drafts, peers: specs; plain decoding is always added as the baseline.
 
-    schedules  to compare, at every batch size of `batches`; every first turn is then a request, see `bench.ours`.
-    template   the chat template, as for replay; None: the tokenizer's own.
-    budget     our drafters draft as much as pays; False: as much as they like, as in their papers."""
+    schedules  schedules to compare at every batch size of `batches`;
+               then each first turn is a request, see `bench.ours`.
+    template   chat template, as for replay; None: the tokenizer's own.
+    budget     whether our drafters draft only as much as pays; False: as much as they like, as in their papers."""
 
     model: str = ""
     drafts: Sequence[str] = ()
@@ -101,7 +102,7 @@ class Benchmark(ModelOptions):
     batches: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
-        """PacelineError for a drafter, a peer or a schedule that does not exist, or does not fit a batch."""
+        """Raises PacelineError if a drafter, peer or schedule does not exist, or a schedule does not fit a batch."""
         for spec in self.drafts:
             registry.named(spec)
         for spec in self.peers:

@@ -1,8 +1,8 @@
-"""Our engine, measured: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
+"""Measure our engine: one endpoint for each drafter, or for each drafter, schedule and batch size, on a shared target.
 
-With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
-always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
-run on the transformers target, so that they differ in the schedule alone."""
+With schedules, all requests of a group are handed in at once, and at most `batch` of them run in a round, so requests
+are always waiting. The baseline, "none", is plain decoding one request at a time. If a published schedule is among
+them, all run on the transformers target, so that only schedules differ."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from paceline.target.rectangles import RectangularTarget
 REQUESTS = 4
 """Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
 PREFILL_CHUNK = 512
-MOST = 1 << 30  # requests that are handed in at once: those beyond the batch wait
-TASK = "requests"  # the one task of a run that compares schedules: its requests are mixed, and answered together
+MOST = 1 << 30  # No limit on requests handed in at once: those beyond the batch wait.
+TASK = "requests"  # The task of all requests if schedules are compared: they are mixed, and answered together.
 
 
 class Ours(Peer):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run. It is timed round by round,
-    in the thread that asks: `paceline.serve.local.Local` answers from a thread of its own.
+    """A drafter, by its spec, on a target that all drafters of a run share. It is timed round by round, in the caller's
+    thread, unlike `paceline.serve.local.Local`.
 
     engine  made anew by `open` and `forget`."""
 
@@ -61,7 +61,7 @@ class Ours(Peer):
         self.facts = {"engine": f"paceline {__version__}", "drafter": options, "budget": self.budget}
 
     def forget(self) -> None:
-        # Every prompt is run whole: repetitions and the other engines compute the same.
+        # Prompts are run whole (no reuse), so that repeats and other engines compute the same.
         drafter = create(self.spec)
         options = {"max_batch": self.batch, "budget": self.budget, "reuse": False}
         self.engine = Engine(self.target, drafter, tokenizer=self.tokenizer, **options)
@@ -89,14 +89,14 @@ class Ours(Peer):
         return [completion_of(of_row[0][1].row, of_row, self.spelling, seconds) for of_row in rounds]
 
     def _weigh(self) -> None:
-        """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""
+        """Note the bytes that a draft forward reads; a mean over its forwards so far if they differ."""
         self.draft_bytes = round(sum(getattr(part, "mean_bytes", part.weight_bytes) for part in self._parts))
 
 
 def completion_of(
     row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokenizer, seconds: float
 ) -> Completion:
-    """A row as a completion. rounds: when each of its deltas came, in seconds, and the delta."""
+    """A row as a completion. rounds: (seconds, delta) of each of its deltas."""
     return Completion(
         usage={"prompt_tokens": row.prompt_length},
         tokens=row.new_tokens.tolist(),
@@ -114,7 +114,7 @@ def completion_of(
 
 
 def _runs(row: Row, tokenizer: Tokenizer) -> list[tuple[str, str, int]]:
-    """Text of every run; a character made of several tokens belongs to the run that completes it."""
+    """(drafter, text, tokens) of every run. A character of several tokens belongs to the run that completes it."""
     detokenizer, tokens, at = tokenizer.detokenizer(), row.new_tokens.tolist(), 0
     runs = []
     for who, count in row.runs:
@@ -133,7 +133,7 @@ def _options(drafter: Any) -> dict[str, Any]:
 
 
 def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[int]) -> list[QuestionGroup]:
-    """The questions, those of different tasks mixed, in groups that are handed in together."""
+    """The questions with their tasks mixed, in groups that are handed in together."""
     mixed = tasks_in_turn([question for question, _ in questions], lambda question: question.task)
     mixed = [replace(question, task=TASK) for question in mixed]
     size = REQUESTS * max(batches)
@@ -145,9 +145,9 @@ def scheduled_engines(
     drafts: Sequence[str], schedules: Sequence[str], batches: Sequence[int], target: Target, tokenizer: Tokenizer,
     budget: bool = True,
 ) -> list[Ours]:  # fmt: skip
-    """Every drafter with every schedule at every batch size, and plain batched decoding.
+    """Endpoints for every drafter, schedule and batch size, and for plain batched decoding.
 
-    drafts: specs, plain decoding among them."""
+    drafts: specs, including plain decoding."""
     engines: list[Ours] = [Ours(BASELINE, target, tokenizer, batch=1)]
     for batch in batches:
         for schedule in schedules:
@@ -160,7 +160,7 @@ def scheduled_engines(
 
 
 class Counted:
-    """A schedule that counts: rounds, the rows that ran in them, and rounds whose rows were all equally long."""
+    """A schedule that counts its rounds, their rows, and rounds with equally long rows."""
 
     def __init__(self, inner: Schedule, max_batch: int):
         self.inner, self.max_batch = inner, max_batch
@@ -181,7 +181,7 @@ class Counted:
 
 
 class Scheduled(Ours):
-    """A drafter with a schedule and a batch size. target: one that the schedule can run on."""
+    """A drafter with a schedule and a batch size. target: must be able to run the schedule."""
 
     def __init__(
         self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer, budget: bool = True
@@ -206,8 +206,8 @@ class Scheduled(Ours):
         return replies
 
     def _counts(self) -> dict[str, int]:
-        """Since the beginning: rounds, rows that ran in them, slots for rows, drafting rounds, those of a full batch of
-        the same length, and bytes read and written to realign rows."""
+        """Counts since the beginning: rounds, their rows and slots, drafting rounds, drafting rounds with a full batch
+        of one length, and bytes read and written to realign rows."""
         seen = self._counted
         counts = {name: getattr(seen, name) for name in ("rounds", "rows", "drafting", "same_length")}
         moved = self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0

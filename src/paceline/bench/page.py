@@ -1,4 +1,4 @@
-"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form."""
+"""Lay out a benchmark's report as one HTML page. The figures come from the run's folder."""
 
 import tomllib
 from collections import Counter
@@ -91,12 +91,12 @@ def _figures(methods: Sequence[Method]) -> list[dict[str, Any]]:
 
 
 def _cell(figure: str, *below: str) -> Markup:
-    """A figure, and smaller what stands below it."""
+    """A figure, with smaller texts below it."""
     return Markup(" ").join([Markup(figure), *(marked("small", text) for text in below if text)])
 
 
 def _band(method: Method, category: str = OVERALL) -> str:
-    """The interval of a speed-up; "" where there is none."""
+    """The interval of a speed-up; "" if there is none."""
     low, high = method.get("speedup_low", category), method.get("speedup_high", category)
     return "" if method.kind == "plain" or low is None else interval(low, high)
 
@@ -108,7 +108,7 @@ def _best(run: BenchRun, category: str) -> Method | None:
 
 
 def _bars(run: BenchRun) -> Bars:
-    """Speed-ups with their intervals; 1 is dashed."""
+    """Bars of speed-ups with their intervals; a dashed line marks 1."""
     values = [method.get(figure) for method in run.measured for figure in ("speedup", "speedup_high")]
     most = 1.02 * max([1.0, *(value for value in values if value is not None)])
 
@@ -170,8 +170,8 @@ def _load(run: BenchRun) -> list[Part]:
 
 
 def _schedules(run: BenchRun) -> list[Part]:
-    """Tokens per second by batch size, a line for every drafter and schedule, and what schedules cost. Nothing where
-    none were compared."""
+    """Tokens per second by batch size, with a line for each drafter and schedule, and the cost of schedules. Empty if
+    no schedules were compared."""
     by_batch = sorted(run.measured, key=lambda method: scheduled(method.rows[OVERALL])["batch"])
     if not any(method.get("scheduled") for method in by_batch):
         return []
@@ -231,7 +231,7 @@ def _accepted(run: BenchRun) -> list[Part]:
 
 
 def _depths(method: Method, others: Sequence[Method]) -> Markup:
-    """Drafts accepted to a depth, of those that reach it, before those of the other methods."""
+    """Plot the share of drafts accepted to each depth, of those that reach it. Other methods' lines are faint."""
     if not (shares := method.get("accepted_by_depth")):
         return Markup("")
     found = [other.get("accepted_by_depth") for other in others if other is not method]
@@ -242,7 +242,7 @@ def _depths(method: Method, others: Sequence[Method]) -> Markup:
 
 
 def _times(run: BenchRun) -> list[Part]:
-    """Waits and memory, and the time of a round by its parts where they are known."""
+    """Waits and memory, and the time of a round by part if known."""
     told = [row | {"all_ms": sum(row["parts_ms"].values())} for row in _figures(run.measured) if row.get("parts_ms")]
     parts = dict.fromkeys(part for row in told for part in row["parts_ms"])
     columns = "".join(f"{part}, ms = parts_ms.{part}:3; " for part in parts) + "all, ms = all_ms:3"

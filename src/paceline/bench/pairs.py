@@ -1,6 +1,6 @@
-"""Answers as arrays of tokens and seconds: of one method, and of a method and plain decoding side by side.
+"""Answers as arrays of tokens and seconds, for a method alone, and beside plain decoding.
 
-A group's questions are answered together: its seconds count once. Of its repeats the medians count."""
+A group's questions are answered together, so its seconds count once. The medians over its repeats count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answers = Sequence[Answer]
 
 @dataclass(frozen=True)
 class Cell:
-    """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
+    """A group in a repeat. turns: new tokens and seconds, float64 [turns, 2]."""
 
     task: str
     questions: frozenset[str]
@@ -28,10 +28,10 @@ class Cell:
 
 
 def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Cell]:
-    """Every (group, repeat).
+    """The cells by (group, repeat).
 
-    decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
-            are the tokens that came until then; and groups of which the times are unknown."""
+    decode  whether to leave out the prompt: the time until every row of a group has a token, and the tokens until
+            then. Groups with unknown times are then left out too."""
     together: dict[tuple[int, int], list[Answer]] = {}
     for answer in good(answers):
         together.setdefault((answer.group, answer.repeat), []).append(answer)
@@ -47,7 +47,7 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
 
 
 def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:
-    """New tokens and seconds of all groups, medians of their repeats; None if there is none. decode: see `cells`."""
+    """New tokens and seconds of all groups, by medians over repeats; None without groups. decode: see `cells`."""
     by_group: dict[int, list[Floats]] = {}
     for (group, _), cell in cells(answers, decode=decode).items():
         by_group.setdefault(group, []).append(cell.turns)
@@ -59,8 +59,8 @@ def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | N
 
 @dataclass(frozen=True)
 class Pairs:
-    """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
-    repeats the first `counts` are there. members: the groups of each task; answers: their number."""
+    """Groups that a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; a group
+    has its first `counts` repeats. members: groups of each task; answers: number of answers."""
 
     mine: Floats
     plain: Floats
@@ -70,7 +70,7 @@ class Pairs:
 
     @classmethod
     def of(cls, answers: Answers, plain: Answers, *, decode: bool = False) -> Pairs | None:
-        """The (group, repeat) that both answered, all questions of it; None if there is none. decode: see `cells`."""
+        """Pair each (group, repeat) that both answered in full; None if there is none. decode: see `cells`."""
         mine, others = cells(answers, decode=decode), cells(plain, decode=decode)
         by_group: dict[int, list[tuple[Cell, Cell]]] = {}
         for (group, repeat), cell in mine.items():
@@ -89,14 +89,14 @@ class Pairs:
         return cls(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
 
     def ratio(self) -> float | None:
-        """Tokens per second over plain decoding's; None where nothing was measured."""
+        """Tokens per second over plain decoding's; None if nothing was measured."""
         mine, plain = _totals(self.mine, self.counts), _totals(self.plain, self.counts)
         if not (mine[0] > 0 < mine[1] and plain[0] > 0 < plain[1]):
             return None
-        return float(mine[0] * plain[1] / (mine[1] * plain[0]))  # exactly 1 of the same answers
+        return float(mine[0] * plain[1] / (mine[1] * plain[0]))  # The same answers give exactly 1.
 
     def resampled(self, size: int, random: np.random.Generator) -> Floats:
-        """[size] ratios, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
+        """Bootstrap ratios, [size]: each draws groups within their task, and repeats within a group."""
         drawn = np.hstack([some[random.integers(len(some), size=(size, len(some)))] for some in self.members])
         counts = self.counts[drawn]
         repeats = random.random((*drawn.shape, self.mine.shape[1])) * counts[..., None]
@@ -106,7 +106,7 @@ class Pairs:
 
 
 def _measure(turns: Sequence[Completion], decode: bool) -> tuple[float, float]:
-    """New tokens and seconds of one turn of a group, all of which have the same seconds."""
+    """New tokens and seconds of a turn of a group. All its answers have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:
         return sum(turn.num_new for turn in turns), seconds
@@ -116,9 +116,9 @@ def _measure(turns: Sequence[Completion], decode: bool) -> tuple[float, float]:
 
 
 def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:
-    """Groups of repeats of [turns, 2] in one array [groups, repeats, turns, 2], and how many repeats each has.
+    """Stack groups of repeats of [turns, 2] as [groups, repeats, turns, 2]. Returns it and each group's repeats.
 
-    A turn that is not there is one of no tokens and no seconds."""
+    Missing turns have no tokens and no seconds."""
     counts = np.array([len(repeats) for repeats in groups])
     depth = max(len(turns) for repeats in groups for turns in repeats)
     stack = np.zeros((len(groups), counts.max(), depth, 2))
@@ -129,7 +129,7 @@ def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64
 
 
 def _totals(stack: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Tokens and seconds, [..., 2], of [..., groups, repeats, turns, 2]: medians over repeats, summed."""
+    """Tokens and seconds, [..., 2], of [..., groups, repeats, turns, 2]: sums of medians over repeats."""
     return _medians(stack, counts).sum(axis=(-3, -2))
 
 

@@ -14,23 +14,23 @@ from paceline.runs.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
-WINDOW, MAX_NGRAM = 64, 16  # of `is_looping`
+WINDOW, MAX_NGRAM = 64, 16  # Sizes for `is_looping`.
 TURN = (
     "prompt_tokens", "tokens", "text", "seconds", "lengths", "nodes", "depths", "calls", "runs", "parts",
     "plain_tokens", "peak_bytes", "batch", "seed",
 )  # fmt: skip
-"""Fields of a completion that a row has for each turn, beside times, finish and count."""
-Done = set[tuple[str, int, str]]  # method, repeat and question of answers
+"""Fields of a completion in a row's turns, beside times, finish and count."""
+Done = set[tuple[str, int, str]]  # Method, repeat and question of answers.
 
 
 @dataclass
 class Answer:
-    """The answer of one method to one question in one repetition.
+    """A method's answer to a question in a repetition.
 
     method    "none" (plain decoding, the baseline), a drafter's spec, or "peer:..." .
-    question  the suite's id; category as in the suite, task the group it is counted in.
-    group     questions of one group were answered together, and have the same `seconds`.
-    failed    why there is no answer after `turns`. load: the machine's load average of one minute at the end."""
+    question  the suite's id; category: as in the suite; task: the task it counts for.
+    group     questions of a group were answered together, and have the same `seconds`.
+    failed    why there is no answer after `turns`; load: the machine's load average of one minute at the end."""
 
     method: str
     repeat: int
@@ -61,7 +61,7 @@ class Answer:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """The answer of a row. PacelineError if the row is none."""
+        """Read the answer of a row. Raises PacelineError if it is no answer."""
         try:
             return cls(**{**row, "turns": [_turn(**turn) for turn in row["turns"]]})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -73,14 +73,14 @@ def _turn(
     *, prompt_tokens: int, finish: str = "stop", count: int = 0, times: list[float] | None = None,
     runs: Sequence[tuple[str, str, int]] = (), **facts: Any,
 ) -> Completion:  # fmt: skip
-    """A turn of a row."""
+    """Make a completion from a turn of a row."""
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
     known = [(str(who), str(text), int(tokens)) for who, text, tokens in runs]
     return Completion(finish_reason=finish, usage=usage, times=times or [], runs=known, **facts)
 
 
 def read_answers(file: Path) -> Iterator[Answer]:
-    """The answers of a file, none if it does not exist. PacelineError for a line that is no answer."""
+    """Yield the answers of a file, which may be missing. Raises PacelineError for a line that is no answer."""
     for number, row in enumerate(rows(file), 1):
         try:
             yield Answer.of(row)
@@ -99,14 +99,14 @@ def answered(answers: Iterable[Answer]) -> Done:
 
 
 def settled(answers: Iterable[Answer]) -> list[Answer]:
-    """The answers without failures after which the same method answered in a later attempt."""
+    """The answers without failures that a later attempt of the same method made good."""
     answers = list(answers)
     done = answered(answers)
     return [a for a in answers if a.failed is None or (a.method, a.repeat, a.question) not in done]
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to six places: less than a microsecond is noise, and half of the file."""
+    """Round floats to six places: less than a microsecond is noise, and would be half of the file."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
@@ -115,9 +115,8 @@ def _rounded(value: Any) -> Any:
 
 
 def is_looping(tokens: Sequence[int | str]) -> bool:
-    """Whether the last WINDOW tokens, or words, are covered by repeats of one n-gram of at most MAX_NGRAM of them, from
-    any place.
+    """Whether the last WINDOW tokens, or words, repeat a single n-gram with n up to MAX_NGRAM, begun at any place.
 
-    A loop is the easiest text there is to draft, so every table that shows a speed-up says how many outputs loop."""
+    A loop is the easiest text to draft, so every table with a speed-up shows how many outputs loop."""
     tail = list(tokens[-WINDOW:])
     return len(tail) == WINDOW and any(tail[n:] == tail[:-n] for n in range(1, MAX_NGRAM + 1))

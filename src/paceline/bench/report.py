@@ -1,4 +1,4 @@
-"""A run as a report reads it, from the files in its folder; its findings in sentences, and as a Markdown table."""
+"""Read a run from its folder, and write its findings as sentences and as a Markdown table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the run. facts: what run.json says of it; rows: its figures by category, "overall" among them."""
+    """A method of the run. facts: its entry in run.json; rows: its figures by category, "overall" included."""
 
     name: str
     facts: dict[str, Any]
@@ -33,7 +33,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """The name without what its mark says already."""
+        """The name without the prefix of peers, which have a mark."""
         return self.name.removeprefix(PEER)
 
     @property
@@ -46,17 +46,17 @@ class Method:
 
     @property
     def unavailable(self) -> str | None:
-        """Why it could not take part."""
+        """Why the method could not take part; None if it could."""
         return self.facts.get("unavailable")
 
     @property
     def failed(self) -> str | None:
-        """Why it did not answer everything."""
+        """Why the method did not answer everything; None if it did."""
         return self.get("failed")
 
     @property
     def why(self) -> str:
-        """Why there is not a full set of answers, empty if there is: one that was not there, failed, or is to come."""
+        """Why answers are missing: the method did not take part, failed, or is not asked yet; "" if none is missing."""
         if self.unavailable:
             return f"did not take part: {self.unavailable}"
         if self.failed and self.get("answers"):
@@ -64,16 +64,16 @@ class Method:
         return self.failed or ("" if self.rows else "no answers yet")
 
     def get(self, figure: str, category: str = OVERALL) -> Any:
-        """A figure; None if there is none."""
+        """A figure of a category; None if it is unknown."""
         return self.rows.get(category, {}).get(figure)
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """What a run's folder holds.
+    """A run's folder.
 
-    about    run.json, its identity among the rest; summary  summary.json.
-    methods  the fastest first; those without a speed-up last, in the order of the run.
+    about    run.json with its identity merged in; summary: summary.json.
+    methods  fastest first; methods without a speed-up last, in the order of the run.
     tasks    in the order of the summary."""
 
     folder: Path
@@ -92,12 +92,12 @@ class BenchRun:
 
     @property
     def baseline(self) -> Method | None:
-        """Plain decoding; None without answers of it."""
+        """Plain decoding, or the server in its place; None if it has no answers."""
         return next((method for method in self.measured if method.kind == "plain"), None)
 
     @property
     def plain(self) -> str:
-        """What all others are compared with: plain decoding, or the first of two servers."""
+        """The name of the baseline: plain decoding, or the first of two servers."""
         return self.baseline.label if self.baseline and self.baseline.name != BASELINE else "plain decoding"
 
     @property
@@ -107,7 +107,7 @@ class BenchRun:
 
     @property
     def loops(self) -> bool:
-        """Whether some of plain decoding's answers run into a loop."""
+        """Whether any of plain decoding's answers ends in a loop."""
         return bool(self.baseline and self.baseline.get("looping"))
 
     @property
@@ -126,9 +126,9 @@ class BenchRun:
 
 
 def read_run(folder: Path) -> BenchRun:
-    """Read what `paceline bench --out folder` has written so far.
+    """Read a run's folder, as far as `paceline bench --out folder` has written it.
 
-    Raises PacelineError if it is not a run's folder, or a file is broken. A last answer that is cut off is left out."""
+    Raises PacelineError if it is no run's folder, or a file is broken. An answer cut off at the end is left out."""
     about = read_about(folder, KIND)
     about = {**about["identity"], **about}
     try:
@@ -141,7 +141,7 @@ def read_run(folder: Path) -> BenchRun:
 
 
 def _summary(folder: Path, methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What summary.json says; of a run that was killed before there was one, the figures of its answers."""
+    """Read summary.json, or work out the figures of a run that was killed before it was written."""
     file = folder / SUMMARY
     if not file.exists():
         answers, facts = settled(read_answers(folder / ANSWERS)), {str(of["method"]): of for of in methods}

@@ -1,9 +1,8 @@
 """The runner: every endpoint answers every question, in turns, and every answer is recorded at once.
 
-Within a question the endpoints answer one after another, in an order that is drawn anew for every question: a machine
-that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
-turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
-is not recorded."""
+The endpoints answer a question one after another, in random order, so that a drifting machine is fair to all, and no
+endpoint always finds the same one's full caches. Tasks take turns too, so that a stopped run has answers of every
+task. The warm-up comes before and is not recorded."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ Asked = Callable[[Question, Sequence[str]], Body]
 """The request for a question's next turn, without how it is sampled."""
 
 CPU = torch.device("cpu")
-WARM_UP_TOKENS = 32  # most of an answer in a warm-up
+WARM_UP_TOKENS = 32  # Most tokens of an answer in the warm-up.
 WAKE = 0.2
 """Seconds that an endpoint works before an answer is timed. A processor whose cores slept, while another process
 answered or a file was written, takes a tenth of a second until it is as fast as before (docs/log.md). Whoever
@@ -36,7 +35,7 @@ too."""
 
 @dataclass(frozen=True)
 class QuestionGroup:
-    """Questions of one task that are answered together; turns[i] of question i are asked."""
+    """Questions of a task to answer together. turns: how many turns of each question are asked."""
 
     number: int
     questions: tuple[Question, ...]
@@ -54,7 +53,8 @@ class LeftOut:
 def fitting(
     questions: Sequence[Question], prompt: Prompt, *, max_context: int, max_tokens: int
 ) -> tuple[list[tuple[Question, int]], list[LeftOut]]:
-    """Questions with the number of their turns that fit into the context whatever the answers are, and the rest."""
+    """Questions with the number of turns that fit into the context with the longest answers,
+    and the questions left out."""
     fit, left_out = [], []
     for question in questions:
         asked = 0
@@ -71,7 +71,7 @@ def fitting(
 
 
 def grouped(questions: Sequence[tuple[Question, int]], batch: int) -> list[QuestionGroup]:
-    """Groups of at most `batch` questions that follow each other in one task."""
+    """Groups of at most `batch` successive questions of a task."""
     by_task = [list(same) for _, same in groupby(questions, key=lambda pair: pair[0].task)]
     together = [same[begin : begin + batch] for same in by_task for begin in range(0, len(same), batch)]
     return [
@@ -87,16 +87,16 @@ def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, don
 
 @dataclass
 class Runner:
-    """One run: who is asked what, and when.
+    """Asks the endpoints of a run.
 
-    endpoints    those that have answered everything need not be open.
-    request      what asks for a question's next turn, after the endpoint's own answers to the turns before. Its
-                 max_tokens, if it has one, may be less than the options'.
-    recount      what Spec-Bench counts for a text.
-    known        answers that are there already; record: called with a group's new answers at once.
-    stopped      asked between two answers; True ends the run there.
+    endpoints    need not be open if they have answered everything.
+    request      makes the body for a question's next turn from the endpoint's answers to earlier turns. Its max_tokens,
+                 if any, may be less than the options'.
+    recount      counts a text's tokens as Spec-Bench does.
+    known        answers from before; record: called with each group's new answers.
+    stopped      called between answers; True ends the run.
     progress     called with every answer, new or known.
-    catch        errors of an endpoint that count as its failure."""
+    catch        errors that count as an endpoint's failure."""
 
     endpoints: Sequence[Endpoint]
     groups: Sequence[QuestionGroup]
@@ -115,8 +115,8 @@ class Runner:
         self._done = answered(self.known)
 
     def run(self) -> bool:
-        """Answer what is not answered yet; whether everything is now. An endpoint that fails is asked no more. One
-        that is stopped in the middle of a group (OutOfTime) leaves nothing of it."""
+        """Answer every open question. Returns whether all are answered. A failed endpoint is asked no more. A group
+        that is stopped in the middle (OutOfTime) leaves no answers."""
         for answer in self.known:
             self.progress(answer)
         asked = self.groups, self.options.repeats, self._done
@@ -129,7 +129,8 @@ class Runner:
         return whole and not self.failed
 
     def repeat(self, number: int, busy: Sequence[Endpoint] | None = None) -> bool:
-        """Let everyone forget, and answer every question once; False if it was stopped. busy: who forgets."""
+        """Let the endpoints in `busy` (None: all) forget, and answer every question once.
+        Returns False if it was stopped."""
         for endpoint in self.endpoints if busy is None else busy:
             if endpoint.name not in self.failed:
                 endpoint.forget()
@@ -148,15 +149,15 @@ class Runner:
         return True
 
     def _turns(self, repeat: int) -> Iterator[tuple[QuestionGroup, Endpoint]]:
-        """Each group and each endpoint; a run that continues has the same order."""
+        """Yield pairs of a group and an endpoint, in the same random order when a run is continued."""
         for group in tasks_in_turn(self.groups, lambda group: group.questions[0].task):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
             for endpoint in dice.sample(self.endpoints, len(self.endpoints)):
                 yield group, endpoint
 
     def _warm_up(self, busy: Sequence[Endpoint]) -> None:
-        """Let everyone who has work left answer the largest group, whose keys and values then have their memory,
-        unrecorded but for failures."""
+        """Let each busy endpoint answer the largest group untimed, so that the caches are allocated.
+        Only failures are recorded."""
         largest = max(self.groups, key=lambda group: len(group.questions))
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
         for endpoint in busy:
@@ -171,7 +172,7 @@ class Runner:
     def _answers(
         self, endpoint: Endpoint, group: QuestionGroup, repeat: int, max_tokens: int | None = None
     ) -> list[Answer]:
-        """An endpoint's answers to a group of questions; where it fails, as far as it came."""
+        """Ask an endpoint a group of questions. Returns the answers, with the turns so far if it fails."""
         answers = [Answer(endpoint.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
         try:
             if len(group.questions) > endpoint.slots:
@@ -180,7 +181,7 @@ class Runner:
             self._converse(endpoint, group, answers, repeat, max_tokens or self.options.max_tokens)
         except OutOfTime:
             raise
-        except self.catch as error:  # whatever a method does wrong, the others are not to suffer from it
+        except self.catch as error:  # A method's failure must not harm the others.
             why = " ".join(f"{error if isinstance(error, PacelineError) else repr(error)}".split())
             for answer in answers:
                 answer.failed = why
@@ -189,11 +190,11 @@ class Runner:
     def _converse(
         self, endpoint: Endpoint, group: QuestionGroup, answers: Sequence[Answer], repeat: int, max_tokens: int
     ) -> None:
-        """Ask turn by turn; each endpoint reads its own earlier answers, as in Spec-Bench."""
+        """Ask turn by turn. Each endpoint reads its own earlier answers, as in Spec-Bench."""
         for n in range(max(group.turns)):
             asked = [i for i in range(len(answers)) if n < group.turns[i]]
             bodies = [self.request(group.questions[i], [turn.text for turn in answers[i].turns]) for i in asked]
-            # The same seed for every endpoint, another one for every answer.
+            # Endpoints share the seed of an answer; answers differ in theirs.
             seeds = [crc32(repr((self.options.seed, group.number, i, repeat, n)).encode()) >> 1 for i in asked]
             bodies = [self._sampled(body, seed, max_tokens) for body, seed in zip(bodies, seeds, strict=True)]
             endpoint.wake(WAKE)
@@ -208,7 +209,7 @@ class Runner:
                 answers[i].load = load()
 
     def _sampled(self, body: Body, seed: int, max_tokens: int) -> Body:
-        """The request, with how it is sampled."""
+        """The body with its sampling parameters."""
         most = min(max_tokens, body.get("max_tokens", max_tokens))
         drawn = {"seed": seed} if self.options.temperature else {}
         return {**body, "max_tokens": most, "temperature": self.options.temperature, **drawn}

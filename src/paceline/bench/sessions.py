@@ -1,10 +1,10 @@
-"""Whole sessions of a coding agent on servers: how long a person waits, and how much of each prompt is there already.
+"""Replay whole sessions of a coding agent on servers: how long a person waits, and how much of each prompt is reused.
 
     measure(Sessions(Path("sessions.jsonl"), servers={"suffix": [...command...]}, out=Path("runs/agent")))
 
-Each message of the assistant is a turn. It is asked with the recorded messages before it, and the turns of a session
-follow each other, so that a server can reuse what it computed for the turn before. Servers take turns at every session;
-those that are begun here stand still while another is asked."""
+Each message of the assistant is a turn, asked with the recorded messages before it. The turns of a session follow each
+other, so that a server can reuse the computation of the turn before. Servers take turns at every session; servers begun
+here are paused while another is asked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paceline.runs.runs import Lines, Run, read_about, rows
 
 KIND, TURNS, SUMMARY = "sessions", "turns.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
-ANSWER_SECONDS = 3600.0  # without a byte, after which a server is taken to hang
+ANSWER_SECONDS = 3600.0  # After so long without a byte a server counts as hanging.
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
 
 
@@ -39,10 +39,9 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperat
 class Sessions:
     """What to ask. log: sessions, in any form that `paceline replay` reads.
 
-    commands    by name, the commands of servers that are begun for this run. urls: by name, those that are running;
-                keys: their API keys.
+    commands    commands that start servers for this run, by name; urls: running servers, by name; keys: their API keys.
     max_tokens  largest number of tokens of an answer.
-    batch       sessions side by side. pause: seconds between two turns, in which a server is idle.
+    batch       number of sessions side by side; pause: idle seconds between two turns.
     limit       largest number of sessions; None: all."""
 
     log: Path
@@ -58,7 +57,7 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run: its folder, whether every turn was asked, figures by server, and what readers should know."""
+    """A run: its folder, whether every turn was asked, figures by server, and notes for readers."""
 
     path: Path
     complete: bool
@@ -68,14 +67,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Session:
-    """A session: (messages before it, tools) of each turn."""
+    """A session: the body of the request for each turn."""
 
     name: str
     turns: Sequence[Mapping[str, Any]]
 
 
 def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
-    """Run, or go on with, the sessions in `asked.out`. Raises PacelineError for what the caller has to change."""
+    """Run, or continue, the sessions in `asked.out`. Raises PacelineError for wrong options."""
     reading = Reading()
     sessions = read_sessions(asked, reading)
     names = [*asked.commands, *asked.urls]
@@ -107,7 +106,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
 
 
 def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
-    """The sessions of the log, as bodies of requests. PacelineError if it has none."""
+    """Read the sessions of the log, as bodies of requests. Raises PacelineError if it has none."""
     made = []
     for i, one in enumerate(read_trace(asked.log, limit=asked.limit, reading=reading), 1):
         name = str(one.record.get("id") or f"session {i}")
@@ -122,7 +121,7 @@ def _body(one: Conversation, at: int, most: int) -> dict[str, Any]:
 
 
 def _messages(said: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as servers take them: each call has an id, and its result names it."""
+    """Messages in the form of servers: each call has an id, which its result names."""
     made, open_ = [], list[str]()
     for number, message in enumerate(said):
         one = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
@@ -138,7 +137,7 @@ def _messages(said: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass
 class _Server:
-    """A server; started: None for one that was running."""
+    """A server. started: None if it was running before."""
 
     url: str
     key: str | None
@@ -151,7 +150,7 @@ class _Server:
 
 @contextmanager
 def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, _Server]]:
-    """The servers with these names, begun and paused, while the context lasts."""
+    """Start and pause the wanted servers, for as long as the context lasts."""
     with ExitStack() as stack:
         made = {name: _Server(url, asked.keys.get(name)) for name, url in asked.urls.items()}
         for name, command in asked.commands.items():
@@ -208,15 +207,15 @@ def _key(server: str, session: Session, turn: int) -> str:
 
 
 def _last(lines: Lines | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every turn's row, the last one where it was asked again."""
+    """The last row of every turn, since a turn may be asked again."""
     return [*{row["key"]: dict(row) for row in lines}.values()]
 
 
 def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Figures of each server over the turns that every server answered, in the order of `names`.
 
-    waiting           seconds of all answers: what a person waits for. over: of them, those of the first server's.
-    reused_of_before  of the tokens of the prompt of the turn before, how many were reused.
+    waiting           seconds that a person waits for all answers; over: this as a share of the first server's.
+    reused_of_before  share of the tokens of the earlier turn's prompt that were reused.
     looping           share of the answers that end in a loop of words, which is the easiest text to draft."""
     by_server = {name: {(r["session"], r["turn"]): r for r in turns if r["server"] == name} for name in names}
     good = [{at for at, row in of.items() if "failed" not in row} for of in by_server.values()]

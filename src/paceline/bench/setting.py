@@ -1,4 +1,4 @@
-"""What a benchmark runs on: the model and the questions, loaded; and who is told how far it is."""
+"""The model and the questions of a benchmark, loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ SPARE = 256
 
 @dataclass
 class Setting:
-    """Everything that is loaded. folder: of the model, or its GGUF file. prompt: to the token ids of a turn."""
+    """Everything loaded. folder: the model's, or its GGUF file; prompt: makes the token ids of a turn."""
 
     benchmark: Benchmark
     folder: Path
@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def dtype(self) -> str:
-        """Of the target, by name."""
+        """Name of the target's dtype."""
         return str(self.target.dtype).removeprefix("torch.")
 
     @property
@@ -48,8 +48,8 @@ class Setting:
 
     @property
     def peer_context(self) -> int:
-        """Tokens of the longest conversation, and SPARE, since an answer may have more tokens when it is encoded again:
-        less than the model's own, for which some engines set gigabytes aside."""
+        """The context for peers: tokens of the longest conversation, and SPARE, because an answer may grow when it is
+        encoded again. For the model's own context some engines reserve gigabytes."""
         lengths = [
             len(self.prompt(question, [""] * (turns - 1))) + turns * self.benchmark.options.max_tokens
             for group in self.groups
@@ -58,13 +58,13 @@ class Setting:
         return min(self.target.max_context, max(lengths) + SPARE)
 
     def request(self, question: Question, answers: Sequence[str]) -> dict[str, Any]:
-        """What asks for a question's next turn: the ends that count are the target's, for every engine."""
+        """The body for a question's next turn. Every engine gets the target's end tokens."""
         body = {"prompt": self.prompt(question, answers), "stop_token_ids": self.target.eos_token_ids}
         expected = self.tokenizer.encode_text(question.prediction) if question.prediction else ()
         return {**body, "ignore_eos": True, "prediction": tuple(expected)}
 
     def question(self, id: str) -> Question:
-        """The question of that id."""
+        """The question with this id."""
         return next(question for question in self.suite.questions if question.id == id)
 
     def environment(self) -> dict[str, Any]:
@@ -73,9 +73,9 @@ class Setting:
 
 
 def set_up(benchmark: Benchmark) -> Setting:
-    """Load the model and the questions. PacelineError for what the caller has to change."""
+    """Load the model and the questions. Raises PacelineError for wrong options."""
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
-    model = benchmark.model  # by the name that every command opens it by: of some names "auto" is another dtype
+    model = benchmark.model  # Kept as given, because "auto" means another dtype for some names.
     folder = gguf_of(model) if is_gguf(model) else find(model, [*SMALL_FILES, "*.safetensors"])
     native = False if any(check_schedule(name)[0] != "ragged" for name in benchmark.schedules) else None
     tokenizer = load_tokenizer(model)
@@ -86,7 +86,7 @@ def set_up(benchmark: Benchmark) -> Setting:
         native=native,
         exact=benchmark.exact,
         activations=benchmark.activations,
-        threads=torch.get_num_threads(),  # the same for all engines during the whole run
+        threads=torch.get_num_threads(),  # All engines get the same number during the whole run.
         tokenizer=tokenizer,
     )
     prompt = partial(_prompt, Transcriber(tokenizer, benchmark.template))
@@ -102,7 +102,7 @@ def set_up(benchmark: Benchmark) -> Setting:
 
 
 def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:
-    """Token ids of the question's turn after `answers`, the conversation before it included."""
+    """Token ids of the question's turn after `answers`, including the conversation before it."""
     messages = []
     for turn, answer in zip(question.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]

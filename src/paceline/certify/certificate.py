@@ -1,4 +1,4 @@
-"""The certificate of an endpoint: what it is asked, part by part, and what its oracle says of the answers.
+"""Make the certificate of an endpoint: ask it part by part, and let an oracle judge the answers.
 
     certify(engine, Exact(model, None, recording, prompts, starts))    # judged by the exact logits of its model
     certify(server, Reported(control, prompts))                        # by log-probabilities and a control's answers"""
@@ -19,18 +19,18 @@ from paceline.net.endpoint import Endpoint
 from paceline.runs.progress import Progress
 
 INTERRUPTED = "it was interrupted"
-FOR_REPORTS = 0.15  # share of the budget for making findings small, at least
+FOR_REPORTS = 0.15  # Least share of the budget for shrinking the requests of a finding.
 
 
 def certify(endpoint: Endpoint, oracle: Oracle, scope: Scope = Scope(), watch: Progress = Progress()) -> dict[str, Any]:
-    """Test `endpoint` and say what was found: each of the oracle's parts is asked until its share of the budget is
+    """Test `endpoint` and return the certificate. Each of the oracle's parts is asked until its share of the budget is
     spent."""
     run, learnt, parts = Run(endpoint, scope, watch), Learnt(), oracle.parts()
     if scope.is_bounded:
         watch.limit(scope.seconds)
     endpoint.over = watch.stopped
     for part in parts:
-        # Where nothing is sampled, scenarios have that time too.
+        # If nothing is sampled, scenarios also get the time of sampling.
         share = max(one.share for one in parts) if part.ends and scope.requests == 0 else part.share
         began = run.began if scope.is_bounded else perf_counter()
         learnt = part.ask(run, learnt, began + share * scope.seconds if scope.is_bounded or part.ends else inf)
@@ -46,7 +46,7 @@ def _certificate(run: Run, oracle: Oracle, learnt: Learnt) -> dict[str, Any]:
     not_tested = [*learnt.left_out, *about.pop("not_tested")]
     played: dict[str, Any] = {}
     if play is not None:
-        # What was found is made small, also after Ctrl-C.
+        # Findings are shrunk also after Ctrl-C.
         run.endpoint.over = play.control.source.over = lambda: False
         play.until = max(run.began + scope.seconds, perf_counter() + FOR_REPORTS * scope.seconds)
         not_tested += play.not_tested()

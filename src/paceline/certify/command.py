@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
 AFTER_LOADING = "; the budget begins when all is loaded"
-CONTEXT = 1024  # longest context of other libraries
+CONTEXT = 1024  # Other libraries run with this context at most.
 PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
 
@@ -50,17 +50,18 @@ PACED = False
 def local(
     target: Target, tokenizer: Tokenizer | None, draft: str | Callable[[], Drafter], *, batch: int = 8, **options: Any
 ) -> Local:
-    """Our engine as an endpoint. draft: a spec, or what makes a drafter; options: others of `Engine`."""
+    """Our engine as an endpoint. draft: a spec, or a function that makes a drafter; options: further ones of
+    `Engine`."""
     drafter = create(draft) if isinstance(draft, str) else draft()
     engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
     return Local(engine, f"paceline, {drafter.name}", slots=batch)
 
 
 def certify_engine(subject: EngineTest, watch: Progress) -> dict[str, Any]:
-    """The certificate of an engine that runs the model in `subject.model`. The budget begins when all is loaded."""
+    """Certify an engine that runs `subject.model`, and return the certificate. The budget begins when all is loaded."""
     draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
     if draft is not None:
-        create(draft)  # misspelt, it is named before a model is read
+        create(draft)  # A misspelt drafter fails here, before the model is read.
     foreseen = f"; the verdict can only be {CANNOT_SAY!r}: {NO_DRAFT}" if draft == "none" else ""
     watch.say(f"loading {subject.model}{foreseen}")
     target = load(
@@ -100,7 +101,8 @@ def certify_engine(subject: EngineTest, watch: Progress) -> dict[str, Any]:
 
 
 def _references(subject: EngineTest, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
-    """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
+    """Returns the model in float32, the model in the engine's dtype (None if that is float32), and in words whose code
+    runs them."""
     model = subject.model
     own: Model | None = None
     if subject.exact and subject.engine != "paceline":
@@ -135,7 +137,7 @@ def _references(subject: EngineTest, target: Target, dtype: str) -> tuple[Model,
 
 
 def certify_server(subject: ServerTest, watch: Progress) -> dict[str, Any]:
-    """The certificate of the server `subject.server`."""
+    """Certify the server `subject.server`, and return the certificate."""
     from paceline.certify.asking import HELLO, RETRY, Control, control_of
 
     with ExitStack() as opened:
@@ -145,7 +147,7 @@ def certify_server(subject: ServerTest, watch: Progress) -> dict[str, Any]:
 
         server = server_at(subject.server)
         others = [] if subject.control is None else [server_at(subject.control)]
-        for one in (server, *others):  # before a model is loaded, and before a test is blamed for it
+        for one in (server, *others):  # A dead server is named before a model is loaded.
             try:
                 one.ask([HELLO], 1)
             except CompletionError as error:
@@ -166,13 +168,13 @@ def certify_server(subject: ServerTest, watch: Progress) -> dict[str, Any]:
 
 
 def _plain_of(subject: EngineTest, target: Target) -> Control:
-    """Our own plain decoding of the model in the endpoint's place, in float32 where the model has such weights."""
+    """A control: our plain decoding of the endpoint's model, in the exact dtype of its weights (`exact_dtype`)."""
     bits = target.activations if target.quantised else None
     return _plain(subject, subject.model, exact_dtype(subject.dtype, target.quantised), bits)
 
 
 def _plain(subject: EngineTest | ServerTest, model: str, dtype: str, activations: int | None = None) -> Control:
-    """Our own plain decoding of a model in the endpoint's place."""
+    """A control: our plain decoding of `model`. Raises PacelineError if it has no tokenizer."""
     from paceline.certify.asking import Control
 
     plainly = load(model, dtype=dtype, device=subject.device, activations=activations)
@@ -182,13 +184,13 @@ def _plain(subject: EngineTest | ServerTest, model: str, dtype: str, activations
 
 
 def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
-    """Prompts as servers of chats take them."""
+    """Prompts as chat messages; the built-in questions if none are given."""
     prompts: Sequence[Any] = REQUESTS["questions"] if given is None else given
     return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
 def _engine(subject: EngineTest, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
-    """The engine under test, not opened yet; plain: the same without drafts."""
+    """The engine under test, not opened yet. plain: without drafts."""
     if subject.engine == "paceline":
         draft = "none" if plain else subject.draft
         return local(target, target.tokenizer, draft, batch=subject.batch, budget=PACED)
@@ -217,7 +219,7 @@ def _engine(subject: EngineTest, target: Target, dtype: str, *, plain: bool = Fa
 
 
 def _prompts(target: Target, given: Sequence[Prompt] | None) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of prompts for greedy answers, and of short beginnings for sampled ones."""
+    """Returns token ids of prompts for greedy answers, and of short beginnings for sampled answers."""
     tokenizer = target.tokenizer
     if tokenizer is None:
         rng = np.random.default_rng(0)
@@ -244,7 +246,7 @@ def _spell(certificate: dict[str, Any], target: Target) -> None:
 
 
 def write(certificate: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """certificate.json and certificate.html in `folder`."""
+    """Write certificate.json and certificate.html to `folder`, and return their paths."""
     from paceline.certify.page import page
 
     files = folder / "certificate.json", folder / "certificate.html"

@@ -1,10 +1,10 @@
 """Sampled answers of any length: each token, given those before it.
 
 At every place the tokens before it decide which sets of tokens are looked at: the model's best token, its next ones,
-the token that a drafter would copy, the last token again, and so on. The model says between which probabilities a token
-of the set comes; how often one came is counted over all places and compared with `chance.outside`, which holds although
-the places of an answer hang together. So a bug that moves little at each place adds up, and one that needs a long text
-shows. The same with the log-probabilities that a server reports: `read_places`."""
+the token that a drafter would copy, the last token again, and so on. The model bounds the probability
+that the next token is in a set. The hits over all places are compared with these bounds by `chance.outside`, which
+holds although the places of an answer depend on each other. So bugs that move little at each place add up, and bugs
+that need a long text show. `read_places` does the same with log-probabilities that a server reports."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from paceline.peers.reference import Rounding, distributions
 from paceline.runs.chance import outside
 
 BEST = "the best token"
-RANKED = 20  # best tokens that are told apart from the rest
-MATCH = (3, 2)  # lengths of the n-grams whose last occurrence says which token is copied, the longest first
-FAR = 64  # tokens of context beyond which places are counted apart
+RANKED = 20  # This many best tokens are told apart from the rest.
+MATCH = (3, 2)  # Lengths of n-grams to look up for the copied token, longest first.
+FAR = 64  # Places with more tokens of context are counted apart.
 NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of context"
-Keys = tuple[tuple[str, str], ...]  # groups of places, each with a set of tokens
+Keys = tuple[tuple[str, str], ...]  # Pairs of a group of places and a set of tokens.
 EVERYWHERE: Keys = ((NEAR, BEST), (BEYOND, BEST))
-NORMAL = 50.0  # variance from which hits in all places are taken for normal, far out on either side
-AT_ONCE = 8  # places whose distributions are held at once: there is one of the whole vocabulary for every world
+NORMAL = 50.0  # With this variance or more, hits are taken as normal, also far out in the tails.
+AT_ONCE = 8  # Places in memory at once; each holds a distribution over the vocabulary for every world.
 Places = tuple[float, Floats, Floats]
 """How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
-BORDER = 0.005  # by how much the probability inside top-p may be off: rounding decides about the last token
-REST = 200_000  # most tokens that stand for what is not among the best
+BORDER = 0.005  # Error allowed in the probability inside top-p, since rounding decides about the last token.
+REST = 200_000  # At most this many tokens stand for all that is not among the best.
 Reported = tuple[str, float, list[tuple[str, float]]]
 """A token, its log-probability, and the best ones at its place with theirs, best first."""
 
@@ -50,7 +50,8 @@ class Conditional:
         self.tokens, self.answers = 0, 0
 
     def add(self, group: str, worlds: Floats, text: Sequence[int], start: int, token: int) -> None:
-        """Count `token`, which came after `text`; the answer begins at `start`. worlds: its distributions, [W, V]."""
+        """Count `token`, which followed `text`.
+        start: where the answer begins; worlds: distributions of the token, [W, V]."""
         for name, chosen, beyond in _sets(worlds, text, start):
             mass = worlds[:, chosen].sum(1)
             place = (bool(chosen[token]), min(1.0, float(mass.min())), min(1.0, float(mass.max()) + beyond))
@@ -64,12 +65,12 @@ class Conditional:
         return float(hits.sum()), low, high
 
     def findings(self, level: float, control: Conditional | None = None) -> list[Finding]:
-        """What comes too often or too rarely, the surest first; `level` is that of all sets together.
+        """Sets of tokens that came too often or too rarely, the surest first. level: for all sets together.
 
-        control: counts of the same engine without drafts; then only what differs from them, too, speaks against it."""
+        control: counts of the same engine without drafts; if given, a finding must also differ from them."""
         number = 2 * len(self._places)
         p_values: dict[Keys, float] = {(key,): outside(*self._of(key)) * number for key in self._places}
-        # Half of the level is for the best token over all samplings, by which a small shift in each of them shows.
+        # Half of the level is for the best token over all ways to sample: there a small shift in each of them adds up.
         p_values[EVERYWHERE] = 2 * _often(*self._of(*EVERYWHERE)) if self._places else 1.0
         found = {keys: p for keys, p in p_values.items() if p < level}
         if control is not None:
@@ -85,8 +86,8 @@ class Conditional:
         return sorted(findings, key=lambda one: one.p)
 
     def facts(self, level: float) -> dict[str, Any]:
-        """For the certificate. detectable: the smallest shift to or from the best token, as a share of all tokens, that
-        is found with stats.POWER; hidden: what rounding hides of it."""
+        """Facts for the certificate. detectable: the smallest shift to or from the best token that is found with
+        stats.POWER, as a share of all tokens; hidden: the part of a shift that rounding hides."""
         _, low, high = self._of(*EVERYWHERE)
         number, variance = max(len(low), 1), _variance(low, high)
         hidden = float((high - low).sum()) / 2 / number
@@ -111,8 +112,8 @@ def _often(hits: float, low: Floats, high: Floats) -> float:
 
 
 def _difference(mine: Places, control: Places) -> float:
-    """The p-value of what came beyond the middle of its range, against the control's: both are sums of martingale
-    differences, nearly normal, and rounding may have moved either by half of its range."""
+    """p-value: how far the hits lie from the middle of their range, compared with the control's. Both are nearly normal
+    sums of martingale differences, and rounding may have moved either by half of its range."""
     if not len(control[1]):
         return 1.0
     apart, slack, variance = 0.0, 0.0, 0.0
@@ -121,14 +122,14 @@ def _difference(mine: Places, control: Places) -> float:
         middle, number = (low + high) / 2, len(low)
         apart += sign * (hits - float(middle.sum())) / number
         slack += float((high - low).sum()) / 2 / number
-        # What the model says never comes, and came in both, has the variance of its own rate.
+        # Tokens that the model rules out, but that came in both, have the variance of their own rate.
         variance += max(float((middle * (1 - middle)).sum()), rate * (1 - rate) * number) / number**2
     return float(2 * norm.sf(max(0.0, abs(apart) - slack) / max(variance, 1e-12) ** 0.5))
 
 
 def _sets(worlds: Floats, text: Sequence[int], start: int) -> Iterator[tuple[str, NDArray[np.bool_], float]]:
-    """Sets of tokens to look at after `text`, as masks [V], and by how much their probability may lie above that in any
-    world. The token that comes has no part in choosing them."""
+    """Yield sets of tokens to watch after `text`: name, mask [V], and by how much the probability may exceed that in
+    any world. The token that follows has no part in choosing them."""
     size = worlds.shape[1]
 
     def mask(tokens: Any) -> NDArray[np.bool_]:
@@ -167,7 +168,7 @@ def read(
     rounding: Rounding, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, group: str,
     counts: Conditional,
 ) -> None:  # fmt: skip
-    """Add the places of an answer to `counts`. group: how it was sampled, in words."""
+    """Add every place of an answer to `counts`. group: how it was sampled, in words."""
     text = [*prompt, *tokens]
     before = [text[:end] for end in range(len(prompt), len(text))]
     logits = rounding.along(text, len(prompt))
@@ -180,13 +181,13 @@ def read(
 
 # Servers ------------------------------------------------------------------------------------------------------------
 #
-# Servers report log-probabilities before temperature, penalties and filters; these are applied here to the best tokens
-# that are reported, and what is left of the probability is taken as tokens no better than the last of them. What that
-# leaves open is a range, as rounding is.
+# Servers report log-probabilities before temperature, penalties and filters, which are applied here to the reported
+# tokens. The remaining probability is spread over tokens no better than the last reported one. What stays unknown gives
+# a range of probabilities, as rounding does.
 
 
 class Words(dict[str, int]):
-    """A number for every token's text. Number 0 is all that is not among the best of a place."""
+    """Numbers the texts of tokens, from 1. Number 0 stands for every token that is not among the best of a place."""
 
     def __missing__(self, text: str) -> int:
         self[text] = len(self) + 1
@@ -199,27 +200,27 @@ def read_places(
 ) -> None:  # fmt: skip
     """Add the places of a sampled reply to `counts`.
 
-    fields  of the request: temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty.
-    words   the same for all replies in `counts`. group: how they were sampled, in words.
-    raw     the server reports log-probabilities before all these, see `is_raw`."""
+    fields  the request's temperature, top_p, top_k, min_p, presence_penalty and frequency_penalty.
+    words   shared by all replies in `counts`. group: how they were sampled, in words.
+    raw     whether the server reports log-probabilities before these fields apply, see `is_raw`."""
     text: list[int] = []
     for said, _, top in places:
         best, token = [words[one] for one, _ in top], words[said]
         probs = _worlds([logprob for _, logprob in top], best, Counter(text), fields if raw else {})
         worlds = np.zeros((len(probs), len(words) + 1))
-        for column, word in enumerate((*best, 0)):  # two tokens may have one text
+        for column, word in enumerate((*best, 0)):  # Two tokens may have the same text.
             worlds[:, word] += probs[:, column]
         counts.add(group, worlds, text, 0, token if token in best else 0)
         text.append(token)
 
 
-_params = lru_cache(64)(SamplingParams)  # made for every token, and each is checked
+_params = lru_cache(64)(SamplingParams)  # Cached, because making one checks it, and every token needs one.
 
 
 def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], fields: Mapping[str, Any]) -> Floats:
-    """What the next token is drawn from, [W, len(best) + 1]; the last column holds all that is not among `best`."""
+    """Distributions of the next token, [W, len(best) + 1]. The last column is all that is not among `best`."""
     rest = max(0.0, 1 - float(np.exp(logprobs).sum()))
-    last = float(np.exp(logprobs[-1]))  # none of the rest is more probable
+    last = float(np.exp(logprobs[-1]))  # No token of the rest is more probable.
     number = min(REST, int(rest / max(last, 1e-7)))
     remainder = max(rest - number * last, 1e-12)
     presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
@@ -227,7 +228,7 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
     with_rest = np.append(shifted, [logprobs[-1]] * number + [np.log(remainder)])
     asked = {"temperature": 1.0} | {k: fields[k] for k in ("temperature", "top_k", "top_p", "min_p") if k in fields}
     params = _params(**asked)
-    # Below temperature 1 the rest counts the less the more tokens share it; filters and penalties may lower it.
+    # Below temperature 1, the more tokens share the rest, the less it counts. Filters and penalties may lower it too.
     exactly = params == _params(temperature=1.0) and not presence and not frequency
     worlds = []
     for scores in (with_rest,) if exactly else (with_rest, shifted):
@@ -239,7 +240,8 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
 
 
 def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:
-    """Whether a server reports log-probabilities before the temperature: a prompt's first token at 1 and at 0.5."""
+    """Whether a server reports log-probabilities before the temperature.
+    hot, cold: a prompt's first token at 1 and 0.5."""
     before, after = dict(hot[0][2]), dict(cold[0][2])
     best = max(before, key=before.__getitem__)
     return abs(after.get(best, 0.0) - before[best]) < abs(before[best]) / 4

@@ -1,13 +1,13 @@
-"""Answers token by token: every token must be the model's own after the tokens before it, or tie with it; and stop
-strings.
+"""Judge answers token by token: each must be the model's own after the tokens before it, or tie with it. Also stop
+strings and acceptance.
 
-The model's own token is its best one in a greedy answer. In a sampled answer of our own engine it is the one that the
-noise of the request's seed takes (`paceline.core.noise`), whatever was drafted; another engine has noise of its own.
+The model's own token is its best one in a greedy answer. In a sampled answer of our own engine it is the token chosen
+by the noise of the request's seed (`paceline.core.noise`), whatever was drafted; other engines have noise of their own.
 
-An answer is read by the model alone, in float32, in one forward: no second answer is written, and what comes after a
-tie is still judged. Another token is a tie where it lies no further below than rounding moves logits there: twice the
-most that the engine's dtype changes any, or float32 itself. Anything else is a bug. And there must not be more ties
-than the model has when it is rounded: an engine that accepts what is nearly best shows no other.
+The model alone reads an answer, in float32 and in one forward. No second answer is written, so tokens after a tie are
+still judged. Another token is a tie if it lies no further below than rounding moves logits there: twice the largest
+change by the engine's dtype, or by float32 itself. Anything else is a bug. There must also be no more ties than the
+rounded model has, because an engine that accepts nearly best tokens shows no other sign.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,17 +32,17 @@ from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, noise_of
 from paceline.replay.walk import Tally, replay, replayable
 
-PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # where in an answer a stop string is cut out, as shares of its length
+PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # Stop strings are cut out at these shares of an answer's length.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A way of asking for answers to all prompts: greedy ones, or by seeds whose noise is known.
+    """A way to ask for answers to all prompts: greedily, or with seeds whose noise is known.
 
-    company  what they are asked for together with, for the certificate; {batch} is the engine's.
+    company  what the requests run together with, for the certificate; {batch} is the engine's.
     changes  fields of the requests.
-    batch    an engine must answer at least this many at once, or the pass would repeat another one.
+    batch    least batch of an engine; with a smaller one the pass would repeat another pass.
     alone    one request after another; mixed: between requests that sample; seeded: sampled, with a seed for each."""
 
     company: str
@@ -58,13 +58,13 @@ class Pass:
         return able and (engine.has_our_noise or not self.seeded)
 
     def params(self, number: int, max_tokens: int) -> SamplingParams:
-        """Those of the answer to prompt `number`."""
+        """The sampling parameters of the answer to prompt `number`."""
         return SamplingParams(max_tokens=max_tokens, seed=number if self.seeded else None, **self.changes)
 
     def ask(
         self, engine: Endpoint, prompts: Sequence[Sequence[int]], max_tokens: int, first: int = 0
     ) -> list[Completion]:
-        """The answers, in the order of the prompts, of which the first is prompt `first`."""
+        """Ask for the answers, in the order of the prompts. first: the number of the first prompt."""
         seeds = [{"seed": first + i} if self.seeded else {} for i in range(len(prompts))]
         pairs = zip(prompts, seeds, strict=True)
         bodies: list[Body] = [request(prompt, max_tokens=max_tokens, **self.changes, **seed) for prompt, seed in pairs]
@@ -91,12 +91,12 @@ class Reader:
     def __init__(self, rounding: Rounding, ends: Collection[int]):
         self.rounding, self.ends = rounding, frozenset(ends)
         self.found = Greedy()
-        self._read: set[int] = set()  # contexts, hashed: passes write the same text again
+        self._read: set[int] = set()  # Hashes of contexts, because passes write the same text again.
 
     def read(
         self, number: int, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, company: str
     ) -> None:
-        """Judge the answer to prompt `number`. After a bug everything differs, so one is enough."""
+        """Judge the answer to prompt `number`. Stops at the first bug, since everything differs after it."""
         self.found.answers += 1
         self.found.tokens += len(tokens)
         self.found.seeded += not params.is_greedy
@@ -133,7 +133,7 @@ class Reader:
         return warp(logits, replace(params, temperature=0.0).of_row(start, self.ends), contexts)
 
     def _wrong_end(self, tokens: Sequence[int], params: SamplingParams) -> str:
-        """Why an answer does not end where it must, at its first end token or at max_tokens; "" if it does."""
+        """Why an answer does not end at its first end token or at max_tokens; "" if it does."""
         ends = set() if params.ignore_eos else self.ends
         first = next((i for i, token in enumerate(tokens) if token in ends), None)
         if first is not None and first + 1 < len(tokens):
@@ -146,8 +146,8 @@ class Reader:
 
 
 class _Judge:
-    """Says which token is the model's own by logits of an answer's places, [n, V]: the best one, or, of a request that
-    samples without filters, the one that its noise takes."""
+    """Finds the model's own tokens by the logits of an answer's places, [n, V]: the best ones, or the ones chosen by
+    the noise of a request that samples without filters."""
 
     def __init__(self, params: SamplingParams):
         self.noise = None if params.is_greedy else Noise(params.seed)
@@ -161,13 +161,14 @@ class _Judge:
         return torch.tensor([self.noise.choose(p, at) for at, p in enumerate(probs)], dtype=torch.long)
 
     def unlike(self, logits: torch.Tensor, best: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Which of `tokens` [n] are not the model's own, bool [n]; greedily any of equal logits is."""
+        """Which of `tokens` [n] are not the model's own, bool [n].
+        In a greedy answer every token with the best logit is."""
         if self.noise is not None or not len(tokens):
             return best != tokens
         return logits.gather(-1, tokens.unsqueeze(-1))[:, 0] < logits.amax(-1)
 
     def gap(self, logits: torch.Tensor, at: int, tokens: tuple[int, int]) -> float:
-        """How far the second of `tokens` lies below the first at place `at`, of which these are the logits [V]."""
+        """How far the second of `tokens` lies below the first at place `at`. logits: those of this place, [V]."""
         first, second = logits[list(tokens)].tolist()
         if self.noise is None:
             return first - second
@@ -176,7 +177,7 @@ class _Judge:
 
 
 def stop_strings(text: str) -> list[str]:
-    """Different strings of the text, of two characters or one, none of which is half of another character."""
+    """Distinct strings of two characters, or one, cut out of the text. None has part of a character."""
     cuts: dict[str, None] = {}
     for share in PLACES:
         begin = int(share * len(text))
@@ -188,8 +189,8 @@ def stop_strings(text: str) -> list[str]:
 # Reference acceptance -----------------------------------------------------------------------------------------------
 #
 # An engine can be lossless and useless: with a wrong flag, template or kernel every draft is refused, the text stays
-# right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model;
-# for a host that verifies chains, its trees cut to their best chain.
+# right and nothing gets faster. The reference is the same drafter over the same answers, replayed without any model.
+# If the host verifies only chains, the reference's trees are cut to their best chain.
 
 COLLAPSED, LEAST_ANSWERS, NOTHING = 0.8, 12, 0.05
 """Acceptance has collapsed where fewer drafted tokens are accepted a round than this share of the reference's, by all
@@ -200,16 +201,17 @@ Rounds = tuple[int, int]
 
 
 def acceptance(engine: Sequence[Rounds], reference: Sequence[Rounds]) -> dict[str, Any]:
-    """For the certificate: new tokens a round, the target's own included, and those of the same drafter replayed.
+    """Facts for the certificate: new tokens a round, the target's own included,
+    of the engine and of the drafter replayed.
 
-    Both are of the same answers, in one order; none where they are not known. "share": of the reference's accepted
-    tokens a round; "interval": of the share, None if there are too few answers for one."""
+    Both lists have the same answers in the same order, or are empty if unknown. "share": accepted tokens a round, as a
+    share of the reference's; "interval": of the share, None if there are too few answers."""
     both = zip(engine, reference, strict=True) if engine and reference else ()
     pairs = [(*one, *other) for one, other in both if one[1] and other[1]]
     counts = np.array(pairs, np.float64).reshape(-1, 4)
     share, interval = _share(counts.sum(0)), None
     if len(counts) >= LEAST_ANSWERS and share is not None:
-        without = [_share(counts.sum(0) - one) for one in counts]  # the jackknife, over answers
+        without = [_share(counts.sum(0) - one) for one in counts]  # This is the jackknife over answers.
         spread = np.std([share if one is None else one for one in without]) * (len(counts) - 1) ** 0.5
         reach = float(student.isf(0.005, len(counts) - 1) * spread)
         interval = [round(max(0.0, share - reach), 3), round(share + reach, 3)]
@@ -228,15 +230,15 @@ def _a_round(counts: Sequence[Rounds]) -> float | None:
 
 
 def _share(of: Floats) -> float | None:
-    """The engine's accepted tokens a round as a share of the reference's; None if nothing can be accepted. of: tokens
-    and rounds of the engine, then of the reference."""
+    """The engine's accepted tokens a round, as a share of the reference's; None if the reference accepts nothing. of:
+    tokens and rounds of the engine, then of the reference."""
     tokens, rounds, others, their_rounds = map(float, of)
     accepted = others / their_rounds - 1 if their_rounds else 0.0
     return (tokens / rounds - 1) / accepted if accepted > NOTHING else None
 
 
 def measured(answers: Sequence[Completion]) -> list[Rounds]:
-    """What an engine says of its answers; none where it does not say."""
+    """Tokens and rounds of each answer as the engine reports them, less the first; empty if it does not."""
     if not all(one.rounds for one in answers):
         return []
     return [(len(one.tokens) - 1, (one.rounds or 1) - 1) for one in answers]
@@ -246,9 +248,9 @@ def replayed(
     draft: str, recording: Recording, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *,
     chains: bool,
 ) -> list[Rounds]:  # fmt: skip
-    """The drafter alone, replayed over `answers`; none if it asks the target for more than tokens.
+    """Replay the drafter alone over `answers`. Returns an empty list if it needs more of the target than tokens.
 
-    The first token of an answer counts as its prompt's, as in `measured`. chains: its trees are cut to chains."""
+    The first token of an answer belongs to the prompt, as in `measured`. chains: whether trees are cut to chains."""
     try:
         drafter: Drafter = replayable(draft, recording)
     except PacelineError:

@@ -15,8 +15,8 @@ from paceline.given import checked, listed
 from paceline.net.keys import Keys
 from paceline.peers import HOSTS, PEERS
 
-SHIFT = 0.02  # `Scope.shift` where none is asked for
-STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # features that give an answer its form
+SHIFT = 0.02  # The default of `Scope.shift`.
+STRUCTURED = ("JSON schema", "regular expression", "tool calls")  # These features give an answer its form.
 REQUESTS = tomllib.loads(Path(__file__).with_name("requests.toml").read_text("utf-8"))
 
 
@@ -24,8 +24,8 @@ REQUESTS = tomllib.loads(Path(__file__).with_name("requests.toml").read_text("ut
 class Scope:
     """What is tested, and how closely.
 
-    requests  of the sampling test; None: as many as `shift` takes, 0: no sampling.
-    length    tokens whose joint distribution is tested."""
+    requests  number of sampled requests; None: as many as `shift` takes, 0: no sampling.
+    length    number of first tokens whose joint distribution is tested."""
 
     GROUP: ClassVar = "Tests"
 
@@ -61,14 +61,14 @@ class Scope:
 
     @property
     def seconds(self) -> float:
-        """The budget; PacelineError for what is no time."""
+        """The budget in seconds. Raises PacelineError if it is no time."""
         if (match := re.fullmatch(r"([0-9.]*[0-9])\s*([smh]?)", self.budget.strip())) is None:
             raise PacelineError(f"--budget is {self.budget!r}; it is a time such as 90s, 5m or 1h")
         return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
     @property
     def left_out(self) -> set[str]:
-        """Features that are not asked for; PacelineError for a name that is none."""
+        """Features that are not asked for. Raises PacelineError for a name that is no feature."""
         names, known = listed(self.leave_out), [*REQUESTS["features"], *STRUCTURED]
         if unknown := next((name for name in names if name not in known), ""):
             raise PacelineError(f"there is no feature {unknown!r}.{meant(unknown, known)} Features: {', '.join(known)}")
@@ -76,13 +76,13 @@ class Scope:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether sampling ends by the budget: where neither its requests nor its shift were asked for."""
+        """Whether the budget ends sampling: only if neither `requests` nor `shift` is given."""
         return self.requests is None and self.shift is None and self.seconds > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is tested, and how. prompts: a file of them on the command line, then what is in it."""
+    """What is tested, and how. prompts: on the command line a file, later the prompts in it."""
 
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Largest number of requests at once.", least=1, names=("--batch", "-b"))
@@ -91,7 +91,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTest(Subject, ModelOptions):
-    """The engine under test. prompts: for greedy answers, in what an engine takes; None: ours."""
+    """The engine under test. prompts: for greedy answers, in a form that the engine takes; None: the built-in ones."""
 
     model: str = option(
         help="Model that the engine runs: a folder, smollm2, or a Hugging Face id.", argument=True, metavar="TARGET",
@@ -110,7 +110,7 @@ class EngineTest(Subject, ModelOptions):
     )
 
     def __post_init__(self) -> None:
-        """PacelineError for an engine that does not exist."""
+        """Raises PacelineError for an engine that does not exist."""
         name, known = re.split("[:,]", self.engine)[0], dict.fromkeys(("paceline", *HOSTS, *PEERS))
         if name not in known:
             raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Who judges what an endpoint says: the logits of its model, or log-probabilities and the answers of a control."""
+"""Two judges of an endpoint's answers: its model's logits, or reported log-probabilities and a control's answers."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ Prompts = Sequence[Sequence[int]]
 
 WAYS = REQUESTS["sampling"]
 """How sampled answers are sampled, in turn."""
-AHEAD = 2  # tokens that a request has beyond those that are tested, so that drafts may reach beyond them
-REPEATED = 6  # times that a beginning stands in the prompt of a long sampled answer, so that there is much to copy
+AHEAD = 2  # A request asks for so many tokens more than are tested, so that drafts may reach beyond those.
+REPEATED = 6  # The prompt of a long sampled answer repeats its beginning so often, so that there is much to copy.
 LONG_TOKENS = 6.0
 """Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-REQUESTS_EACH = 16  # sampled requests for each long answer, where their number was asked for
+REQUESTS_EACH = 16  # Sampled requests for each long answer, if their number is given.
 
 
 @dataclass
 class Exact(Oracle):
-    """The model of an engine that takes token ids: it reads every answer.
+    """Judges an engine that takes token ids by its model, which reads every answer.
 
-    exact, own  the model in float32, and in the engine's dtype (None where that is float32).
-    recording   what is known of it; max_context: the engine's.
-    prompts     for greedy answers; starts: short ones, for the distribution of what comes next.
-    draft       the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
+    exact, own  the model in float32, and in the engine's dtype (None if that is float32).
+    recording   what is known of the model; max_context: the engine's.
+    prompts     for greedy answers; starts: short prompts, for the distribution of the next tokens.
+    draft       the drafter's spec, if its replay can be the reference acceptance;
+                chains: whether to cut it to chains."""
 
     exact: Model
     own: Model | None
@@ -78,7 +79,7 @@ class Exact(Oracle):
         raise PacelineError(f"{run.endpoint.name} failed: {error}") from None
 
     def greedy(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """The passes that fit the engine, and one answer always."""
+        """Ask for the passes that fit the engine. At least one answer is read, whatever the time."""
         first, left_out, prompts = list[Completion](), list[str](), self.prompts
         run.watch.say("greedy answers")
         for each in PASSES:
@@ -102,7 +103,7 @@ class Exact(Oracle):
         return replace(learnt, replies=first, left_out=left_out)
 
     def stops(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Stop strings that are cut out of the replies of the first pass."""
+        """Ask again with stop strings that are cut out of the replies of the first pass."""
         if self.recording.tokenizer is None or not run.endpoint.can_take({"stop": ()}):
             return learnt
         pairs, done, ended = zip(self.prompts, learnt.replies, strict=False), 0, Stops()
@@ -122,20 +123,21 @@ class Exact(Oracle):
         return replace(learnt, ended=ended)
 
     def decode(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
-        """The text of all tokens of an answer."""
+        """The text of an answer, without its end tokens."""
         tokenizer, ends = self.recording.tokenizer, self.recording.eos_token_ids
         assert tokenizer is not None
         detokenizer = tokenizer.detokenizer(list(prompt))
         return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
 
     def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[KnownCase], int]:
-        """Ways to sample, each with the exact distribution of first tokens, and how many requests they take."""
+        """Returns a case for each way to sample, with the exact distribution of first tokens,
+        and the number of requests."""
         cases = list[KnownCase]()
         run.watch.say("the exact distribution of first tokens")
         for i, (name, way) in enumerate(WAYS.items()):
             if run.watch.stopped() or (cases and run.watch.over(until)):
                 break
-            start = self.starts[(i + 2) % len(self.starts)]  # penalties with a text of few different tokens
+            start = self.starts[(i + 2) % len(self.starts)]  # Penalties then meet a text of few different tokens.
             length = run.scope.length
             fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
             if run.endpoint.can_take(fields):
@@ -147,7 +149,7 @@ class Exact(Oracle):
         return cases, needed(cases, run.scope.shift or SHIFT) if cases and number is None else number or 0
 
     def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
-        """Requests after beginnings that repeat themselves, and after the prompts of greedy answers, in every way."""
+        """Requests in every way to sample, after repeated beginnings and after the prompts of greedy answers."""
         scope = run.scope
         if not learnt.sampled.cases:
             return []
@@ -172,7 +174,7 @@ class Exact(Oracle):
         return counted
 
     def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
-        """Greedy answers as the model reads them, what was not tested, and how often drafts were accepted."""
+        """Facts on greedy answers, on what was not tested, and on how often drafts were accepted."""
         engine, replies, reference = run.endpoint, learnt.replies, list[Rounds]()
         run.watch.say("how often drafts are accepted")
         if self.draft is not None and replies:
@@ -205,21 +207,21 @@ class Exact(Oracle):
 
 # By what servers say --------------------------------------------------------------------------------------------------
 #
-# Long sampled answers are read token by token, by the log-probabilities that the server reports. Where there is a
-# control, beginnings of many short ones are compared with its own.
+# Long sampled answers are judged token by token, by the log-probabilities that the server reports. If there is a
+# control, beginnings of many short answers are compared with the control's.
 
-MOST = 40_000  # most sampled requests of a certificate where none are asked for; the budget may allow fewer
-SAMPLED_TOKENS = 12  # of a sampled answer: enough for drafts to be accepted, cut and followed by others
+MOST = 40_000  # Most sampled requests, if no number is given. The budget may allow fewer.
+SAMPLED_TOKENS = 12  # Enough tokens of an answer for drafts to be accepted, cut and followed by others.
 SERVER_WAYS: dict[str, Fields] = REQUESTS["server_sampling"]
 """How a server samples, in turn."""
-NO_FILTERS: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # llama.cpp's server has others where none are asked for
-SERVER_TOKENS = 20_000  # tokens of long sampled answers; the budget may allow fewer
-SHORT_EACH = 4  # short sampled answers for each long one, where their number was asked for
+NO_FILTERS: Fields = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # llama.cpp's own defaults differ.
+SERVER_TOKENS = 20_000  # Tokens of all long sampled answers. The budget may allow fewer.
+SHORT_EACH = 4  # Short sampled answers for each long one, if their number is given.
 
 
 @dataclass
 class Reported(Oracle):
-    """What a server reports of its own answers, and the answers of a control. Greedy answers are those of scenarios."""
+    """Judges a server by the log-probabilities that it reports, and by a control. Scenarios give the greedy answers."""
 
     plainly: Control
     chats: Sequence[Messages]
@@ -237,15 +239,15 @@ class Reported(Oracle):
         ]  # fmt: skip
 
     def scenarios(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Also what they show: whether two models are compared, and how much rounding moves."""
+        """Play the scenarios. They also show whether two models are compared, and how far rounding moves."""
         learnt = super().scenarios(run, learnt, until)
         sampled = Sampled(slack=learnt.played.noise)
         return replace(learnt, two_models=learnt.played.two_models(), sampled=sampled, counts=Conditional())
 
     def _ways(self, run: Run, learnt: Learnt) -> dict[str, Fields]:
-        """How answers are sampled, by what the server takes."""
+        """Ways to sample that the server takes, by name."""
         features = learnt.played.features
-        # What a server takes and ignores would be found by its own log-probabilities; a control ignores it too.
+        # By its own log-probabilities a server that ignores a field would look wrong; a control ignores it too.
         ignored = {"min_p", "top_k", "frequency_penalty"} if self.control is None else set()
         known = {"temperature", "top_p", *features} - ignored
         neutral = {name: value for name, value in NO_FILTERS.items() if name in {"top_p", *features}}
@@ -254,7 +256,8 @@ class Reported(Oracle):
         return {name: neutral | way for name, way in ways.items() if way.keys() <= known}
 
     def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[TextCase], int]:
-        """Prompts whose answers are free and copied, each sampled in every way."""
+        """Returns cases in every way to sample, for a prompt with a free answer and one with a copied answer, and the
+        number of requests."""
         scope, noise, ways = run.scope, learnt.played.noise, {} if self.control is None else self._ways(run, learnt)
         cases = [
             TextCase(name, {"messages": list(text), "max_tokens": SAMPLED_TOKENS, **way}, noise)
@@ -265,7 +268,7 @@ class Reported(Oracle):
             of: Fields = {"df": 10 * len(cases), "level": level_of(-1), "samples": 2}
             number = stats.samples_for(shift=scope.shift, **of)
             while number < MOST and stats.detectable(number, rounding=float(noise), **of) > scope.shift:
-                number = number * 9 // 8  # rounding takes its part of what is found
+                number = number * 9 // 8  # Rounding hides a part of the shift.
         return cases, max(number, TextCase.least * len(cases))
 
     def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
@@ -282,12 +285,13 @@ class Reported(Oracle):
         ]
 
     def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
-        """Counts tokens by the log-probabilities that come with them; Unreadable if some tokens come without."""
+        """Returns a function that counts tokens by their log-probabilities.
+        Raises Unreadable if some tokens have none."""
         most = learnt.played.features["log-probabilities"].get("top_logprobs")
         first = {"messages": list(self.chats[0]), "max_tokens": 1}
         bodies = [learnt.played.asked(first | {"temperature": temperature}) for temperature in (1.0, 0.5)]
         hot, cold = map(places, endpoint.ask(bodies))
-        # Those that come with the best ones at their places are no sample: drafts decide which ones they are.
+        # Counting only the tokens that have them would be no fair sample: drafts decide which tokens have them.
         some = Unreadable("some tokens come without the best ones at their places (top_logprobs)")
         if not all(answer and answer[0].top for answer in (hot, cold)):
             raise some
@@ -314,7 +318,7 @@ class Reported(Oracle):
         return [sampled_report(run.endpoint, worst.body, worst.requests, found, seen)]
 
     def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
-        """Greedy answers as the scenarios found them, and what a server without a control leaves open."""
+        """Facts on greedy answers by the scenarios, and on what a server without a control leaves open."""
         play, is_self = learnt.played, self.control is None
         greedy = Greedy(play.answers, play.tokens, play.divergences)
         if not play.answers:
@@ -332,9 +336,9 @@ class Reported(Oracle):
 
 
 def _alike(server: Endpoint, control: Endpoint) -> bool:
-    """Whether both are servers of one kind, which has filters after the temperature: llama.cpp's has them before it."""
+    """Whether both servers are of the same kind and filter after the temperature. llama.cpp filters before it."""
     try:
         kinds = {getattr(one, "owner", "") for one in (server, control)}
-    except CompletionError:  # no list of models
+    except CompletionError:  # The server has no list of models, which names its kind.
         return False
     return len(kinds) == 1 and kinds.isdisjoint({"", "llamacpp"})

@@ -1,6 +1,6 @@
-"""A certificate in words, as a page that loads nothing, as an issue to file upstream, and as JUnit's XML.
+"""Print a certificate: in words, as a page that loads nothing, as an issue to file upstream, and as JUnit's XML.
 
-page(certificate), issue(certificate), junit(certificate), findings(certificate)   # of what `certify --json` prints"""
+page(certificate), issue(certificate), junit(certificate), findings(certificate)    # of `certify --json`"""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _report(one: dict[str, Any]) -> list[Part]:
 
 
 def _divergence(one: dict[str, Any]) -> str:
-    """A token that is not the model's, with what is before it."""
+    """Describe a token that is not the model's, after the text before it."""
     before, said, best = (one.get(f"{name}_text") or one[name] for name in ("before", "said", "best"))
     why = f", {one['why']}" if one.get("why") else ""
     far = "" if one["gap"] is None else f"\ngap {one['gap']}, noise {one['noise']}"
@@ -70,12 +70,12 @@ def _divergence(one: dict[str, Any]) -> str:
 
 
 def issue(certificate: dict[str, Any]) -> str:
-    """What one would file upstream, Markdown: what is wrong, on what, and how to see it."""
+    """An issue to file upstream, Markdown: the bug, the setup, and the requests that show it."""
     return render(ISSUE, **_facts(certificate))
 
 
 def junit(certificate: dict[str, Any]) -> str:
-    """A test case for each scenario and each other test, XML; what was not tested is skipped."""
+    """JUnit's XML: a test case for each scenario and each other test. Tests that did not run are skipped."""
     tests = [dict(row) for row in certificate.get("scenarios", ())]
     for name in ("greedy", "stops", "sampled"):
         part = certificate[name]
@@ -100,12 +100,12 @@ def verdict(certificate: dict[str, Any]) -> str:
 
 
 def findings(certificate: dict[str, Any]) -> list[str]:
-    """What was found, a line for each test that found something, and one for all if none did."""
+    """A line for each test that found something, or one line if none did."""
     return render(FINDINGS, c=certificate).splitlines()
 
 
 def detectable(certificate: dict[str, Any]) -> list[str]:
-    """What the tests could have found, and what was not tested: a line for each reason."""
+    """Lines on what the tests could have found, and a line for each reason why something was not tested."""
     why = dict[str, list[str]]()
     for line in certificate["not_tested"]:
         what, _, reason = line.partition(": ")

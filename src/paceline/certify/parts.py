@@ -1,5 +1,5 @@
-"""What an endpoint is asked, part by part, and what is learnt by it. An `Oracle` says which parts there are, and judges
-the answers; here are the parts that all oracles have."""
+"""The parts of a certification, and what is learnt from each. An `Oracle` chooses the parts and judges the answers; the
+parts that all oracles share are here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint, OutOfTime
 from paceline.runs.progress import Progress
 
-LEAST_SECONDS = 5.0  # for sampling, however small the budget
+LEAST_SECONDS = 5.0  # Seconds for sampling, however small the budget.
 Read = Callable[[str, Fields, Completion], None]
 """Counts the tokens of a long sampled answer: of how it was sampled, its request and the answer."""
 
@@ -35,9 +35,9 @@ class Unreadable(PacelineError):
 
 @dataclass
 class Run:
-    """One certification: who is asked, how much, and since when.
+    """One certification: the endpoint, the scope, and when it began.
 
-    broken  what was asked when the endpoint broke off, and how; "" if it did not."""
+    broken  what the endpoint was asked for when it broke off, and how; "" if it did not."""
 
     endpoint: Endpoint
     scope: Scope = field(default_factory=Scope)
@@ -46,18 +46,18 @@ class Run:
     broken: str = ""
 
     def at_once(self, until: float) -> int:
-        """How many requests are asked together; few where time may be up before they are answered."""
+        """How many requests are asked together: few if the time may end before their answers."""
         return AT_ONCE if until == inf else 2 * self.endpoint.slots
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What the parts so far have shown of an endpoint.
+    """Results of the parts so far.
 
-    replies     greedy answers of the first pass, as many as were read; left_out: passes that had no time, in words.
+    replies     the greedy answers of the first pass that were read; left_out: passes that had no time, in words.
     ended       answers with stop strings.
-    counts      of long sampled answers, None where there are none; found: what speaks against the endpoint in them.
-    two_models  why endpoint and control are not one model with and without drafts; "" if they may be.
+    counts      counts of long sampled answers, or None; found: findings in them, against the endpoint.
+    two_models  why endpoint and control cannot be the same model; "" if they can.
     play        the scenarios, None before they are played."""
 
     replies: Sequence[Completion] = ()
@@ -71,18 +71,18 @@ class Learnt:
 
     @property
     def played(self) -> Play:
-        """The scenarios, once they were played."""
+        """The scenarios, which must have been played."""
         assert self.play is not None
         return self.play
 
 
 @dataclass(frozen=True)
 class Part:
-    """What an endpoint is asked together.
+    """A part of a certification.
 
-    share  of the budget after which it ends.
-    ask    asks until a time (perf_counter), and returns what is known then: ask(run, learnt, until).
-    ends   whether it ends then also where the budget has no limit."""
+    share  share of the budget after which the part ends.
+    ask    ask(run, learnt, until): asks until that time (perf_counter), and returns what is learnt by then.
+    ends   whether the part ends at its share even if the budget does not bound sampling."""
 
     name: str
     share: float
@@ -91,12 +91,12 @@ class Part:
 
 
 class Oracle(ABC):
-    """Judges what an endpoint says.
+    """Judges the answers of an endpoint.
 
-    plainly  whose answers those of scenarios are compared with; None: no scenario is played. chats: their prompts.
-    control  opens the endpoint without drafts: where what is sampled differs, only what differs from it, too, counts.
-    shift    the smallest shift to find where none is asked for; None: as small as the budget allows.
-    sampled  the share of the budget after which not even the fewest samples of a test are asked for."""
+    plainly  the control for scenarios; None: no scenario is played. chats: prompts of scenarios.
+    control  opens the endpoint without drafts. A finding in sampled answers must then differ from these, too.
+    shift    the default of the smallest shift to find; None: as small as the budget allows.
+    sampled  share of the budget after which no samples are asked for, not even the fewest that a test takes."""
 
     plainly: Control | None
     chats: Sequence[Messages]
@@ -106,11 +106,11 @@ class Oracle(ABC):
 
     @abstractmethod
     def parts(self) -> list[Part]:
-        """What the endpoint is asked, in this order."""
+        """The parts, in the order of asking."""
 
     @abstractmethod
     def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[Sequence[Case], int]:
-        """What beginnings of sampled answers are tested by, and how many requests they take."""
+        """Returns the cases that test beginnings of sampled answers, and the number of requests."""
 
     @abstractmethod
     def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
@@ -118,23 +118,25 @@ class Oracle(ABC):
 
     @abstractmethod
     def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
-        """What counts the tokens of long answers of an endpoint. It raises Unreadable."""
+        """Returns a function that counts the tokens of long answers. Raises Unreadable if they cannot be judged."""
 
     @abstractmethod
     def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
-        """What a certificate says beside sampled answers: greedy ones, the engine, what was not tested."""
+        """Facts for the certificate beside sampled answers: greedy answers, the engine, what was not tested."""
 
     def reports(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> list[dict[str, Any]]:
-        """What was found in sampled answers, by the smallest requests that show it."""
+        """Reports of findings in sampled answers, with the smallest requests that show them."""
         return []
 
     def broke(self, run: Run, what: str, error: CompletionError) -> None:
-        """Note that the endpoint broke off while it was asked for `what`; PacelineError if nothing can be said then."""
+        """Note that the endpoint broke off while it was asked for `what`.
+        Raises PacelineError if that ends everything."""
         run.broken = f"{what}: {error}"
 
     @contextmanager
     def asking(self, run: Run, what: str) -> Iterator[None]:
-        """Within it an endpoint is asked for `what`, until it breaks off or no more is wanted."""
+        """Context in which an endpoint is asked for `what`.
+        It ends quietly when time is up or the endpoint breaks off."""
         try:
             with suppress(OutOfTime):
                 yield
@@ -142,7 +144,7 @@ class Oracle(ABC):
             self.broke(run, what, error)
 
     def first(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Beginnings of many short sampled answers."""
+        """Test the beginnings of many short sampled answers."""
         if _is_settled(run, learnt):
             return learnt
         cases, number = self.cases(run, learnt, until)
@@ -157,7 +159,7 @@ class Oracle(ABC):
         return replace(learnt, sampled=sampled)
 
     def long(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Long sampled answers; where something is found in them, the control is asked for as many."""
+        """Test long sampled answers. If something is found, the control is asked for as many."""
         if _is_settled(run, learnt) or not (requests := self.requests(run, learnt)):
             return learnt
         counts = self._counted(run, learnt, run.endpoint, 0, requests, until)
@@ -168,14 +170,14 @@ class Oracle(ABC):
         return replace(learnt, counts=counts, found=found)
 
     def _latest(self, run: Run, until: float) -> float:
-        """As few samples as a test takes may have the time of all samples."""
+        """When to give up even the fewest samples of a test: at `until` or later."""
         return max(until, run.began + max(LEAST_SECONDS, self.sampled * run.scope.seconds))
 
     def _counted(
         self, run: Run, learnt: Learnt, endpoint: Endpoint, side: int, requests: Sequence[tuple[str, Fields]],
         until: float,
     ) -> Conditional:  # fmt: skip
-        """What comes in the answers of an endpoint, some of them at once, until time is up."""
+        """Ask an endpoint, several requests at once, until time is up. Returns the counts of its answers."""
         rng, counts, watch = np.random.default_rng([run.scope.seed, side + 1]), Conditional(), run.watch
         size, latest = 4 * endpoint.slots if until == inf else endpoint.slots, self._latest(run, until)
         watch.say(f"{len(requests):,} long sampled answers" + " at most" * (until < inf))
@@ -201,7 +203,7 @@ class Oracle(ABC):
         return counts
 
     def scenarios(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Situations in which engines with drafts have broken."""
+        """Play situations in which engines with drafts have broken."""
         assert self.plainly is not None
         scope = run.scope
         play = Play(
@@ -213,6 +215,6 @@ class Oracle(ABC):
 
 
 def _is_settled(run: Run, learnt: Learnt) -> bool:
-    """Whether no more is sampled: none was asked for, something was found, or two models were compared."""
+    """Whether sampling is over: none is wanted, something was found, two models were compared, or the user stopped."""
     found = learnt.found or any(look.accuses for look in learnt.sampled.looks)
     return bool(run.scope.requests == 0 or found or learnt.two_models or run.watch.stopped())

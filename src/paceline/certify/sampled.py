@@ -1,9 +1,9 @@
-"""Sampled answers: the distribution of their beginnings, all together, by chi-square.
+"""Test the distribution of the beginnings of sampled answers, all together, by chi-square.
 
-Where the model's logits are known, the distribution of the first tokens is worked out from the model alone, in every
-world that rounding may make of it: outcomes are prefixes with their probabilities, the rare ones put together in bins.
-Of a server, whose logits nobody has, beginnings of texts are compared with those that its control writes. Many short
-requests are asked, and the counts are looked at three times, so that a broken engine is found early."""
+If the model's logits are known, the distribution of the first tokens is worked out from the model alone, in every
+world that rounding may make of it. Its outcomes are prefixes, and rare ones share bins. A server's logits are unknown,
+so beginnings of its texts are compared with the control's. Many short requests are asked, and the counts are tested
+three times, so that a broken engine is found early."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +28,20 @@ from paceline.runs.progress import Progress
 FOLLOWED, NAMED = 0.01, 0.002
 """A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
 has an outcome of its own. Both are shares of all answers."""
-FINE, COARSE = 0.01, 0.08  # least probability of a bin, and of a coarse one
+FINE, COARSE = 0.01, 0.08  # Least probability of a fine bin, and of a coarse bin.
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
 """(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
 LEAST_FINE = 10.0
 """Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
-AT_ONCE = 512  # requests that are asked together where time has no limit
+AT_ONCE = 512  # Requests asked together if time has no limit.
 
 Prefix = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """bin_of: each outcome's bin; worlds: probabilities of the bins in every world, float64 [W, B], the model's own
-    first; coarse: each bin's coarse one, [B]."""
+    """bin_of: the bin of each outcome; worlds: probabilities of the bins in every world, float64 [W, B], the model's
+    own world first; coarse: the coarse bin of each bin, [B]."""
 
     bin_of: dict[Prefix, int]
     worlds: Floats
@@ -71,7 +71,8 @@ class Distribution:
 
 
 def distribution_of(rounding: Rounding, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
-    """That of the first `length` tokens after `prompt`, sampled by `params` (which end no answer that soon)."""
+    """The distribution of the first `length` tokens after `prompt`, sampled by `params`,
+    which end no answer that soon."""
     probability: dict[Prefix, Floats] = {(): np.ones(1)}
     level: list[Prefix] = [()]
     for _ in range(length):
@@ -88,7 +89,7 @@ def distribution_of(rounding: Rounding, prompt: Sequence[int], params: SamplingP
             break
     worlds = np.stack(list(probability.values()), 1)
     worlds /= worlds.sum(1, keepdims=True)
-    worlds[worlds < 1e-12] = 0.0  # what rounding leaves of prefixes whose tokens all have outcomes of their own
+    worlds[worlds < 1e-12] = 0.0  # Such a rest is rounding: all tokens after the prefix have outcomes of their own.
     bins = stats.pooled(worlds[0], FINE)
     fine = stats.by_bin(worlds, bins)
     return Distribution(dict(zip(probability, bins.tolist(), strict=True)), fine, stats.pooled(fine[0], COARSE), length)
@@ -115,10 +116,10 @@ class View:
 
 
 class KnownCase:
-    """A request whose answers' distribution is worked out from the model.
+    """A request with the distribution of its answers, worked out from the model.
 
-    name  how it is sampled; body: the request without its seed. requests: answers of the endpoint so far.
-    least answers below which a test would not hold; radius: see `stats.radius`."""
+    name   how the request is sampled; body: it without its seed; requests: answers of the endpoint so far.
+    least  fewest answers for which the test holds; radius: see `stats.radius`."""
 
     def __init__(self, name: str, body: Body, distribution: Distribution):
         self.name, self.body, self.distribution, self.requests = name, body, distribution, 0
@@ -132,7 +133,8 @@ class KnownCase:
         self.requests += not side
 
     def views(self, compared: bool = False) -> list[View]:
-        """The test in coarse bins, and in fine ones where there are counts enough; compared: with the control's."""
+        """The tests: in coarse bins, and in fine bins if counts are large enough.
+        compared: with the control's counts."""
         of, number = self.distribution, min(one.sum() for one in self.counts[: 1 + compared])
         views = [_known([stats.by_bin(one, of.coarse) for one in self.counts], of.coarse_worlds, compared)]
         if number * of.probs.min() >= LEAST_FINE:
@@ -141,7 +143,8 @@ class KnownCase:
 
 
 def _known(counts: Sequence[Floats], worlds: Floats, compared: bool) -> View:
-    """worlds: probabilities of the bins, [W, B]. "rounding": the largest shift that a world has."""
+    """Test counts against the model or the control. worlds: probabilities of the bins, [W, B]. "rounding" in the facts:
+    the largest shift of a world."""
     seen, df = counts[0], len(counts[0]) - 1
     if compared:
         statistic = stats.chi_square_of_two(seen, counts[1], stats.slack_of(worlds))
@@ -157,7 +160,7 @@ def _known(counts: Sequence[Floats], worlds: Floats, compared: bool) -> View:
 
 
 class TextCase:
-    """A request that is compared with the control's answers, with all that KnownCase has. slack: see
+    """A request whose answers are compared with the control's; has the members of KnownCase. slack: see
     `stats.chi_square_of_two`."""
 
     least = 8
@@ -183,8 +186,8 @@ class TextCase:
 
 
 def _by_text(mine: Sequence[str], others: Sequence[str], share: float, slack: float) -> View:
-    """Two samples of texts. Outcomes are beginnings, each continued by its next character while both samples together
-    have it often enough: short where texts soon differ, and long where most are alike."""
+    """Compare two samples of texts. Outcomes are beginnings, which grow by a character while both samples together have
+    enough of each: short if texts soon differ, long if most are alike."""
     least = max(2 * stats.LEAST_COUNT, share * (len(mine) + len(others)))
     bins: list[tuple[str, list[int]]] = []
 
@@ -228,7 +231,7 @@ Case = KnownCase | TextCase
 
 
 def best_view(case: Case) -> View:
-    """The one that shows most."""
+    """The view with the smallest p-value."""
     return min(case.views(), key=lambda view: view.p)
 
 
@@ -236,9 +239,9 @@ def best_view(case: Case) -> View:
 class Sampled:
     """The test of all cases.
 
-    slack    where the cases are compared with the control's texts: by how much rounding moves logarithms.
-    planned  requests of the last look. looks: those taken so far.
-    drafted  tokens of drafts, None where the endpoint does not say."""
+    slack    how far rounding moves log-probabilities; None if cases are judged by known distributions.
+    planned  number of requests at the last look; looks: looks so far.
+    drafted  number of drafted tokens, None if the endpoint does not report it."""
 
     cases: Sequence[Case] = ()
     slack: SupportsFloat | None = None
@@ -252,7 +255,7 @@ class Sampled:
 
     @property
     def least(self) -> int:
-        """The number of requests below which a test of all cases would not hold."""
+        """The fewest requests for which a test of all cases holds."""
         return len(self.cases) * ceil(max(case.least for case in self.cases))
 
     def facts(self) -> dict[str, Any]:
@@ -268,7 +271,7 @@ class Sampled:
         self.drafted = (self.drafted or 0) + sum(counts) if counts else self.drafted
 
     def power(self, scope: Scope) -> dict[str, Any]:
-        """What could have been found in all cases together."""
+        """Facts on what the test of all cases together could have found."""
         radii = [case.radius for case in self.cases] or [0.0 if self.slack is None else float(self.slack)]
         df, rounding = sum(case.df for case in self.cases), float(np.sqrt(np.mean(np.square(radii))))
         compared = self.slack is not None or any(look.difference is not None for look in self.looks)
@@ -278,13 +281,13 @@ class Sampled:
         self, endpoint: Endpoint, requests: int, rng: np.random.Generator, watch: Progress = Progress(), *,
         control: Callable[[], Endpoint] | None = None, until: float = inf, latest: float = inf,
     ) -> None:  # fmt: skip
-        """Ask, count, and test; stops at the first look that finds something.
+        """Ask, count and test. Stops at the first look that finds something.
 
-        control  opens the same endpoint without drafts. Texts are compared with its own; known distributions, with what
-                 it draws where the endpoint differs from the model. Then only that counts.
-        until    when fewer requests are asked (perf_counter), as many as fit by the time that the first ones took, and
-                 as few as a test takes; latest: when those are not asked any more either, and there is no test."""
-        few, compared = min(requests, self.least), 0  # compared: requests that the control was asked, too
+        control  opens the same endpoint without drafts. Texts are always compared with its texts. Known distributions
+                 are compared with it only if the endpoint differs from the model, and then only that comparison counts.
+        until    perf_counter by which to end: no more requests are asked than fit, judged by the first ones, but at
+                 least as many as a test takes. latest: when even those are given up, and there is no test."""
+        few, compared = min(requests, self.least), 0  # compared: requests that the control was asked.
         sides = {0: endpoint} if self.slack is None or control is None else {0: endpoint, 1: control()}
         size = AT_ONCE if until == inf else 2 * endpoint.slots
 
@@ -328,8 +331,8 @@ class Sampled:
                 break
 
     def p_values(self, compared: bool = False) -> tuple[float, float]:
-        """Of the sum over all cases and of the worst case, in the coarse bins and, where all cases have counts enough,
-        in the fine ones; compared: of the difference from the control, not from the model."""
+        """p-values of the sum over all cases and of the worst case, in coarse bins and, if all cases have counts
+        enough, in fine bins. compared: whether to test the difference from the control, not from the model."""
         p = p_worst = 1.0
         for views in zip(*(case.views(compared) for case in self.cases), strict=False):
             p = min(p, stats.tail(sum(view.statistic for view in views), sum(view.df for view in views)))
@@ -338,11 +341,11 @@ class Sampled:
 
 
 def needed(cases: Sequence[KnownCase], shift: float) -> int:
-    """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
+    """The number of requests that find a shift of this size in all cases, the same number for each case."""
     total = stats.samples_for(sum(case.distribution.df for case in cases), shift, level_of(-1))
     return max(len(cases) * -(-total // len(cases)), Sampled(cases).least)
 
 
 def level_of(look: int) -> float:
-    """Of one of the four tests of a look."""
+    """The level of each of the four tests of a look."""
     return LEVEL * LOOKS[look][1] / 4

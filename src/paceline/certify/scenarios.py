@@ -1,8 +1,8 @@
-"""Situations in which engines with drafts have broken, each a few requests whose answers are known or can be compared.
+"""Play situations in which engines with drafts have broken: a few requests each, whose answers are known or comparable.
 
-A scenario makes groups of steps. A step is requests that are under way together; the steps of a group follow each
-other, and nothing but the group is needed to see what it shows. Greedy answers are compared with the control's to the
-same request, asked alone; sampled ones with structure are only read. A new entry of `SCENARIOS` is a new test."""
+A scenario makes groups of steps. The requests of a step run together, the steps of a group follow each other, and a
+group alone shows its bug. Greedy answers are compared with the control's answers to the same requests, asked alone.
+Sampled answers are only checked for their form. A new entry of `SCENARIOS` is a new test."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ Form = Callable[[Completion, Mapping[str, Any], Sequence[Completion]], str]
 in its step. It hangs on nothing else, so that a request that is made smaller is judged by what it still asks for."""
 REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 SPECIAL = re.compile(r"<\|\w+\|>|</s>|<eos>|<end_of_turn>")
-SURE = 4  # tokens of an answer that are not all certain
+SURE = 4  # Words of a sampled answer that cannot all be certain.
 SPENT = "the budget was spent"
-ENOUGH = 5  # bugs after which a scenario ends
-PROBING = 0.4  # share of the time of scenarios in which an endpoint is asked what it takes
+ENOUGH = 5  # A scenario ends after so many bugs.
+PROBING = 0.4  # Share of the time of scenarios for finding out what an endpoint takes.
 TIMED, ANSWERS, SHORTEST = 16, 128, 8
 """Tokens of the answer that is timed; answers, one after another, that there must be time for; least tokens of each."""
 LINES, TEXTS = REQUESTS["lines"], REQUESTS["mixed"]
 MIXED: tuple[Messages, ...] = tuple(({"role": "user", "content": text},) for text in TEXTS)
-LENGTHS = (512, 1024, 2048, 4096, 8192)  # words of long prompts, at least a token each
+LENGTHS = (512, 1024, 2048, 4096, 8192)  # Words of long prompts; a word is at least a token.
 PATTERN = "[a-c]{2}-[0-9]{3}( [a-c]{2}-[0-9]{3}){3}"
 SCHEMA = REQUESTS["schema"]
 ANIMALS, COLOURS = SCHEMA["properties"]["name"]["enum"], SCHEMA["properties"]["colours"]["items"]["enum"]
@@ -104,9 +104,10 @@ def probe(
     endpoint: Endpoint, features: Mapping[str, Sequence[Fields]] = FEATURES, signs: Mapping[str, Sign] = SIGNS,
     there: dict[str, Fields] | None = None,
 ) -> dict[str, Fields]:  # fmt: skip
-    """The features that an endpoint has, with the fields that ask for them; those that take whole answers come last.
+    """Find the features of an endpoint, each with the fields that ask for it.
+    Features that take whole answers come last.
 
-    there  gets each as soon as it is known, for a caller whose time may be up before all are."""
+    there  filled in place, so that a caller who runs out of time has the features found so far."""
     there = {} if there is None else there
     for name, ways in sorted(features.items(), key=lambda feature: LONG.get(feature[0], 0)):
         for fields in ways:
@@ -114,7 +115,7 @@ def probe(
             hot = [body | {"temperature": 1.0, "seed": seed} for seed in range(3 if name in LONG else 1)]
             try:
                 greedy = shows(endpoint.ask([body], 1)[0])
-                # Some servers refuse beside drafts, of a request that samples, what they take of a greedy one.
+                # With drafts, some servers refuse fields in a sampled request that they take in a greedy one.
                 sampled = [] if greedy and name in LONG else [shows(one) for one in endpoint.ask(hot)]
             except CompletionError as error:
                 _check_life(endpoint, fields, error)
@@ -126,7 +127,7 @@ def probe(
 
 
 def _check_life(endpoint: Endpoint, fields: Fields, error: CompletionError) -> None:
-    """Raises CompletionError, which names the fields, if the endpoint answers nothing since it was asked with them."""
+    """Raise a CompletionError that names the fields if the endpoint is dead since a request with them."""
     try:
         endpoint.ask([HELLO], 1)
     except CompletionError:
@@ -140,10 +141,10 @@ def _check_life(endpoint: Endpoint, fields: Fields, error: CompletionError) -> N
 class Case:
     """A request, and what its answer must be.
 
-    plain  the control's request for the answer that this one must equal, as far as the request's max_tokens and stop
-           strings go; None: any will do.
-    form   says why an answer is wrong by itself.
-    needs_control  what it says speaks against drafts only where a control without them does it right."""
+    plain  the request to the control whose answer this one must equal, up to max_tokens and stop strings; None: any
+           answer is right.
+    form   returns why an answer is wrong by itself, or "".
+    needs_control  whether a wrong form speaks against drafts only if a control without drafts has it right."""
 
     body: Fields
     plain: Fields | None = None
@@ -153,7 +154,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """Requests of which `slots` are under way at any time."""
+    """Requests that are asked together, `slots` at a time."""
 
     cases: Sequence[Case]
     slots: int = 1
@@ -164,7 +165,7 @@ Group = list[Step]
 
 @dataclass(frozen=True)
 class Scenario:
-    """needs: features without which it says nothing."""
+    """A test by name. needs: features without which it shows nothing."""
 
     name: str
     groups: Callable[[Play], Iterable[Group]]
@@ -173,7 +174,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong answer. group: the requests that show it, the last case of the last step being the wrong one."""
+    """A wrong answer. group: the requests that show it; the last case of the last step is the wrong one."""
 
     scenario: str
     group: Group
@@ -187,11 +188,11 @@ class Wrong:
 class Play:
     """Runs scenarios.
 
-    until     when the budget is spent (perf_counter). left_out: features that are not asked for.
-    noise     of log-probabilities compared so far. rate: tokens a second of one request alone; 0: not measured.
-    ignored   what is wrong with drafts and without, by scenario: it does not speak against drafts.
-    lacking   features that the control has not, where that is another server. unasked: those without time to ask.
-    budget    seconds of all tests; None: those until `until`."""
+    until     when the budget is spent (perf_counter); left_out: features that are not asked for.
+    noise     how far rounding moves log-probabilities; rate: tokens a second of one request alone, 0: not measured.
+    ignored   errors that occur with drafts and without, by scenario: they do not speak against drafts.
+    lacking   features that the control lacks, if it is another server; unasked: features there was no time to ask for.
+    budget    seconds of all tests; None: the time until `until`."""
 
     server: Endpoint
     control: Control
@@ -215,7 +216,7 @@ class Play:
     bugs: list[Wrong] = field(default_factory=list)
 
     def run(self, scenarios: Sequence[Scenario] | None = None) -> None:
-        """Find out what can be asked for, and play all scenarios."""
+        """Find out what the endpoint takes, and play all scenarios."""
         self.watch.say("what the endpoint takes")
         wanted = {name: ways for name, ways in FEATURES.items() if name not in self.left_out}
         began = perf_counter()
@@ -232,9 +233,9 @@ class Play:
             self.server.over = self.control.source.over = lambda: False
 
     def _look(self, wanted: Mapping[str, Sequence[Fields]]) -> None:
-        """Find out what can be asked for, how fast it is answered, and how long answers can be in the time."""
+        """Find out what the endpoint takes, how fast it answers, and how long answers can be in the time."""
         both, there, self.unasked = self.control.source is not self.server, dict[str, Fields](), {*wanted}
-        signs = {name: sign for name, sign in SIGNS.items() if name != "streams" or not both}  # an engine's are whole
+        signs = {name: sign for name, sign in SIGNS.items() if name != "streams" or not both}  # Controls may buffer.
         with suppress(OutOfTime):
             began = perf_counter()
             (one,) = self.server.ask([_body(user(ASKED), TIMED)], 1)
@@ -242,7 +243,7 @@ class Play:
             self.rate = count / (perf_counter() - began)
             for name in sorted(wanted, key=lambda feature: LONG.get(feature, 0)):
                 probe(self.control.source, {name: wanted[name]}, signs, there if both else self.features)
-                if name in there:  # the endpoint is asked at once: what is slow comes last for both
+                if name in there:  # The slow features come last for control and endpoint alike.
                     probe(self.server, {name: [there[name]]}, {"streams": SIGNS["streams"]}, self.features)
                 elif both:
                     self.lacking.add(name)
@@ -252,14 +253,14 @@ class Play:
             self.max_tokens = min(self.max_tokens, max(SHORTEST, int(min(affordable, self.max_tokens))))
 
     def not_tested(self) -> list[str]:
-        """Scenarios that were not played, or not to their end, and why; and what was not to be asked for."""
+        """Scenarios not played, or not to their end, with the reason, and features left out as asked."""
         left_out = [f"{name}: left out as asked" for name in sorted(self.left_out)]
         rows = [row for row in self.rows if row["verdict"] in ("not tested", "partly")]
         both = [f"{name}: {what}" for name, what in self.ignored.items()]
         return left_out + both + [f"{row['scenario']}: {row['why']}{self._enough(row['why'])}" for row in rows]
 
     def _enough(self, why: str) -> str:
-        """What budget would have done, for a scenario that had no time."""
+        """Name a budget that may do for a scenario that had no time; "" for other reasons."""
         played = [row for row in self.rows if row["why"] != SPENT]
         if why != SPENT or not played or not self.rate:
             return ""
@@ -270,7 +271,7 @@ class Play:
     def two_models(self) -> str:
         """Why endpoint and control are not one model with and without drafts; "" if they may be.
 
-        The first token of an answer hangs on its prompt alone, and no draft comes before it."""
+        The first token of an answer depends on its prompt alone, and no draft comes before it."""
         alone = [one for one in self.divergences if one.company == SCENARIOS[0].name]
         first = [one for one in alone if one.at == 0 and not one.is_tie and one.said != one.best]
         asked = next((row["answers"] for row in self.rows if row["scenario"] == SCENARIOS[0].name), 0)
@@ -282,7 +283,7 @@ class Play:
         )
 
     def skip(self, name: str, why: str) -> None:
-        """Say that a test was left out."""
+        """Note that a test was left out."""
         none = dict.fromkeys(("answers", "bugs", "ties", "seconds"), 0)
         self.rows.append({"scenario": name, "verdict": "not tested", **none, "why": why})
 
@@ -313,7 +314,7 @@ class Play:
         }
 
     def _groups(self, scenario: Scenario, found: list[Wrong]) -> str:
-        """Play the groups of a scenario, and add what was found; returns why it ended early."""
+        """Play the groups of a scenario, and add findings to `found`. Returns why it ended early, or ""."""
         try:
             for group in scenario.groups(self):
                 if self.watch.over(self.until):
@@ -328,7 +329,8 @@ class Play:
         return ""
 
     def play(self, group: Group, scenario: str) -> list[Wrong]:
-        """Ask for a group, and compare. The control is asked first: if it is the same server, its caches are cold."""
+        """Ask for a group, and compare.
+        The control is asked first, so that its caches are cold if it is the same server."""
         self.control.expected([case.plain for step in group for case in step.cases if case.plain is not None])
         found = []
         for number, step in enumerate(group):
@@ -351,9 +353,9 @@ class Play:
     def wrong(
         self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion] = ()
     ) -> Iterator[Fields]:
-        """Fields of divergences: what is wrong with the answer by itself, and the first difference from the control.
+        """Yield fields of divergences: an error of the answer's form, and the first difference from the control.
 
-        before  answers to the requests before it in its step."""
+        before  answers to the requests before this one in its step."""
         if case.form is not None and (why := case.form(reply, case.body, before)):
             yield {"at": len(reply.logprobs), "why": why, "before": reply.text[-80:]}
         elif right is not None:
@@ -364,18 +366,18 @@ class Play:
             yield from own_best(reply, case.body, self.noise)
 
     def _biases(self, body: Fields) -> dict[str, float]:
-        """The biases of a request by the texts of their tokens, which the control says where all else is outweighed."""
+        """A request's biases by the texts of their tokens. A bias of 100 makes the control say the text."""
         of: Mapping[str, float] = body.get("logit_bias") or {}
         bodies = [self.asked(HELLO | {"temperature": 0.0, "logit_bias": {token: 100}}) for token in of]
         said = [one[0].token if (one := places(answer)) else "" for answer in self.control.expected(bodies)]
-        # What is said under two biases is said whatever is asked.
+        # A text said under two biases is said whatever is asked, so its token is unknown.
         spelt = (text.strip() and BROKEN not in text and said.count(text) == 1 for text in said)
         return {text: float(bias) for text, bias, known in zip(said, of.values(), spelt, strict=True) if known}
 
     def _control_too(
         self, case: Case, reply: Completion, right: Completion | None, before: Sequence[Completion], scenario: str
     ) -> bool:
-        """Whether an answer is wrong, and the control's to the very same request in the same way."""
+        """Whether the control's answer to the very same request is wrong in the same way."""
         is_cut = bool(case.body.keys() & ENDING)
         if (self.control.is_self and not case.needs_control) or (case.form is None and not is_cut):
             return False
@@ -397,7 +399,7 @@ class Play:
         """The body with log-probabilities, where the endpoint has them."""
         return {**self.features.get("log-probabilities", {}), **body}
 
-    # What scenarios are made of -----------------------------------------------------------------------------------
+    # Parts of scenarios -------------------------------------------------------------------------------------------
 
     def case(self, messages: Messages, **fields: Any) -> Case:
         """A greedy request whose answer is the control's."""
@@ -452,7 +454,7 @@ def _at_once(slots: int) -> Callable[[Play], Iterator[Group]]:
 
 
 def _joining(play: Play) -> Iterator[Group]:
-    """Three times as many requests as run together, of all lengths: rows leave, and others take their places."""
+    """Ask for three times as many requests as run together, of all lengths, so that rows leave and others join."""
     prompts = islice(cycle((*play.prompts, *MIXED)), 24)
     whole = [play.case(one) for one in prompts]
     lengths = [max(1, play.max_tokens * share // 8) for share in (8, 1, 4, 2, 7)]
@@ -497,7 +499,7 @@ def _streams(play: Play) -> Iterator[Group]:
 
 
 def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
-    """Greedy and sampled answers of a form, alone and together."""
+    """Make groups of greedy and sampled answers of a form, alone and together."""
 
     def groups(play: Play) -> Iterator[Group]:
         fields = {key: value for name in (feature, *more) for key, value in play.features[name].items()}
@@ -512,7 +514,7 @@ def _structured(feature: str, *more: str) -> Callable[[Play], Iterator[Group]]:
 
 
 def _in_form(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
-    """Why an answer has not the form that its request asks for. What max_tokens cut off has no form."""
+    """Why an answer lacks the form that its request asks for, or "". Answers cut by max_tokens are not judged."""
     if one.finish_reason == "length" or (one.reasoning and not one.text):
         return ""
     asked = (name for name in FORMS if any(fields.items() <= body.items() for fields in FEATURES[name]))
@@ -520,7 +522,7 @@ def _in_form(one: Completion, body: Mapping[str, Any], before: Sequence[Completi
 
 
 def _counts(play: Play) -> Iterator[Group]:
-    """Short and long answers, greedy, sampled and streamed, by what they say of themselves; a chat of three turns."""
+    """Check what short, long, greedy, sampled and streamed answers say of themselves; and a chat of three turns."""
     most = play.max_tokens
     fields: list[Fields] = [{"max_tokens": n} for n in dict.fromkeys((1, 2, 7, most))]
     fields.append({"max_tokens": most, "temperature": 1.0, "seed": 1})
@@ -541,14 +543,14 @@ def _counts(play: Play) -> Iterator[Group]:
 
 
 def counted(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
-    """Tokens, limits, finish_reason and log-probabilities of an answer."""
+    """Why tokens, limits, finish_reason or log-probabilities of an answer contradict each other, or ""."""
     most, least = body["max_tokens"], body.get("min_tokens", 0)
     of_tokens = places(one)
     usage, listed = one.usage.get("completion_tokens"), len(one.tokens) or len(of_tokens)
     count = listed if usage is None else usage
     if one.finish_reason not in REASONS:
         return f"finish_reason is {one.finish_reason!r}"
-    spare = one.finish_reason == "stop"  # the end token may be listed, or not
+    spare = one.finish_reason == "stop"  # Servers may list the end token, so one token more or less is right.
     if usage is not None and listed and abs(usage - listed) > spare:
         return f"usage counts {usage} tokens, and {listed} are listed"
     if count > most:
@@ -565,7 +567,7 @@ def counted(one: Completion, body: Mapping[str, Any], before: Sequence[Completio
 
 
 def alike(one: Completion, body: Mapping[str, Any], before: Sequence[Completion] = ()) -> str:
-    """That sampled answers without a seed are not all alike; for several requests in a row, and the answers of one."""
+    """Why sampled answers without a seed look drawn alike, among the answers of one request or of several, or ""."""
     every, seen = [one.text, *(other.text for other in one.others)], [*(other.text for other in before), one.text]
     if body.get("seed") is not None or not body.get("temperature") or len(one.text.split()) < SURE:
         return ""

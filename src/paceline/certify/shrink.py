@@ -1,4 +1,4 @@
-"""The smallest requests that still show a bug, and the report of it."""
+"""Shrink the requests of a finding while they show the bug, and report it."""
 
 import json
 import shlex
@@ -13,19 +13,19 @@ from paceline.errors import PacelineError
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint
 
-SHRUNK = 3  # findings that are made small, each of another scenario
-REPEATS = 3  # how often the smallest requests are made once more
+SHRUNK = 3  # Most findings to shrink, each of another scenario.
+REPEATS = 3  # The smallest requests are repeated so often.
 Seen = tuple[str, float, float]
 
 
 def greedy_reports(play: Play) -> list[Fields]:
-    """A report of the first bug of each scenario."""
+    """Report the first bug of each scenario, for the first SHRUNK scenarios."""
     first = {one.scenario: one for one in reversed(play.bugs)}
     return [_report(play, one) for one in list(first.values())[::-1][:SHRUNK]]
 
 
 class Shrinking:
-    """Makes the requests of a finding fewer, shorter and plainer, for as long as they show a bug and there is time."""
+    """Makes the requests of a finding fewer, shorter and plainer while they show a bug and there is time."""
 
     def __init__(self, play: Play, finding: Wrong):
         self.play, self.best = play, finding
@@ -40,18 +40,18 @@ class Shrinking:
         return self.best
 
     def shows(self, group: Group, *, always: bool = False) -> bool:
-        """Whether these requests show a bug; if so they are the best so far. always: also when the time is up."""
+        """Ask whether these requests show a bug, and if so keep them as the best. always: ask even when time is up."""
         if self.play.watch.over(self.play.until) and not always:
             return False
         try:
             bugs = [one for one in self.play.play(group, self.best.scenario) if not one.divergence.is_tie]
-        except PacelineError:  # a request that the endpoint refuses
+        except PacelineError:  # The endpoint refuses such a request.
             return False
         self.best = bugs[0] if bugs else self.best
         return bool(bugs)
 
     def _company(self) -> None:
-        """Alone, twice in a row, after one of the steps before, and with fewer other requests at once."""
+        """Try the request alone, twice in a row, after one of the earlier steps, and with fewer requests beside it."""
         *before, last = self.best.group
         alone, company = Step([self.best.case]), last.cases[:-1]
         tries: list[Group] = [[alone], [alone, alone], *([step, alone] for step in before)]
@@ -60,14 +60,14 @@ class Shrinking:
         next((group for group in tries if self.shows(group)), None)
 
     def _length(self) -> None:
-        """To the wrong token, or by halves."""
+        """Cut max_tokens to the wrong token, or halve it while the bug shows."""
         if not self._change({"max_tokens": self.best.divergence.at + 1}):
             while (most := self.best.case.body["max_tokens"]) > 1:
                 if not self._change({"max_tokens": most // 2}):
                     return
 
     def _words(self) -> None:
-        """The words of the last message without halves, quarters, ... of them, as long as that works."""
+        """Leave out halves, quarters, ... of the last message's words while the bug shows."""
         *before, last = self.best.case.body["messages"]
         words = last["content"].split(" ")
         size = len(words) // 2
@@ -82,7 +82,7 @@ class Shrinking:
             size //= 2
 
     def _change(self, fields: Fields, without: str = "") -> bool:
-        """Whether a bug still shows when the wrong request, and where it comes before, is asked with other fields."""
+        """Whether a bug still shows if the wrong request has other fields, here and in earlier steps."""
         messages = self.best.case.body["messages"]
 
         def asked(body: Fields) -> Fields:
@@ -97,7 +97,7 @@ class Shrinking:
 
 
 def _report(play: Play, found: Wrong) -> Fields:
-    """Of the smallest requests that show it, as they are printed; of those that it was found by where they do not."""
+    """Report the smallest requests that show the bug as printed, or the original ones if the smallest do not."""
     shown, small = 0, Shrinking(play, found).run()
     for one in (small, found):
         again = Shrinking(play, replace(one, group=_printed(one.group)))
@@ -127,12 +127,12 @@ def _report(play: Play, found: Wrong) -> Fields:
 
 
 def _printed(group: Group) -> Group:
-    """The requests as `curl` prints them: what does not follow each other is all under way at once."""
+    """The group as `curl` runs it: the requests of a step all at once, or one after another."""
     return [Step(step.cases, len(step.cases) if step.slots > 1 else 1) for step in group]
 
 
 def _right(play: Play, one: Wrong) -> Completion | None:
-    """The control's answer to the very request that is printed; None where there is none that is right."""
+    """The control's right answer to the printed request; None if there is none."""
     body, control = one.case.body, play.control
     try:
         if not control.is_self:
@@ -147,7 +147,7 @@ def _right(play: Play, one: Wrong) -> Completion | None:
 
 
 def _summary(one: Completion, at: int) -> list[Any]:
-    """An answer as a report may show it: its text or its texts, why it ended, and its token number `at`."""
+    """An answer as the report shows it: text or texts, reason of its end, and token number `at`."""
     texts = [answer.text or json.dumps(answer.tool_calls) for answer in (one, *one.others)]
     reason = {"finish_reason": one.finish_reason, "completion_tokens": one.usage.get("completion_tokens")}
     token = one.logprobs[at] if at < len(one.logprobs) else {}
@@ -157,9 +157,9 @@ def _summary(one: Completion, at: int) -> list[Any]:
 def sampled_report(
     server: Endpoint, body: Mapping[str, Any], number: int, found: Finding, seen: Sequence[Seen] = ()
 ) -> Fields:
-    """Of sampled answers, which no single request shows: `number` of them, each with a seed of its own.
+    """Report a finding that no single answer shows, by `number` sampled requests with different seeds.
 
-    seen: outcomes with their shares here and in the control, of which the furthest apart are shown."""
+    seen: outcomes with their shares here and in the control; the eight furthest apart are shown."""
     far = sorted(seen, key=lambda row: -abs(row[1] - row[2]))[:8]
     return {
         "scenario": "sampled answers",
@@ -172,7 +172,7 @@ def sampled_report(
 
 
 def curl(play: Play, group: Group) -> list[str]:
-    """The requests of a group. What is asked together runs together."""
+    """The shell commands of a group. Requests of a step run together."""
     out = []
     for step in group:
         together = len(step.cases) > 1 and step.slots > 1
@@ -182,7 +182,7 @@ def curl(play: Play, group: Group) -> list[str]:
 
 
 def line(server: Endpoint, body: Mapping[str, Any], seed: str = "") -> str:
-    """One request. seed: where the shell has its seed."""
+    """The shell command of a request. seed: a shell expression for the seed."""
     model = {"model": server.model} if server.model else {}
     data = shlex.quote(json.dumps({**model, **body}))
     if seed:

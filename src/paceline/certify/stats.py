@@ -1,4 +1,4 @@
-"""What counts prove: tests whose null hypothesis leaves room for rounding, their power, and how many samples they take.
+"""Tests of counts whose null hypothesis leaves room for rounding, their power, and the samples they need.
 
 **The null hypothesis is an interval.** Rounding gives every outcome a range of probabilities, `low` to `high`. An
 engine is lossless if every request has a distribution within these ranges, not necessarily the same one, since rounding
@@ -7,7 +7,7 @@ covariance of the counts is at most that of n draws from the mean. So Pearson's 
 is, is at most a chi-square variable, and the smallest statistic over the ranges is smaller still: p-values are too
 large, never too small.
 
-**Power.** A shift is a total variation: the share of the probability that lies on other outcomes than it should. By the
+**Power.** A shift is a total variation: the share of the probability that lies on the wrong outcomes. By the
 inequality of Cauchy and Schwarz, any shift of `d` between the outcomes counted gives the chi-square statistic of n
 samples a noncentrality of at least 4 n d^2. So the power stated here holds for every shift of that size, whichever
 outcomes it moves (up to the chi-square approximation, which counts of 5 or more an outcome make good). Ranges take at
@@ -23,12 +23,13 @@ from scipy.stats import binom, chi2, ncx2
 
 from paceline.runs.chance import Floats
 
-POWER = 0.95  # with this probability a shift of the stated size is found
-LEAST_COUNT = 5.0  # smallest expected count of an outcome
+POWER = 0.95  # A shift of the stated size is found with this probability.
+LEAST_COUNT = 5.0  # Smallest expected count of an outcome.
 
 
 def chi_square(counts: Floats, worlds: Floats) -> float:
-    """Pearson's statistic of `counts` [B] against the nearest ones in the range of `worlds` [W, B] or [B]."""
+    """Pearson's statistic of `counts` [B] against the nearest expected counts in the range of `worlds` [W,
+    B] or [B]."""
     low, high = _range(worlds)
     number = counts.sum()
     if counts[high == 0].any():
@@ -39,12 +40,12 @@ def chi_square(counts: Floats, worlds: Floats) -> float:
 
 
 def chi_square_of_two(counts: Floats, others: Floats, slack: Floats | float = 0.0) -> float:
-    """The statistic of two samples [B] of one distribution, whatever it is; degrees of freedom as of one sample.
+    """The statistic of two samples [B] of one unknown distribution. Degrees of freedom are those of one sample.
 
-    slack: by how much the logarithms of an outcome's two probabilities may differ all the same, [B] or of all."""
+    slack: how much an outcome's two log-probabilities may differ by rounding, [B] or one number."""
     total = counts + others
     n, m = counts.sum(), others.sum()
-    # Given both samples' counts of an outcome, the first one's is binomial, with odds of n r to m.
+    # Given the sum of both counts of an outcome, the first count is binomial, with odds of n r to m.
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.clip((counts / n) / (others / m), np.exp(-np.asarray(slack)), np.exp(slack))
     share = n * ratio / (n * ratio + m)
@@ -58,21 +59,22 @@ def tail(statistic: float, df: int) -> float:
 
 
 def more_often(events: int, others: int) -> float:
-    """The p-value of so many events where another sample of the same size had `others`, if both are as likely.
+    """p-value: `events` in a sample, if another sample of the same size had `others` at the same rate.
 
-    The other sample is given one more, so that a sample without any proves little."""
+    The other sample is given one event more, so that a sample without events proves little."""
     return float(binom.sf(events - 1, events + others + 1, 0.5)) if events else 1.0
 
 
 def slack_of(worlds: Floats) -> Floats:
-    """By how much the logarithms of two probabilities in the range of worlds [W, B] may differ, [B]."""
+    """The largest difference of two log-probabilities in the range of worlds [W, B], for each bin [B]."""
     low, high = _range(worlds)
     with np.errstate(divide="ignore"):
         return np.log(high) - np.log(low)
 
 
 def radius(worlds: Floats) -> float:
-    """How far the range of worlds [W, B] reaches from the first, in the root of the chi-square of one sample."""
+    """The greatest distance of the range of worlds [W, B] from the first world,
+    as the root of chi-square per sample."""
     (low, high), probs = _range(worlds), worlds[0]
     reach = np.maximum(probs - low, high - probs)
     return float(np.sqrt((reach**2 / probs)[probs > 0].sum()))
@@ -86,18 +88,18 @@ def _range(worlds: Floats) -> tuple[Floats, Floats]:
 def power(count: float, df: int, shift: float, level: float, *, samples: int = 1, rounding: float = 0.0) -> float:
     """The probability of finding `shift` in `count` samples at `level`.
 
-    samples   2 where the distribution is known by another `count` samples alone, which halves the noncentrality.
-    rounding  the radius of the ranges, of all cases together."""
+    samples   2 if the distribution is known only by another `count` samples, which halves the noncentrality.
+    rounding  the radius of the ranges of all cases together."""
     return float(ncx2.sf(_bound(count, df, level, rounding), df, 4 * count * shift**2 / samples))
 
 
 def samples_for(df: int, shift: float, level: float, *, samples: int = 1) -> int:
-    """The number of samples that find `shift` with probability POWER where nothing is rounded."""
+    """The number of samples that find `shift` with probability POWER if nothing is rounded."""
     return int(np.ceil(samples * _noncentrality(_bound(1, df, level, 0.0), df) / (4 * shift**2)))
 
 
 def detectable(count: float, df: int, level: float, *, samples: int = 1, rounding: float = 0.0) -> float:
-    """The smallest shift that `count` samples find with probability POWER; 1 where they find none."""
+    """The smallest shift that `count` samples find with probability POWER; 1 if they find none."""
     if not count:
         return 1.0
     noncentrality = _noncentrality(_bound(count, df, level, rounding), df)
@@ -105,17 +107,17 @@ def detectable(count: float, df: int, level: float, *, samples: int = 1, roundin
 
 
 def _bound(count: float, df: int, level: float, rounding: float) -> float:
-    """The statistic against the middle of the ranges above which the one against all of them is beyond `level`."""
+    """The statistic against the first world above which the statistic against the whole range passes `level`."""
     return float((np.sqrt(chi2.isf(level, df)) + rounding * np.sqrt(count)) ** 2)
 
 
 def _noncentrality(bound: float, df: int) -> float:
-    """What exceeds `bound` with probability POWER."""
+    """The noncentrality with which the statistic exceeds `bound` with probability POWER."""
     return float(brentq(lambda x: ncx2.sf(bound, df, x) - POWER, 0.0, 10 * (bound + df + 10)))
 
 
 def total_variation(counts: Floats, probs: Floats) -> float:
-    """Half the sum of differences between shares and probabilities."""
+    """Total variation: half the sum of the absolute differences between shares and probabilities."""
     return float(np.abs(counts / counts.sum() - probs).sum() / 2) if counts.sum() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a certificate says of each test, whoever ran it: an engine is asked with token ids, a server with messages."""
+"""Facts and verdict of a certificate, the same for engines asked with token ids and servers asked with messages."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,10 +8,10 @@ from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
 from paceline.peers.reference import is_tie
 
-SHOWN = 5  # divergences that a certificate shows of each verdict
-CONTEXT = 12  # tokens that it shows before one
-LEVEL = 1e-3  # the share of certificates in which a lossless engine is accused all the same
-LONG, TIES = 0.2, 0.1  # shares of LEVEL for sampled answers beyond their first tokens, and for the number of ties
+SHOWN = 5  # Most ties, and most bugs, that a certificate shows.
+CONTEXT = 12  # Tokens shown before a divergence.
+LEVEL = 1e-3  # Share of certificates that accuse a lossless engine by chance.
+LONG, TIES = 0.2, 0.1  # Shares of LEVEL for long sampled answers and for the number of ties.
 WEAK, LENIENT = 0.1, 1.2
 """A certificate that would miss a larger shift than this, and than the one asked for, cannot say; LENIENT: by how much
 it may be larger all the same, for rounding and whole numbers of requests."""
@@ -23,8 +23,8 @@ EXIT_STATUS = {LOSSLESS: 0, NOT_LOSSLESS: 1, CANNOT_SAY: 3, TWO_MODELS: 3}
 
 @dataclass(frozen=True)
 class Finding:
-    """What speaks against an engine. test: greedy, sampled or stops; what: in words; p: the chance of it in a lossless
-    engine, corrected for the number of tests; 0 for what a lossless one never does."""
+    """Evidence against an engine. test: greedy, sampled or stops; what: in words; p: its chance in a lossless engine,
+    corrected for the number of tests; 0 if a lossless engine never does it."""
 
     test: str
     what: str
@@ -36,9 +36,9 @@ class Divergence:
     """A token that is not the reference's best: a tie if rounding may explain it, else a bug.
 
     prompt, at  number of the prompt, and of the token in the answer; company: how the answer was asked for.
-    said, best  the two tokens, ids or texts; None where there is none.
-    gap         between their logits; None: unknown, which is a bug. noise: by how much rounding moves a logit there.
-    why         what is wrong, where the gap does not say it. before: the tokens before it, the last few."""
+    said, best  the engine's token and the reference's, ids or texts; None if an answer has none there.
+    gap         gap between their logits; None: unknown, which is a bug; noise: how far rounding moves a logit there.
+    why         the error in words, if it is none of the gap; before: the last few tokens before it."""
 
     prompt: int
     at: int
@@ -65,11 +65,10 @@ class Divergence:
 class Greedy:
     """Answers that were read token by token, and where they diverged.
 
-    seeded   those of them that were sampled, with a seed whose noise is known.
-
-    why      why they cannot be judged; "" if they can.
-    places   different places of greedy answers that were read; tied: those with a tie.
-    rounded  places where the reference itself has another best token when it is rounded."""
+    seeded   number of answers sampled with a seed whose noise is known.
+    why      why the answers cannot be judged; "" if they can.
+    places   distinct places read in greedy answers; tied: places with a tie.
+    rounded  places where rounding changes the reference's own best token."""
 
     answers: int = 0
     tokens: int = 0
@@ -90,11 +89,11 @@ class Greedy:
 
     @property
     def p_of_ties(self) -> float:
-        """The chance of so many ties, if the engine has them as often as the reference when it is rounded."""
+        """p-value: this many ties, if the engine ties as often as the rounded reference does."""
         return stats.more_often(self.tied, self.rounded)
 
     def findings(self, level: float = LEVEL * TIES) -> list[Finding]:
-        """What speaks against the engine. level: the chance of so many ties below which they do."""
+        """Findings against the engine. level: the p-value of the ties below which they count as one."""
         found = []
         if bugs := self.bugs:
             first, wrong = bugs[0], len({(one.company, one.prompt) for one in bugs})
@@ -129,7 +128,7 @@ class Greedy:
 
 @dataclass
 class Stops:
-    """Answers asked for with a stop string, and those that did not end before the first one, as they should."""
+    """Answers asked for with a stop string; wrong: those that did not end before its first occurrence."""
 
     answers: int = 0
     wrong: list[dict[str, Any]] = field(default_factory=list)
@@ -143,7 +142,7 @@ class Stops:
 class Look:
     """A test of all counts so far: p-values of the sum over all cases and of the worst case.
 
-    difference: the p-value of the difference from the same engine without drafts, None where that was not asked."""
+    difference: p-value of the difference from the same engine without drafts, None if that was not asked."""
 
     requests: int
     p: float
@@ -163,7 +162,7 @@ class Look:
 
 
 def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """For the certificate. cases: the facts of each, with "tv", the total variation, and "tv_by_chance"."""
+    """Facts for the certificate. cases: facts of each case, with "tv" (total variation) and "tv_by_chance"."""
     worst = max(cases, key=lambda one: one["tv"] / max(one["tv_by_chance"], 1e-9), default={})
     p = min((min(look.p, look.p_of_worst_case) for look in looks), default=1.0)
     differences = [look.difference for look in looks if look.difference is not None]
@@ -188,7 +187,7 @@ def sampled_facts(looks: Sequence[Look], cases: Sequence[dict[str, Any]]) -> dic
 
 
 def with_long(sampled: dict[str, Any], long: dict[str, Any], found: Sequence[Finding]) -> dict[str, Any]:
-    """The facts of sampled answers, with those of long ones and what speaks against these."""
+    """Add facts and findings of long sampled answers to the facts of sampled answers."""
     facts = [*sampled["findings"], *map(asdict, found)]
     return sampled | {"lossless": not facts, "findings": facts, "long": long}
 
@@ -196,8 +195,9 @@ def with_long(sampled: dict[str, Any], long: dict[str, Any], found: Sequence[Fin
 def power(
     scope: Scope, requests: int, df: int, level: float, *, samples: int = 1, rounding: float = 0.0
 ) -> dict[str, Any]:
-    """What could have been found: the probability of finding the scope's shift, the smallest shift found with
-    `stats.POWER`, and the one that rounding always hides. level: of one test; samples, rounding: see `stats.power`."""
+    """Facts on what could have been found: the probability of finding the scope's shift, the smallest shift found with
+    `stats.POWER`, and the shift that rounding always hides. level: of one test; samples, rounding: see
+    `stats.power`."""
     shift = scope.shift or SHIFT
     how: dict[str, Any] = {"samples": samples, "rounding": rounding}
     return {
@@ -214,11 +214,11 @@ def certificate(
     greedy: Greedy, stops: Stops, sampled: dict[str, Any], power: dict[str, Any], scope: Scope, *,
     also: Sequence[str] = (), two_models: str = "", **about: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """All of it together, as `paceline certify --json` prints it, but for the target and the environment.
+    """The certificate as `paceline certify --json` prints it, without target and environment.
 
-    also: other tests that found something. two_models: why two models were compared; "" if they were not.
+    also: names of other tests that found something. two_models: why the models are two; "" if they are not.
     about: engine, draft, acceptance, not_tested (in words), scenarios, ran_on (versions) and seconds.
-    broken: what an endpoint was asked when it broke off, and how; "" if it did not."""
+    broken: what the endpoint was asked for when it broke off, and how; "" if it did not."""
     parts: dict[str, Any] = {"greedy": greedy.facts(), "stops": stops.facts(), "sampled": sampled}
     verdict, why = _verdict(parts, power, scope, about["draft"], about["broken"], also)
     if two_models:
@@ -238,8 +238,8 @@ def _verdict(
     parts: dict[str, Any], power: dict[str, Any], scope: Scope, draft: str | None, broken: str,
     also: Sequence[str] = (),
 ) -> tuple[str, str]:  # fmt: skip
-    """One of the three verdicts, and why there is no better one; "" for lossless. draft: None where the engine chooses
-    its own."""
+    """Returns one of the three verdicts, and why it is no better; "" for lossless. draft: None if the engine chooses
+    its own drafter."""
     if wrong := [*(name for name, part in parts.items() if not part["lossless"]), *also]:
         return NOT_LOSSLESS, "; ".join(wrong)
     if why := broken or parts["greedy"]["why"]:

@@ -92,7 +92,7 @@ app.add_typer(export, name="export", short_help="Write models and drafters as ot
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 NoCommand: type[Exception] = next(one for one in UsageError.__subclasses__() if one.__name__ == "NoArgsIsHelpError")
-OWN_EXTRAS = ("serve", "bench", "tune", "watch", "certify", "eval", "train", "vision")  # commands' names
+OWN_EXTRAS = ("serve", "bench", "tune", "watch", "certify", "eval", "train", "vision")  # Each has its own extra.
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets"), "train"),
     **dict.fromkeys(("openai", "httpx2", "prometheus_client"), "watch"),
@@ -104,7 +104,7 @@ EXTRAS = {
     "ray": "ray",
 }
 """Packages that not every installation has, and the extra that brings them to commands without one of their own."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
 
 
 def _version(wanted: bool) -> None:
@@ -188,7 +188,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         with command.make_context("paceline", _with_addresses(words), **how) as context:
             return int(command.invoke(context) or 0)
-    except NoCommand as asked:  # a group's name alone asks for its help
+    except NoCommand as asked:  # A group's name alone asks for its help.
         print(asked.format_message())  # type: ignore[attr-defined]
         return 0
     except typer.Exit as done:

@@ -34,7 +34,7 @@ from paceline.textfiles import readable_or_folders
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
 
-TASKS_PER_TABLE = 7  # so that a table fits 80 columns
+TASKS_PER_TABLE = 7  # A table must fit 80 columns.
 TEXT = Path(__file__).with_name("bench.txt.jinja")
 METHOD = ("method", "method", "")
 COLUMNS: dict[str, Columns] = tomllib.loads(Path(__file__).with_name("bench.toml").read_text("utf-8"))
@@ -166,7 +166,7 @@ def servers(
         urlsplit(urls[0]).netloc, str(log or suite), load=load, keys=keys, ignore=ignore, template=None
     )
 
-    from paceline.bench.endpoint import bench_endpoints  # needs an HTTP client
+    from paceline.bench.endpoint import bench_endpoints  # This needs an HTTP client.
 
     return _measure(asking, asked.as_json, bench_endpoints)
 
@@ -254,7 +254,7 @@ def sessions(
 def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
     from paceline.bench.suites import read_suite
 
-    read_suite(benchmark.suite, categories=benchmark.categories)  # before torch is loaded
+    read_suite(benchmark.suite, categories=benchmark.categories)  # Checked before torch is loaded.
 
     import transformers
 

@@ -65,7 +65,7 @@ class Conversation:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         if sys.stdin.isatty():
-            with suppress(ImportError):  # arrow keys and history in `input`, where Python has them
+            with suppress(ImportError):  # This gives `input` arrow keys and a history, if Python has them.
                 import readline  # noqa: F401
             self.screen.note("Type a message; /help lists the commands.")
         while (line := self._read()) is not None:
@@ -132,7 +132,7 @@ class Conversation:
         return answer
 
     def _stats(self) -> str:
-        """Over all turns since the beginning or /reset."""
+        """Print statistics over all turns since the beginning or /reset."""
         new = sum(a.row.num_new for a in self.answers)
         rounds = sum(a.row.stats.rounds for a in self.answers)
         seconds = sum(a.seconds for a in self.answers)

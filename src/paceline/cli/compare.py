@@ -26,8 +26,8 @@ from paceline.engine.engine import Engine
 from paceline.net.completion import Completion, in_common
 from paceline.net.endpoint import Body, Endpoint
 
-TURNS = 5  # that count, after one that warms up
-WILD = 0.5  # spread (interquartile range over median) of the ratios above which the machine was not quiet
+TURNS = 5  # Turns that count, after a warm-up turn.
+WILD = 0.5  # If the ratios spread more (interquartile range over median), the machine was busy.
 PATIENCE = 30.0
 """Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 
@@ -35,8 +35,8 @@ PATIENCE = 30.0
 class Driven(Endpoint):
     """A drafter that answers the prompts of a command, `Job`s, as the command does.
 
-    engine   one of the same target, sizes and schedule, used in the first turn if it has this very drafter.
-    jobs     by index: what a request asks for is the answer to the job that its "user" names.
+    engine   gives target, sizes and schedule; the first turn uses it if it has this very drafter.
+    jobs     by index; a request's "user" names the job to answer.
     refused  called with a prompt that cannot be answered; watch: called with every delta.
     answers  by turn and by the prompt's index. A turn begins with `forget`."""
 
@@ -94,7 +94,8 @@ class Compared:
 
     @classmethod
     def of(cls, job: Job, drafted: Driven, plain: Driven) -> Compared | None:
-        """None if there is nothing to compare. The first turn, a warm-up, counts only where there is no other."""
+        """Make the comparison, or None if there is nothing to compare. The first turn, a warm-up, counts only if it is
+        the only one."""
         turns = list(zip(drafted.answers, plain.answers, strict=False))
         for some in (turns[1:], turns[:1]):
             pairs = [(mine[job.index], its[job.index]) for mine, its in some if job.index in mine and job.index in its]
@@ -122,7 +123,7 @@ class Compared:
 
     @property
     def first_difference(self) -> int | None:
-        """Index of the first new token in which the two differ; None: they are identical, token for token."""
+        """Index of the first new token that differs; None if all are the same."""
         mine, other = (answer.row.new_tokens.tolist() for answer in self.pair)
         return None if mine == other else in_common(mine, other)
 
@@ -137,7 +138,7 @@ class Compared:
         return is_looping(self.pair[0].row.new_tokens.tolist())
 
     def record(self) -> dict[str, Any]:
-        """The drafted answer as one JSON object, with what the comparison adds to it."""
+        """The drafted answer as a JSON object, with the figures of the comparison."""
         drafted, plain = self.pair
         return drafted.record() | {
             "baseline_tokens_per_second": round(plain.tokens_per_second, 2),
@@ -173,7 +174,7 @@ class Compared:
 def runner(
     sides: Sequence[Driven], jobs: Sequence[Job], batch: int, interrupt: Interrupt, done: Callable[[Job], None]
 ) -> Runner:
-    """Bench's runner for jobs; its method `repeat` is one turn. done: called with a job that somebody answered."""
+    """Make bench's runner for jobs; its method `repeat` is a turn. done: called with each answered job."""
     by_id = {str(job.index): job for job in jobs}
     return Runner(
         sides,
@@ -206,7 +207,7 @@ def _ratio(drafted: Answer, plain: Answer) -> float:
 
 
 def _spread(ratios: Sequence[float]) -> float:
-    """The middle half of the ratios over their median; 0 of fewer than two."""
+    """Interquartile range of the ratios over their median; 0 for fewer than two."""
     if len(ratios) < 2:
         return 0.0
     low, middle, high = quantiles(ratios, n=4, method="inclusive")

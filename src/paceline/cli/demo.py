@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.cli.prompts import Job
 
-TINY = "models/demo"  # the model of a checkout without smollm2
+TINY = "models/demo"  # The model of a checkout without smollm2.
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is shown with, unless the caller says otherwise.
+    """Defaults for showing a model.
 
     prompts  a file next to this one; also: drafters that are compared as well as --draft.
     exact    on a CPU: with --exact, so that no near-tie makes two texts of one."""
@@ -54,8 +54,8 @@ SETTINGS = {
 }
 MOST_TURNS, PATIENCE = 7, 75.0
 """Without --repeats: answers are timed so often, but after the first time no turn begins later than so many seconds."""
-COLUMN, OTHERS = 9, 37  # widths in the table: of a prompt's column at most, and of what else there is
-NOTHING = 0.03  # a ratio so close to 1 is no difference
+COLUMN, OTHERS = 9, 37  # Widths in the table: a prompt's column at most, and all other columns.
+NOTHING = 0.03  # A ratio this close to 1 is no difference.
 
 
 @with_options

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what this machine has, and what a model would run with on it."""
+"""`paceline doctor`: show this machine's features, and how a model would run on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.given import checked
 if TYPE_CHECKING:
     from paceline.target.base import Target
 
-BUSY = 0.5  # load of a processor from which other processes are likely to want its cores
+BUSY = 0.5  # At this load of the processor, other processes probably need its cores.
 
 
 @with_options
@@ -114,7 +114,7 @@ def _inside(target: Target) -> str | None:
 
 
 def _model(target: Target, asked: ModelOptions) -> dict[str, str]:
-    """What a model would run with, and why, in words."""
+    """Words on how a model would run, and why."""
     from paceline.core.rules import split_dtype
     from paceline.formats.precision import usual
 

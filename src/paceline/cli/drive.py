@@ -15,14 +15,14 @@ from paceline.engine.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.interrupt import Interrupt
 
-Watch = Callable[[Engine, Job, Delta], None]  # called with every delta, while the answers grow
-Refused = Callable[[Job, PacelineError], None]  # called with a prompt that cannot be answered; the others are
+Watch = Callable[[Engine, Job, Delta], None]  # Called with every delta, while the answers grow.
+Refused = Callable[[Job, PacelineError], None]  # Called with a prompt that cannot be answered.
 
 
 @dataclass
 class Answer:
-    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on;
-    reading: those until its first token."""
+    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's time from the row's first round on;
+    reading: its time until the first token."""
 
     job: Job
     row: Row
@@ -92,7 +92,7 @@ def drive(
 
     busy = engine.profile.seconds
     for delta in engine.follow([answer.row for answer in queued], until=stops):
-        _start(queued, busy)  # rows join after the round of the last delta, for only a row that ends makes room
+        _start(queued, busy)  # Rows join after the last delta's round, since only an ended row makes room.
         busy = engine.profile.seconds
         answer = answers[delta.row.id]
         answer.pieces += delta.pieces

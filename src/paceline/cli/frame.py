@@ -1,4 +1,4 @@
-"""What all commands have in common: settings from a file, and names that changed.
+"""Shared by all commands: settings from a file, and old names.
 
     paceline serve smollm2 --config paceline.toml          # [serve]  draft = "sam"  batch = 8
     PACELINE_SERVE_BATCH=8 paceline serve smollm2          # every option has such a variable
@@ -33,11 +33,11 @@ COMMANDS = {
 
 
 class Old(NamedTuple):
-    """An option that is said in another way now; the old one works for a version.
+    """An option that has a new form; the old one works for a version.
 
-    new    the option's name now; "" where its value is the argument of another command, or several, joined by commas.
-    to     the command that it makes of `command`.
-    when   a pattern, if the old way is old for values only that it matches; value: what they are now, by its groups."""
+    new    the option's new name; "" if its value became another command's argument, or several joined by commas.
+    to     the command that replaces `command`.
+    when   a pattern, if only values that match it are old; value: their new form, by the pattern's groups."""
 
     command: str
     option: str
@@ -47,7 +47,7 @@ class Old(NamedTuple):
     value: str = r"\g<0>"
 
 
-SUITES = r"demo|code-edits|spec-bench|humaneval|speed-bench(?:-\d+k)?"  # by name; all else is a file
+SUITES = r"demo|code-edits|spec-bench|humaneval|speed-bench(?:-\d+k)?"  # Suites by name; anything else is a file.
 OPTIONS = [
     *(Old(command, "--batch-size", "--batch") for command in ("generate", "bench", "bench schedules", "certify")),
     *(Old(command, "--out", "--output") for command in ("generate", "report")),

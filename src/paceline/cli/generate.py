@@ -116,7 +116,7 @@ def generate(
             draft,
             running,
             max_batch=batch,
-            reuse=running.reuse and not compare,  # the other turns would have nothing left to run
+            reuse=running.reuse and not compare,  # With reuse the later turns would have nothing to run.
             schedule=schedule,
             exact_profile=profile,
         )

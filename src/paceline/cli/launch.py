@@ -28,7 +28,7 @@ from paceline.folders import cache_folder
 
 MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 SERVE = [sys.executable, "-m", "paceline", "serve"]
-START_SECONDS = 3600.0  # that a server may take: it may have to download its model
+START_SECONDS = 3600.0  # Time for a server to start: it may have to download its model.
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def _of_serve(context: typer.Context, words: list[str]) -> tuple[list[str], str]
     parsed = serve.make_context(f"{context.command_path} CLIENT", list(words), auto_envvar_prefix="PACELINE_SERVE")
     if parsed.get_parameter_source("model").name == "DEFAULT":
         words = [MODEL, *words]
-    if parsed.get_parameter_source("draft").name == "DEFAULT":  # suffix, which copies and needs no states
+    if parsed.get_parameter_source("draft").name == "DEFAULT":  # suffix copies and needs no states.
         words = [*words, *([] if parsed.params["corpus"] else ["--corpus", "."])]
         words += [] if parsed.params["prefix_cache"] else ["--prefix-cache", str(cache_folder() / "prefixes")]
     keys = parsed.params["api_key"] or [os.environ.get("PACELINE_API_KEY") or secrets.token_urlsafe(24)]
-    return [*words, "--name", "*"], keys[0]  # clients ask beside it for models that they know
+    return [*words, "--name", "*"], keys[0]  # Clients also ask for models that they know.
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _server(words: list[str], key: str, log: Path) -> Iterator[tuple[str, str, i
 def _run(agent: Client, command: str, arguments: list[str], facts: Mapping[str, str], folder: Path) -> int:
     """Run the client on this terminal; its exit status."""
     filled = lambda text: Template(text).substitute(facts)  # noqa: E731
-    quoted = {name: json.dumps(value)[1:-1] for name, value in facts.items()}  # as JSON and TOML have texts
+    quoted = {name: json.dumps(value)[1:-1] for name, value in facts.items()}  # JSON and TOML escape texts alike.
     for name, text in {**agent.once, **agent.files}.items():
         file = folder / name
         if name in agent.files or not file.exists():

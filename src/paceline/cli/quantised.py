@@ -1,4 +1,4 @@
-"""`paceline quantize`: a copy of a model with weights of eight or four bits. `paceline quality`: what it has lost."""
+"""`paceline quantize`: copy a model with weights of eight or four bits. `paceline quality`: measure its loss."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`paceline replay`: what drafters would have had accepted on recorded answers, without the model."""
+"""`paceline replay`: count the tokens that drafters would have had accepted on recorded answers, without the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COPYING = "suffix", "sam", "prompt-lookup"
 """What is replayed on the sessions of coding agents, unless drafters are named."""
 MONTH = 30 * 86_400.0
 AGENTS_KEEP = "agents keep neither their tools nor all of their system prompt: real prompts are longer than these"
-DRAFTERS_PER_TABLE = 8  # where each has a column, so that a table fits 80 columns
+DRAFTERS_PER_TABLE = 8  # Drafters have a column each, and a table must fit 80 columns.
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -124,7 +124,7 @@ def replay(asked: ReplayOptions) -> int:
 
     cost = read_cost(asked.verify_cost, asked.forward_ms) if asked.verify_cost is not None else None
     for spec in asked.draft or ():
-        create(spec)  # a wrong option is named before a tokenizer is read
+        create(spec)  # A wrong option fails before a tokenizer is read.
     recording = Recording.of(open_tokenizer(asked.tokenizer))
     if asked.agents:
         asked.traces, asked.draft = _sessions_here(), asked.draft or [*COPYING]
@@ -309,7 +309,7 @@ def _by_drafter(what: str, numbers: range, rows: Mapping[str, Sequence[str]]) ->
 
 
 def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
-    """Which drafters the recording says nothing about."""
+    """Name the drafters that a recording cannot judge."""
     from paceline.draft.base import unmet
     from paceline.draft.registry import create
 

@@ -15,11 +15,11 @@ from paceline.outputs import PAGE, check_file, write_whole, writes
 from paceline.runs.runs import is_run
 
 NAME = "report.html"
-CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # of each kind of folder one file
+CERTIFICATE, REPLAY, VISION = "certificate.json", "replay.json", "report.json"  # A file that tells each kind of folder.
 
 
 class Pages(NamedTuple):
-    """What can be made of a run: its page, its figures, and a table (None: there is none)."""
+    """The outputs of a run: page, figures, and a table (None: there is none)."""
 
     run: Any
     page: Callable[[Any], str]
@@ -71,7 +71,7 @@ def report(
 
 
 def pages_of(folders: list[Path]) -> Pages:
-    """What can be made of a folder, or of several of `eval vision`. Raises PacelineError if it is no run."""
+    """The outputs of a folder, or of several of `eval vision`. Raises PacelineError if it is no run."""
     folder = folders[0]
     if all((one / VISION).is_file() for one in folders):
         from paceline.evals.vision.report import page, read_reports

@@ -82,7 +82,7 @@ class Run:
         """Count a prompt that the engine does not take, once; raise the error if it is the only one."""
         if not self._many and not job.where:
             raise error
-        if job.index in self._refused:  # a comparison asks again
+        if job.index in self._refused:  # A comparison asks again.
             return
         self._refused.add(job.index)
         self.screen.end_line()
@@ -99,7 +99,7 @@ class Run:
             self.screen.write([("", f"--- {job.name}\n")])
 
     def _show(self, answer: Answer, streamed: bool = False) -> None:
-        """An answer that is complete, or that Ctrl-C ended."""
+        """Show an answer that is complete, or that Ctrl-C ended."""
         self.drafted += answer.row.stats.draft_tokens
         if self.lines is not None:
             if answer.row.error:
@@ -114,21 +114,21 @@ class Run:
         self._report(answer)
 
     def _record(self, record: dict[str, Any]) -> None:
-        """Write a JSON object, and in it what weights said so."""
+        """Write a JSON object, with the kind of the model's weights."""
         assert self.lines is not None
         target = self.engine.target
         weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
         self.lines.append([record | {"weights": weights}])
 
     def _report(self, answer: Answer) -> None:
-        """The closing line of an answer; an error counts as a refused prompt."""
+        """Print the closing line of an answer. An error counts as a refused prompt."""
         if answer.row.error:
             self._refuse(answer.job, PacelineError(answer.row.error))
         else:
             self.screen.note(statistics(answer))
 
     def _show_both(self, answer: Answer, compared: Compared | None) -> None:
-        """A job's answer and its comparison, where that is complete."""
+        """Show a job's answer, and its comparison if that is complete."""
         if self.lines is not None and compared:
             self.drafted += compared.pair[0].row.stats.draft_tokens
             self._record(compared.record())

@@ -155,7 +155,7 @@ def serve(
     )
     if most["rows-per-key"] is not None and not settings.api_keys:
         raise PacelineError("--limit rows-per-key=N needs an --api-key")
-    listening = _listen(host, port)  # before a model is loaded for nothing
+    listening = _listen(host, port)  # A taken port is found before a model is loaded.
     drafter = by_request(names)
     pace = {"max_slowdown": max_slowdown, "max_rows_per_client": most["rows-per-key"]}
     engine = in_passing(lambda: options.open_engine(model, drafter, running, max_batch=batch, **pace))
@@ -170,8 +170,8 @@ def serve(
     where = f"[{host}]" if ":" in host else host
     on = f"http://{where}:{listening.getsockname()[1]}"
     said = f"serving {settings.model} on {on} with {draft}\n{parsers}\n{_room(engine)}\n{_sampling(settings, engine)}\n"
-    print(said, end="", flush=True)  # in one piece: whoever reads the address may leave then
-    gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
+    print(said, end="", flush=True)  # In one piece, because the reader may leave after the address.
+    gc.freeze()  # Loaded objects stay; collecting them would halt every answer for a moment.
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
     served = uvicorn.Config(app, http=http, ws="none", log_level="warning", log_config=None)  # WARNED shows its log
     server = GracefulServer(served, worker, grace)
@@ -184,20 +184,20 @@ def serve(
         line = printable(f"{type(worker.error).__name__}: {worker.error}")
         print(f"error: the engine failed: {line}", file=sys.stderr)
         status = 1
-    if not worker.stop() or writer.is_alive():  # the interpreter must not end beside either, or wait for them
+    if not worker.stop() or writer.is_alive():  # The interpreter must neither end beside them nor wait for them.
         os._exit(status)
     return status
 
 
 def _room(engine: "Engine") -> str:
-    """How many tokens a request may have, and why, in words."""
+    """Words on how many tokens a request may have, and why."""
     most = engine.longest
     why = "the context" if most == engine.target.max_context else "--cache-memory"
     return f"a request may have {most:,} tokens with its answer ({why}); coding agents need 8,000 to 18,000"
 
 
 def _sampling(settings: Settings, engine: "Engine") -> str:
-    """How answers are sampled where a request does not say, in words."""
+    """Words on the default sampling."""
     values = {"temperature": 1.0} | settings.defaults(engine.target.sampling)
     said = ", ".join(f"{name} {value:g}" for name, value in values.items())
     whose = "the checkpoint's, " if engine.target.sampling and not settings.sampling.startswith("none") else ""
@@ -206,9 +206,8 @@ def _sampling(settings: Settings, engine: "Engine") -> str:
 
 @contextmanager
 def _shown(*, requests: bool) -> Iterator[Thread]:
-    """Print notices, a line for each request that ends, if wanted, and warnings on standard error, from the thread that
-    is yielded: a terminal or a pipe that stands still holds up nobody. It costs lines, and the thread outlives the
-    end."""
+    """Print notices, warnings and, if wanted, a line for each request that ends, on standard error, from the yielded
+    thread. A stuck terminal or pipe then delays nobody; it costs lines, and the thread outlives the end."""
     waiting: Queue[tuple[TextIO, str] | None] = Queue(MOST_LINES)
 
     def show(where: TextIO, line: str) -> None:
@@ -217,7 +216,7 @@ def _shown(*, requests: bool) -> Iterator[Thread]:
 
     def write() -> None:
         while (one := waiting.get()) is not None:
-            with suppress(OSError):  # the reader of a pipe has left
+            with suppress(OSError):  # The reader of a pipe may have left.
                 print(one[1], file=one[0], flush=True)
 
     shown = logging.getLogger("paceline.serving" if requests else "paceline.serving.notices")
@@ -242,7 +241,7 @@ def _shown(*, requests: bool) -> Iterator[Thread]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens already, so that a client that comes early waits; PacelineError if the port is taken."""
+    """Open a socket that listens at once, so that early clients wait. Raises PacelineError if the port is taken."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)

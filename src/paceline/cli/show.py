@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from paceline.core.clock import Profile
     from paceline.core.request import Row
 
-Pieces = Iterable[tuple[str, str]]  # (source, text): who proposed it, "" for the target itself
+Pieces = Iterable[tuple[str, str]]  # (source, text): the drafter that proposed the text, "" for the target.
 Columns = Sequence[tuple[str, str, str]]
 """Of a table: title, figure, and its format, which is "" for text on the left. Titles may come again."""
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 REASONS = {"stop": "the model ended it", "length": "max_tokens reached", "context": "context is full, or its memory"}
 REASONS |= {"abort": "stopped", "error": "ended with an error"}
-LONG_READING = 1.0  # seconds in which a prompt is read, from which on they are told
-REPORT_EVERY = 60.0  # seconds between two lines of progress where there is no terminal for a bar
+LONG_READING = 1.0  # Longer times for reading a prompt, in seconds, are shown.
+REPORT_EVERY = 60.0  # Seconds between two lines of progress if there is no terminal for a bar.
 
 
 class Screen:
@@ -91,10 +91,10 @@ class Screen:
 
 
 class Steps:
-    """How far a long command is, on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
+    """Progress of a long command on standard error: on a terminal a bar with the time left, elsewhere a line a minute.
 
-    what  is being done; total: how much of it there is; unit: what is counted, for the lines.
-    shown  whether it says anything at all; console: where what is printed meanwhile does not break the bar."""
+    what  the work in words; total: number of its parts; unit: their name, for the lines.
+    shown  whether to show anything; console: prints beside the bar without breaking it."""
 
     def __init__(
         self, what: str, total: float | None = None, unit: str = "steps", shown: bool = True,
@@ -130,13 +130,13 @@ class Steps:
         self._bar.start()
 
     def say(self, what: str) -> None:
-        """Begin with something else, and say so at once."""
+        """Begin other work, and say so at once."""
         self.begin(self._total, what)
         if self._speaks:
             self.err.print(what, markup=False, soft_wrap=True)
 
     def limit(self, seconds: float) -> None:
-        """All that follows takes so long: count seconds, whatever is told of single steps."""
+        """Count seconds from now on, because all that follows takes so long; single steps are ignored."""
         self.begin(seconds, "testing")
         self._unit, self._ends = "seconds", monotonic() + seconds
 
@@ -153,15 +153,15 @@ class Steps:
         self.show(self._done + by)
 
     def show(self, done: float, total: float | None = None, what: str | None = None) -> None:
-        """So much is done, of `total`; what: a new description of it."""
+        """Show how much of `total` is done. what: a new description."""
         if self._ends is not None and self._total is not None:
             done, total = self._total - max(0.0, self._ends - monotonic()), self._total
         self._done, self._total = done, self._total if total is None else total
         self._bar.update(self._task, completed=done, total=self._total, description=what)
         now = monotonic()
-        if now - self._began < 1:  # found in a folder, not done now
+        if now - self._began < 1:  # These steps were found in a folder, not done now.
             self._untimed = done
-        elif not self._timed:  # the first includes the warm-up
+        elif not self._timed:  # The first step includes the warm-up.
             self._untimed, self._began, self._spoke, self._timed = done, now, now, True
         if self._speaks and now - self._spoke > REPORT_EVERY:
             self._spoke, whole = now, self._total or done
@@ -183,7 +183,7 @@ def say(*lines: str, err: bool = False) -> None:
 
 
 def statistics(answer: Answer) -> str:
-    """The closing line of an answer. What it took to read a long prompt is apart."""
+    """The closing line of an answer. The time for reading a long prompt is shown apart."""
     row, reading = answer.row, ""
     speed = f"{answer.tokens_per_second:.1f} tokens/s"
     if answer.reading >= LONG_READING:

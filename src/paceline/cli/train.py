@@ -66,7 +66,8 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app, shared: A
 
 
 def _check_shared(group: Any, context: typer.Context, **settings: Any) -> None:
-    """PacelineError, or Click's, for what the dataclass's options may not be; the others and arguments are not read."""
+    """Raise PacelineError, or Click's error, for wrong options of the dataclass.
+    Other options and arguments are not read."""
     options = [one for one in options_of(group) if not isinstance(one.annotation.__metadata__[0], ArgumentInfo)]
 
     def check(**values: Any) -> None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from paceline.replay.advice import Choice
     from paceline.replay.tune import Tuning
 
-MOST_ANSWERS = 64  # of a log: answers that are replayed for our engine
-MOST_CONVERSATIONS = 512  # of a log: conversations that are sent to a server and replayed
-FEW = 20  # fewer are said to be few
+MOST_ANSWERS = 64  # Most answers of a log to replay for our engine.
+MOST_CONVERSATIONS = 512  # Most conversations of a log to send to a server and replay.
+FEW = 20  # Fewer answers give a warning.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def tune(
 
     drafts = list(dict.fromkeys(draft or ("sam", "suffix")))
     for spec in drafts:
-        create(spec)  # a wrong option is named before a model is read
+        create(spec)  # A wrong option fails before a model is read.
     engine = options.open_engine(model, "none", running)
     assert engine.tokenizer is not None
     with Interrupt() as interrupt, Steps("tuning", 1 + len(sizes) + len(drafts)) as steps:
@@ -114,7 +114,7 @@ def tune(
 
 
 def _answers(tuning: Tuning, asked: Recorded) -> list[RecordedAnswer]:
-    """What is replayed: the log's answers, or the model's own to the shipped questions."""
+    """The answers to replay: the log's, or the model's own to the shipped questions."""
     if asked.log is None:
         from paceline.bench.suites import read_suite
 
@@ -183,7 +183,7 @@ def tune_server(
         ignore = asked.ignore or ()
         try:
             found = read_trace(asked.log, limit=MOST_CONVERSATIONS, ignore=ignore, reading=reading)
-        except ConversationError:  # prompts without answers, or no log at all
+        except ConversationError:  # The log has only prompts, or there is no log.
             found, reading = list(islice(read(asked.log, ignore=ignore), MOST_CONVERSATIONS)), Reading()
             reading.lines = len(found)
     else:
@@ -193,7 +193,7 @@ def tune_server(
     if against is not None:
         servers[PLAIN] = Server.find(against, keys)
     elif servers[DRAFTS].engine == "paceline":
-        servers[PLAIN] = servers[DRAFTS]  # a request to our server may ask for none
+        servers[PLAIN] = servers[DRAFTS]  # A request to our server may ask for no drafts.
     with Interrupt() as interrupt, Steps("tuning", 60 * minutes, "seconds") as steps:
         tuning = ServerTuning(
             servers, found, transcriber, sizes, 60 * minutes, max_tokens, lambda: interrupt.pressed, steps.advance,

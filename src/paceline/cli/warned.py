@@ -1,4 +1,4 @@
-"""What our loggers warn of, as lines on standard error."""
+"""Print warnings of our loggers as lines on standard error."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ from paceline.errors import printable
 
 
 def _print(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it any more
+    with suppress(OSError, ValueError):  # The reader may have left.
         print(text, file=sys.stderr, flush=True)
 
 

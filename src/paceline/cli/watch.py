@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from paceline.net.servers import Drafting
     from paceline.replay.advice import Costs
 
-TOKEN_COST = 0.05  # share of a round that a drafted token is assumed to cost where nothing was measured
-LEAST_DRAFTS = 50  # drafts below which nothing is advised
-EVEN = 0.9  # mean tokens of a draft and positions that have counts: ratio below which they are no chains of one length
-ANSWER = 128  # most tokens of an answer to --ask
-WORTH_IT = 1.02  # least ratio of two gains for which a change is advised
+TOKEN_COST = 0.05  # If nothing was measured, a drafted token is assumed to cost this share of a round.
+LEAST_DRAFTS = 50  # With fewer drafts nothing is advised.
+EVEN = 0.9  # In chains of one length, neither mean tokens nor counted positions are below this share of the other.
+ANSWER = 128  # Most tokens of an answer to --ask.
+WORTH_IT = 1.02  # A change is advised if it raises the gain by this factor.
 
 
 @with_options
@@ -103,7 +103,7 @@ def watch(
 
 
 def _of_answer(url: str, keys: Keys, ask: str) -> Drafting:
-    """What the answer to one request says of its drafts; PacelineError if it says nothing."""
+    """Ask one request, and return its answer's counts of drafts. Raises PacelineError if it has none."""
     from paceline.net.servers import Drafting, Request, Server
 
     server = Server.find(url, keys)
@@ -131,11 +131,11 @@ def _costs(tuned: Path) -> Costs:
 
 
 def reading(new: Drafting, costs: Costs, seconds: float | None = None) -> dict[str, Any]:
-    """What a reading says. new: the counts since the one before; seconds: between the two."""
+    """Facts of a reading. new: counts since the reading before; seconds: time between the two."""
     at = max((i for i, load in enumerate(costs.loads) if load <= new.running), default=0)
     drafted = new.drafted / new.drafts if new.drafts else 0.0
     tokens, positions = accumulate(new.survival, initial=1.0), len(new.survival)
-    # All that was drafted was verified, also what no position shows.
+    # All drafted tokens were verified, including those that no position shows.
     verified = [*map(float, range(positions)), drafted]
     gains = [of_round / costs.relative(at, k) for k, of_round in zip(verified, tokens, strict=True)]
     cost = round(costs.relative(at, 1.0) - 1, 4)
@@ -161,8 +161,8 @@ def reading(new: Drafting, costs: Costs, seconds: float | None = None) -> dict[s
 
 
 def _advice(new: Drafting, gains: Sequence[float], cost: float, uneven: str) -> str:
-    """gains: over plain decoding, by the most tokens of a draft. uneven: why drafts are no chains of one length: then
-    a position that was not drafted counts as one that was rejected, and none can be judged."""
+    """Advise in words. gains: over plain decoding, by the largest number of drafted tokens; uneven: why drafts are no
+    chains of one length. Then undrafted positions count as rejected, and no position can be judged."""
     from paceline.replay.advice import ENGINES
 
     best, known = max(range(len(gains)), key=gains.__getitem__), ENGINES.get(new.engine, {})

@@ -1,1 +1,1 @@
-"""Evaluations of what a model says, for `paceline eval`. Their packages are the extras eval and vision."""
+"""Evaluations of models' answers, for `paceline eval`. They need the extras eval and vision."""

@@ -1,4 +1,4 @@
-"""What quantisation costs: a model's predictions on held-out text, compared with those of its original.
+"""Measure the loss by quantisation: compare a model's predictions on held-out text with its original's.
 
 Both models read the same text in windows and predict each token from those before it in the window (teacher forcing).
 Standard errors are over windows, because the tokens of a window are not independent."""

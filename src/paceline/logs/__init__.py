@@ -1,1 +1,1 @@
-"""Recorded conversations: eleven forms of logs, one reader, and what a model would have read of them."""
+"""Recorded conversations: a reader for eleven forms of logs, and the tokens that a model would have read."""

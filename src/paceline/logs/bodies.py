@@ -1,4 +1,4 @@
-"""Bodies of requests and responses, as logs keep them: what was asked, and what the model said.
+"""Read bodies of requests and responses, as logs keep them: messages, tools and answers.
 
     messages, tools, is_rendered = asked({"messages": [...], "system": "..."}, ignore=())
     message, usage = said('data: {"choices": [{"delta": {"content": "Hi."}}]}', ignore=())
@@ -31,9 +31,9 @@ SETTINGS = {
 }  # fmt: skip
 """Fields of a request that say how it is answered."""
 OF_A_MESSAGE = {"role", "content", "tool_calls", "refusal", "tool_call_id", "name", "type", "status"}
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of a message: what the model wrote before its answer
-LABEL_WORDS, LABEL_CHARACTERS = 3, 64  # a longer text under an unknown key is an error; see `refuse_unread`
-TEXT_PARTS = ("text", "input_text", "output_text")  # types of a content's parts that are text
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # Keys of a message with the model's text before its answer.
+LABEL_WORDS, LABEL_CHARACTERS = 3, 64  # A longer text under an unknown key is an error; see `refuse_unread`.
+TEXT_PARTS = ("text", "input_text", "output_text")  # Types of a content's parts that are text.
 ROLES = {"developer": "system", "function": "tool", "human": "user", "gpt": "assistant", "observation": "tool"}
 """Other words for roles."""
 MAX_TOKEN_ID = 1 << 31
@@ -46,15 +46,15 @@ Message = Mapping[str, Any]
 
 
 class ConversationError(PacelineError):
-    """A record that is no conversation, or a file that cannot be read. The message, one line, names the place."""
+    """A record is no conversation, or a file cannot be read. The message, one line, names the place."""
 
 
 # Requests and responses -------------------------------------------------------------------------------------------
 
 
 def asked(body: Any, ignore: Ignore) -> tuple[list[dict[str, Any]], list[Record], bool]:
-    """(messages, tools, whether the only message is the whole prompt as the model read it) of a request: its body, its
-    messages or a text. ConversationError for text in it that would not be read."""
+    """Read a request: its body, its messages or a text. Returns (messages, tools, whether the only message is the whole
+    prompt as the model read it). Raises ConversationError for text that would be lost."""
     body = decoded(body)
     if isinstance(body, str):
         return [message("user", body)], [], False
@@ -77,11 +77,11 @@ def asked(body: Any, ignore: Ignore) -> tuple[list[dict[str, Any]], list[Record]
 
 
 def said(body: Any, ignore: Ignore) -> tuple[dict[str, Any], int | None]:
-    """(the answer; its number of tokens, None if it is not counted) of a response: its body, its stream, a message or
-    a text. ConversationError if there is none."""
+    """Read a response: its body, its stream, a message or a text. Returns (the answer, its number of tokens or None if
+    it is not counted). Raises ConversationError if there is no answer."""
     body = decoded(body)
     if isinstance(body, list) and len(body) == 1:
-        body = body[0]  # TGI's
+        body = body[0]  # TGI wraps its answer in a list.
     if isinstance(body, str):
         if (events := _events(body)) is None:
             return message("assistant", body), None
@@ -108,11 +108,11 @@ def said(body: Any, ignore: Ignore) -> tuple[dict[str, Any], int | None]:
     raise ConversationError("no answer in the response")
 
 
-_ANSWERS = ("choices", "response", "completion", "usage", "output")  # of a record that is request and response in one
+_ANSWERS = ("choices", "response", "completion", "usage", "output")  # Keys of an answer beside its request.
 
 
 def _of_items(items: Sequence[Any], ignore: Ignore) -> dict[str, Any]:
-    """The one message that the items of OpenAI's Responses are."""
+    """Join the items of OpenAI's Responses to a single message."""
     thought, texts, made = "", list[Any](), list[Record]()
     for item in items:
         match item:
@@ -132,21 +132,21 @@ def _of_items(items: Sequence[Any], ignore: Ignore) -> dict[str, Any]:
 
 
 def _events(text: str) -> list[Record] | None:
-    """The events of a stream that was kept as text, server-sent or a line each; None if the text is none."""
+    """The events of a stream kept as text, server-sent or a line each; None if the text is no stream."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line[5:].strip() for line in lines if line.startswith("data:")]
     if not kept and len(lines) > 1 and all(line.startswith("{") for line in lines):
-        kept = lines  # Ollama's
+        kept = lines  # Ollama has an event a line.
     found: list[Record] = []
     for line in kept:
-        with suppress(NotJSON):  # [DONE], or what was cut off
+        with suppress(NotJSON):  # [DONE] and an event that was cut off are no JSON.
             event = loads(line)
             found += [event] if isinstance(event, Mapping) else []
     return found or None
 
 
 def _joined(events: Iterable[Record]) -> Record:
-    """The response that the events of a stream make."""
+    """Join the events of a stream to a response."""
     content, thought, made = "", "", dict[int, dict[str, str]]()
     usage: Any = None
     for event in events:
@@ -179,7 +179,7 @@ def _joined(events: Iterable[Record]) -> Record:
 
 
 def _usage(event: Record) -> Any:
-    """The counts in an event, of Anthropic's first one too."""
+    """The counts of tokens in an event, Anthropic's first event included."""
     if type(event.get("eval_count")) is int:
         return {"completion_tokens": event["eval_count"]}
     return event.get("usage")
@@ -210,7 +210,7 @@ def messages_of(
 
 
 def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> list[dict[str, Any]]:
-    """The message in an object, and before it what its tools gave back; KeyError, TypeError or AttributeError if there
+    """The message in an object, after the results of its tools. Raises KeyError, TypeError or AttributeError if there
     is none."""
     refuse_unread(raw, OF_A_MESSAGE | {role, content, *THOUGHTS}, ignore, "a message: ")
     silent = raw.get("tool_calls") or raw.get("refusal")
@@ -236,28 +236,28 @@ def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> list[dic
 
 
 def _texts(content: Any) -> list[str]:
-    """The texts of a content, which may be one text itself."""
+    """The texts of a content, which may be a text or a list of parts."""
     if isinstance(content, str):
         return [content]
     return [str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part]
 
 
 def tools_of(body: Record) -> list[Record]:
-    """The functions that a request offers, as OpenAI's chats have them."""
+    """The functions that a request offers, in the form of OpenAI's chats."""
     given = tools if isinstance(tools := body.get("tools"), list) else ()
     functions = []
     for tool in given:
         if not isinstance(tool, Mapping):
             continue
         flat = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
-        if "input_schema" in tool:  # Anthropic's
+        if "input_schema" in tool:  # Anthropic has this key.
             flat["parameters"] = tool["input_schema"]
         functions.append(tool.get("function") or (flat if "name" in flat else None))
     return [{"type": "function", "function": one} for one in functions if isinstance(one, Mapping)]
 
 
 def decoded(value: Any) -> Any:
-    """What the JSON in a text says; the value itself where it is none."""
+    """The value of JSON in a text; the value itself if it is no JSON."""
     try:
         return loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
     except NotJSON:
@@ -265,7 +265,7 @@ def decoded(value: Any) -> Any:
 
 
 def text_of(record: Record, key: str) -> str:
-    """The text under a key. Raises ConversationError if it is none."""
+    """The text under a key. Raises ConversationError if it is no text."""
     if not isinstance(record[key], str):
         raise ConversationError(f'"{key}" must be a text, not {kind_of(record[key])}')
     return str(record[key])
@@ -277,7 +277,7 @@ def are_ids(value: Any) -> bool:
 
 
 def ids_of(record: Record, key: str) -> list[int]:
-    """The token ids under a key. Raises ConversationError if they are none."""
+    """The token ids under a key. Raises ConversationError if they are no token ids."""
     value: Any = record.get(key)
     if not are_ids(value):
         raise ConversationError(f'"{key}" must be a list of token ids')

@@ -15,7 +15,7 @@ def template_names() -> list[str]:
 
 
 def source_of(name: str) -> str:
-    """The template of that name in the package, or in that file. ConversationError if there is none."""
+    """The template of that name in the package, or in that file. Raises ConversationError if there is none."""
     if name in template_names():
         return (TEMPLATES / f"{name}.jinja").read_text("utf-8")
     try:

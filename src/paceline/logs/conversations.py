@@ -40,7 +40,7 @@ SPEC_BENCH = {
     **dict.fromkeys(("translation", "summarization", "qa", "math_reasoning", "rag"), 80),
 }
 """Number of questions by category in Spec-Bench's own file."""
-TOKENS_DIFFER = 0.03  # share by which a log's count of tokens may differ from the tokenizer's
+TOKENS_DIFFER = 0.03  # A log's count of tokens may differ from the tokenizer's by this share.
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
 _AGENTS = ", ".join(dict.fromkeys(agent.name for agent in AGENTS))
@@ -54,13 +54,13 @@ class Conversation:
     answers       indices of the messages that the model wrote.
     category      "" without one.
     where         "file, line 3", for messages.
-    tokens        (prompt, answer) as token ids, where the record has them; prompt None: unknown.
-    text          of a record that is a plain text; else "".
-    has_response  the last message is an answer that the record gave separately from the prompt.
-    is_rendered   the first message is the whole prompt as the model read it: no chat template is wanted.
-    tools         what the model might call: [{"type": "function", "function": {"name", ...}}].
-    usage         tokens of the last answer as the log counts them; None: it does not.
-    key           (name, id) that the other half of the conversation has too, where a record holds the prompt or the
+    tokens        (prompt, answer) as token ids, if the record has them; prompt None: unknown.
+    text          the text of a record that is a plain text; else "".
+    has_response  whether the last message is an answer that the record gave separately from the prompt.
+    is_rendered   whether the first message is the whole prompt as the model read it, so no chat template is needed.
+    tools         functions that the model might call: [{"type": "function", "function": {"name", ...}}].
+    usage         tokens of the last answer by the log's count; None: unknown.
+    key           (name, id) shared with the other half of the conversation, if a record holds the prompt or the
                   answers alone; None: it is whole.
     parts         texts by key, of a record with one prompt and one answer; the title of a plain text.
     record        the record itself."""
@@ -103,7 +103,7 @@ class Conversation:
 
 @dataclass
 class Reading:
-    """What became of a recording's lines: how many there are, hold an answer and were skipped, and why the first was.
+    """Counts of a recording's lines: all, with an answer, and skipped, and why the first was skipped.
 
     missing          parts of messages that are no text: the model read them, and a drafter does not.
     logged, counted  tokens of answers as the log counts them, and as the tokenizer does.
@@ -131,19 +131,19 @@ class Reading:
         return self
 
     def check(self, name: str) -> None:
-        """As `check_skipped`; ConversationError also if there is no answer. name: the recording's."""
+        """As `check_skipped`, but also raises ConversationError if there is no answer. name: the recording's."""
         self.check_skipped()
         if not self.answered:
             raise ConversationError(f"{name} holds no answers; a line is {FORMS}")
 
     def check_skipped(self) -> None:
-        """ConversationError if nothing could be read, or more than half could not."""
+        """Raise ConversationError if nothing could be read, or more than half could not."""
         if self.skipped and self.skipped > min(self.lines / 2, self.lines - 1):
             more = f" ({self.skipped:,} of {self.lines:,} lines cannot be read)" if self.lines > 1 else ""
             raise ConversationError(self.first + more)
 
     def notes(self, redact: bool = False) -> Iterator[str]:
-        """What readers of the figures should know, a line each. redact: without anything from the log."""
+        """Notes for readers of the figures, a line each. redact: whether to leave out all text of the log."""
         if self.skipped:
             first = "" if redact else f": first at {self.first}"
             yield f"{self.skipped:,} of {self.lines:,} lines skipped{first}"
@@ -234,7 +234,7 @@ def _read(piece: Piece, ignore: Ignore, reading: Reading) -> Iterator[Conversati
 
 
 def _sessions(agent: Agent, path: Path, reading: Reading) -> Iterator[Conversation]:
-    """What a coding agent has kept, a conversation a session. Its category is the agent's name."""
+    """Read a coding agent's sessions, a conversation each. Their category is the agent's name."""
     try:
         for said in sessions(agent, path):
             reading.lines += 1
@@ -300,9 +300,9 @@ def _answered(one: Conversation) -> Conversation:
 def _joined(
     every: Iterable[Conversation], questions: str | Path | None, reading: Reading
 ) -> Iterator[Conversation]:
-    """Conversations in order; of those whose prompt and answers stand in two records, each as soon as it has both."""
+    """Conversations in order. If prompt and answers are in two records, a conversation comes when it has both."""
     asked = {one.key: one for one in (() if questions is None else read(questions)) if one.key is not None}
-    if is_spec_bench(one.category for one in asked.values()):  # other questions with these categories are not grouped
+    if is_spec_bench(one.category for one in asked.values()):  # Other questions with these categories are not grouped.
         asked |= {key: replace(one, category="mt-bench") for key, one in asked.items() if one.category in MT_BENCH}
     waiting: dict[tuple[str, str] | None, Conversation] = {}
     for one in every:
@@ -325,10 +325,10 @@ def _joined(
 
 
 def _together(prompt: Conversation, said: Conversation) -> Conversation:
-    """A conversation of two records. Spec-Bench's answers follow a question each."""
+    """Join two records to a conversation. Spec-Bench's answers follow a question each."""
     by_turn = said.key is not None and said.key[0] == "question_id"
     pairs = [*chain.from_iterable(zip(prompt.messages, said.messages, strict=False))]
-    exact = None  # token ids, where both halves have them
+    exact = None  # Token ids count only if both halves have them.
     if prompt.tokens and prompt.tokens[0] is not None and said.tokens:
         exact = prompt.tokens[0], said.tokens[1]
     messages = pairs if by_turn else [*prompt.messages, *said.messages]
@@ -354,7 +354,7 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
 
 
 def conversation(record: Any, ignore: Ignore = None, where: str = "") -> Conversation:
-    """The conversation in a record, or in a line of bytes. Raises ConversationError if it has none of FORMATS.
+    """The conversation in a record, or in a line of bytes. Raises ConversationError if no format of FORMATS fits.
 
     where   the record's place, for messages.
     ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
@@ -579,8 +579,8 @@ def _line(line: bytes) -> Record:
 
 WRAPPED = re.compile(rb"\S+ std(?:out|err) [FP] |[A-Z][a-z]{2} +\d+ [\d:]{8} \S+ [^\s:]+: ")
 """What Kubernetes and journald put before a line of a container."""
-HOLDERS = {"log": "stream", "MESSAGE": "_HOSTNAME"}  # keys of a line in JSON, of docker's file and journald's export
-LOG = "a line of a server's log"  # key of a line that is no JSON and begins as LOGGED says: as vLLM's and uvicorn's do
+HOLDERS = {"log": "stream", "MESSAGE": "_HOSTNAME"}  # Keys of a line in docker's file and journald's export.
+LOG = "a line of a server's log"  # Key of a line that is no JSON and fits LOGGED, such as vLLM's and uvicorn's.
 LOGGED = re.compile(rb"(\(\S+ pid=\d+\) )?(DEBUG|INFO|WARNING|ERROR)(:? +\d\d-\d\d |: )")
 _QUOTED = r"""('(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"), """
 _PROMPT = re.compile(rf"(?:Received request|Request) (\S+?)(?: (?:prompt )?details)?: prompt: {_QUOTED}")
@@ -593,7 +593,7 @@ def _vllm(record: Record, ignore: Ignore) -> Conversation:
     asked, said = _PROMPT.search(record[LOG]), _OUTPUT.search(record[LOG])
     if (found := asked or said) is None:
         return Conversation()
-    id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # a prompt of a text completion has a number of its own
+    id = re.sub(r"^(cmpl-.*)-\d+$", r"\1", found[1])  # Each prompt of a text completion has a number.
     try:
         text = literal_eval(found[2])
     except (ValueError, SyntaxError):
@@ -663,4 +663,4 @@ FORMATS = [
                text=bodies.text_of(r, next(key for key in RESPONSES if key in r)),
                parts={key: bodies.text_of(r, key) for key in ("title",) if r.get(key) is not None})),
 ]  # fmt: skip
-FORMS = ", ".join(format.name for format in FORMATS)  # the formats, for messages
+FORMS = ", ".join(format.name for format in FORMATS)  # The formats, for messages.

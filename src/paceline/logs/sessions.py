@@ -1,4 +1,4 @@
-"""The sessions that coding agents keep on the disk, as conversations. A file, or a folder, is one or more sessions.
+"""Read sessions that coding agents keep on the disk, as conversations. A file, or a folder, has one or more sessions.
 
     for agent, path in found(Path.home()): ...
     for conversation in read_sessions(path): ...
@@ -29,8 +29,8 @@ class Agent(NamedTuple):
     """An agent's way to keep sessions.
 
     places  patterns of its files below the home folder.
-    fits    whether a file, or a folder, is one of its.
-    read    the sessions in it: messages as Anthropic or OpenAI have them."""
+    fits    returns whether a file, or a folder, is the agent's.
+    read    returns the sessions in it: messages in Anthropic's or OpenAI's form."""
 
     name: str
     places: Sequence[str]
@@ -46,7 +46,7 @@ def found(home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def agent_of(path: Path) -> Agent | None:
-    """Whose sessions a file or a folder has; None for anything else."""
+    """The agent whose sessions a file or a folder has; None for anything else."""
     return next((agent for agent in AGENTS if agent.fits(path)), None)
 
 
@@ -64,7 +64,7 @@ def sessions(agent: Agent, path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _lines(path: Path, most: int | None = None) -> Iterator[Record]:
-    """The objects in a file's lines. Lines that are none, such as the last one of a session that goes on, are left out.
+    """The objects in a file's lines. Other lines, such as the unfinished last line of a running session, are left out.
     """
     with opened(path, ConversationError) as file:
         for number, line in enumerate(file):
@@ -151,7 +151,7 @@ def _part(item: Record) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    """What a tool gave back: a text, parts of a text, or an object with one."""
+    """The text of a tool's result: a text, parts of a text, or an object with a text."""
     if isinstance(value, list):
         return "".join(str(one.get("text") or "") for one in value if isinstance(one, Mapping))
     if isinstance(value, Mapping):
@@ -168,7 +168,7 @@ def _claude(path: Path) -> Iterator[Messages]:
     lines = [line for line in _lines(path) if line.get("type") in ("user", "assistant", "system") and line.get("uuid")]
     before = {line["uuid"]: line.get("parentUuid") for line in lines}
     by_id = {line["uuid"]: line for line in lines}
-    last: dict[str, str] = {}  # the last line of each conversation, by its first line
+    last: dict[str, str] = {}  # The last line of each conversation, by its first line.
     first: dict[str, str] = {}
     for line in lines:
         parent = before[line["uuid"]]

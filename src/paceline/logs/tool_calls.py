@@ -1,4 +1,4 @@
-"""Tools as a chat template reads them: what may be called, earlier calls and what came of them."""
+"""Prepare tools for a chat template: the functions, earlier calls and their results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ INTRODUCTION = (
 def prepared(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], reads_tools: bool
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(messages; other inputs) of a chat template. One that knows no tools gets them, the calls, and what came of them,
-    as text.
+    """Returns (messages, other inputs) for a chat template. A template that knows no tools gets tools, calls and
+    results as text.
 
     tools        [{"type": "function", "function": {"name", ...}}].
     reads_tools  whether the template knows tools."""
@@ -35,12 +35,12 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates take a message with `tool_calls`, be they none, for one that has no text."""
+    """Drop `tool_calls`: templates take a message that has them, even an empty list, for a message without text."""
     return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
 def calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The earlier calls of a message; PacelineError for what is none."""
+    """The earlier calls of a message. Raises PacelineError if they are wrong."""
     made = message.get("tool_calls") or []
     if not isinstance(made, list) or not all(
         isinstance(call, dict) and isinstance(call.get("function"), dict) for call in made
@@ -52,7 +52,7 @@ def calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _with_object(function: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
-        with suppress(NotJSON):  # a call that was broken stays as it is
+        with suppress(NotJSON):  # A broken call stays as it is.
             arguments = loads(arguments)
     return {**function, "arguments": Arguments(arguments) if isinstance(arguments, dict) else arguments}
 
@@ -72,7 +72,7 @@ class Arguments(dict[str, Any]):
 
 
 def as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without tools in it: a call as INTRODUCTION asks for it, its result as the user's words."""
+    """A message with tools as text: a call as INTRODUCTION asks for it, its result as the user's words."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"Result: {message.get('content', '')}"}
     made = [_with_object(call["function"]) for call in calls(message)]

@@ -90,7 +90,7 @@ class Transcriber:
         return self._given or _own(self.tokenizer)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
+        """Tokens of a conversation up to the assistant's turn. Raises PromptError if the template refuses it."""
         try:
             return self._encode(self._shown(messages, tools, True))
         except REFUSALS as error:
@@ -111,10 +111,11 @@ class Transcriber:
             yield transcript
 
     def conversation(self, exchange: Conversation) -> Transcript:
-        """A conversation in tokens; without turns if nothing could be drafted. ConversationError if it is refused."""
+        """A conversation in tokens; without turns if nothing could be drafted.
+        Raises ConversationError if it is refused."""
         if exchange.tokens is not None:
             prompt, answer = exchange.tokens[0] or (), exchange.tokens[1]
-            text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
+            text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # A draft follows a token.
             turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
             return Transcript(exchange.category, turns)
         try:
@@ -134,7 +135,7 @@ class Transcriber:
         return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], ask: bool) -> str:
-        """What the model reads of messages and tools, as `paceline serve` shows them to it."""
+        """The text of messages and tools as `paceline serve` shows them to the model."""
         given, inputs = self.tokenizer.hidden(*prepared(messages, tools, self._reads_tools))
         return self._render(given, ask, **inputs)
 
@@ -185,7 +186,7 @@ def _own(tokenizer: Tokenizer) -> Render:
 def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers has it
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # transformers has the same filter.
     try:
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

@@ -1,1 +1,1 @@
-"""Servers that are asked: the HTTP client, endpoints, what servers say of themselves, and keys."""
+"""Ask servers: the HTTP client, endpoints, servers' own facts and counters, and keys."""

@@ -5,8 +5,8 @@
         completion = await client.complete({"model": model, "messages": messages, "max_tokens": 100})
 
 Requests go to the servers in turn. Timeouts, broken connections, torn streams and the statuses 408, 409, 425, 429 and
-5xx may pass: the request is tried again after a jittered, exponentially growing pause, and not before Retry-After. Any
-other 4xx is the request's own fault. A server that answered 429 gets no request until its Retry-After is over."""
+5xx may pass: the request is tried again after a jittered, exponentially growing pause, and not before Retry-After.
+Other 4xx are the request's own fault. A server that answered 429 gets no request until its Retry-After is over."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from paceline.net.completion import Completion, CompletionError, Passing
 T = TypeVar("T")
 CONNECT_SECONDS, LIST_SECONDS = 10.0, 60.0
 OPENAI = "https://api.openai.com/"
-UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # what JSON of another shape causes
+UNREADABLE = (AttributeError, TypeError, KeyError, ValueError, RecursionError)  # JSON of another shape causes these.
 PASSING = frozenset({408, 409, 425, 429})
 SHORT_TRIES = 3
 """Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
-MOST_BYTES = 1 << 26  # of what a server sends to one request, whatever it is
-MOST_SECONDS = 4 * 3600.0  # of an attempt, streams included
-PAGE_BYTES, PAGE_SECONDS = 16 << 20, 60.0  # of a page such as /metrics
+MOST_BYTES = 1 << 26  # Most bytes of any answer.
+MOST_SECONDS = 4 * 3600.0  # Most seconds of an attempt, streams included.
+PAGE_BYTES, PAGE_SECONDS = 16 << 20, 60.0  # Limits of a page such as /metrics.
 
 
 class _CutShort(Passing):
-    """A completion that was cut off before its budget was spent; it is taken if it stays so."""
+    """A completion was cut off before its budget was spent. It is taken if further tries end so too."""
 
     def __init__(self, partial: Completion):
         super().__init__("the completion was cut off before its budget was spent")
@@ -53,14 +53,15 @@ class _CutShort(Passing):
 
 @dataclass(frozen=True)
 class Retry:
-    """tries: attempts at most. base, longest: seconds of the first and the longest pause."""
+    """tries: most attempts; base, longest: seconds of the first and the longest pause."""
 
     tries: int = 8
     base: float = 0.5
     longest: float = 30.0
 
     async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
-        """attempt(number), from 1, until it works. Raises CompletionError when it does not."""
+        """Call attempt(number), from 1, until it works.
+        Returns its result; raises CompletionError after the last try."""
         for number in count(1):
             try:
                 return await attempt(number)
@@ -78,7 +79,7 @@ class Retry:
 
 @dataclass
 class _Host:
-    """A server, and when it may be asked again (time.monotonic)."""
+    """A server. free_at: when it may be asked again (time.monotonic)."""
 
     url: str
     api: openai.AsyncOpenAI
@@ -86,11 +87,11 @@ class _Host:
 
 
 class Client:
-    """One model behind one server or several.
+    """A model behind one server or several.
 
-    urls     base addresses, each up to and including /v1. slots: requests under way at once, over all of them.
-    key      the API key; it is sent and never written anywhere.
-    timeout  seconds without a byte before an attempt is given up."""
+    urls     base addresses, each up to and including /v1; slots: most requests under way, over all servers.
+    key      the API key, which is sent and never written anywhere.
+    timeout  seconds without a byte after which an attempt is given up."""
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class Client:
         await self._http.aclose()
 
     async def complete(self, body: dict[str, Any]) -> Completion:
-        """The completion of a request's body, which has "messages" or a "prompt"; "stream" asks for events, and a
-        server that cannot send them may answer at once. Raises CompletionError."""
+        """Ask for a completion. body: has "messages" or a "prompt"; "stream" asks for events, but a whole answer is
+        read too. Raises CompletionError."""
 
         async def attempt(number: int) -> Completion:
             async with self._slots:
@@ -133,7 +134,7 @@ class Client:
         return await self.retry.run(attempt)
 
     async def post(self, body: dict[str, Any]) -> Any:
-        """The JSON that the first server's own address answers to `body`. Raises CompletionError."""
+        """Post `body` to the first server's own address. Returns the JSON of its answer. Raises CompletionError."""
         host = self._hosts[0]
 
         async def attempt(number: int) -> Any:
@@ -145,7 +146,7 @@ class Client:
     # One attempt ------------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> _Host:
-        """The next server that is not resting; waits if all of them rest."""
+        """The next server that is not resting. Waits if all rest."""
         while True:
             now = monotonic()
             for offset in range(len(self._hosts)):
@@ -170,7 +171,7 @@ class Client:
 
     @asynccontextmanager
     async def _mapped(self, host: _Host) -> AsyncIterator[None]:
-        """Raise Passing for what may pass, CompletionError for what does not, and after MOST_SECONDS."""
+        """Context that turns errors which may pass into Passing, and others, and MOST_SECONDS, into CompletionError."""
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 yield
@@ -195,12 +196,12 @@ class Client:
 
 
 async def find_model(url: str, key: str | None = None) -> str:
-    """The model that a server offers; CompletionError if there is none, or more than one to choose from."""
+    """The only model that a server offers. Raises CompletionError if it offers none or several."""
     return only_model(url, await find_models(url, key))
 
 
 def only_model(url: str, names: Iterable[str]) -> str:
-    """The one of the names that a server offers; CompletionError if there is none, or more than one."""
+    """The only name in `names`. Raises CompletionError if there are none or several."""
     every = list(names)
     if len(every) != 1:
         raise CompletionError(f"{url} offers {', '.join(every) or 'nothing'}; name one after a #: {url}#model")
@@ -208,7 +209,7 @@ def only_model(url: str, names: Iterable[str]) -> str:
 
 
 async def find_models(url: str, key: str | None = None) -> dict[str, str]:
-    """The models that a server offers, and who owns each: servers put their own name there. Raises CompletionError."""
+    """A server's models, each with its owner, where servers put their own name. Raises CompletionError."""
     async with _http(key, CONNECT_SECONDS) as http:
         try:
             async with asyncio.timeout(LIST_SECONDS):
@@ -220,8 +221,8 @@ async def find_models(url: str, key: str | None = None) -> dict[str, str]:
 
 
 def get(url: str, path: str, key: str | None = None) -> bytes | None:
-    """The page at `path` beside /v1; None if there is none (status 200 alone counts). Raises CompletionError if the
-    server does not answer, and for pages beyond PAGE_BYTES or PAGE_SECONDS."""
+    """Read the page at `path` beside /v1; None unless its status is 200. Raises CompletionError if the server does not
+    answer, and for pages beyond PAGE_BYTES or PAGE_SECONDS."""
     address, page, began = url.rstrip("/").removesuffix("/v1") + path, bytearray(), perf_counter()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -236,19 +237,19 @@ def get(url: str, path: str, key: str | None = None) -> bytes | None:
 
 
 def _unread(url: str, page: str, error: Exception) -> str:
-    """Why a page of the server at `url` cannot be read."""
+    """Message why a page of the server at `url` cannot be read."""
     if not is_url(url):
         return f"{url!r} is no address of a server: write http://HOST:PORT or https://HOST"
     return f"{page} cannot be read ({_cause(error)}); is the server up?"
 
 
 def is_url(text: str) -> bool:
-    """Whether a model is named by an address."""
+    """Whether a text is a URL of HTTP."""
     return text.startswith(("http://", "https://"))
 
 
 def parse(spec: str) -> tuple[list[str], str]:
-    """Addresses and the model's name, "" if it is not given, of "URL[,URL...][#model]"."""
+    """Split "URL[,URL...][#model]" into addresses and the model's name, which may be ""."""
     urls, _, model = spec.partition("#")
     return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
 
@@ -256,11 +257,12 @@ def parse(spec: str) -> tuple[list[str], str]:
 def api_key(
     spec: str, variable: str | None = None, file: str | Path | None = None, *, over_http: bool = False
 ) -> str | None:
-    """The API key for the servers of "URL[,URL...][#model]": what the environment variable or the file holds.
-    Without either OpenAI's own servers, asked by https, get OPENAI_API_KEY, and all others none.
+    """Read the API key for the servers of "URL[,URL...][#model]" from an environment variable or a file.
 
-    Raises PacelineError if there is no key where one was to be, and for a key that would go to another machine by
-    plain http, unless `over_http`."""
+    Without either, only OpenAI's own servers get a key, OPENAI_API_KEY, by https.
+
+    Raises PacelineError if the named place holds no key, or if the key would go to another machine by plain http,
+    unless `over_http`."""
     urls = parse(spec)[0]
     if variable is None and file is None:
         return os.environ.get("OPENAI_API_KEY") if all(f"{url}/".startswith(OPENAI) for url in urls) else None
@@ -288,7 +290,7 @@ def _read_key(file: str | Path) -> str:
 
 
 def _is_private(url: str) -> bool:
-    """Whether nobody on the way to a server reads what it is sent: it is asked by https, or runs on this machine."""
+    """Whether requests to a server are private: it is asked by https, or runs on this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     with suppress(ValueError):
@@ -296,11 +298,11 @@ def _is_private(url: str) -> bool:
     return parts.scheme == "https" or host == "localhost"
 
 
-_tls = cache(httpx2.create_ssl_context)  # takes tens of milliseconds, and is the same for all
+_tls = cache(httpx2.create_ssl_context)  # Cached, because it takes tens of milliseconds and all clients share it.
 
 
 def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient:
-    """What requests go through: it sends `key` or none, and reads no more of an answer than MOST_BYTES."""
+    """Make the HTTP client. It sends `key` or no key, and reads at most MOST_BYTES of an answer."""
 
     async def authorise(request: httpx2.Request) -> None:
         request.headers.pop("Authorization", None)
@@ -314,17 +316,17 @@ def _http(key: str | None, timeout: float, slots: int = 1) -> httpx2.AsyncClient
         response.stream = _Bounded(response.stream, f"the answer of {response.url.host}")
 
     return httpx2.AsyncClient(
-        headers={"Accept-Encoding": "identity"},  # a few bytes may expand to any number
+        headers={"Accept-Encoding": "identity"},  # Packed, a few bytes may expand to any number.
         verify=_tls(),
         timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
         limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
-        follow_redirects=False,  # they would take the key along
+        follow_redirects=False,  # A redirect would take the key along.
         event_hooks={"request": [authorise], "response": [bound]},
     )
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer, MOST_BYTES of them at most; CompletionError for more."""
+    """The bytes of an answer. Raises CompletionError beyond MOST_BYTES."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, what: str):
         self.inner, self.what = inner, what
@@ -341,18 +343,18 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def _api(url: str, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
-    """The client of one server. It sends nothing that the environment holds for OpenAI's own."""
+    """The client of a server. It sends nothing of the environment's settings for OpenAI's own servers."""
     unsent: Any = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
     api = openai.AsyncOpenAI(
         base_url=url.rstrip("/"), api_key="none", max_retries=0, http_client=http, default_headers=unsent
     )
-    api._custom_headers = unsent  # without those of OPENAI_CUSTOM_HEADERS
+    api._custom_headers = unsent  # This drops OPENAI_CUSTOM_HEADERS.
     return api
 
 
 async def _read(response: Any, began: float) -> Completion:
-    """A response of openai, whole or as events. began: when it was asked for (time.perf_counter). What is no completion
-    raises Passing."""
+    """Read a response of openai, whole or as events. began: when it was asked for (time.perf_counter). Raises Passing
+    if it is no completion."""
     completion = Completion(began=began)
     try:
         if "text/event-stream" in response.headers.get("content-type", ""):
@@ -367,15 +369,15 @@ async def _read(response: Any, began: float) -> Completion:
 
 
 def _cause(error: BaseException) -> str:
-    """An error in words; openai's "Connection error." hides the reason in its cause."""
+    """An error in words. openai's "Connection error." hides the reason in its cause."""
     inner = error.__cause__ if isinstance(error, openai.APIConnectionError) and error.__cause__ else error
     return str(inner) or type(inner).__name__
 
 
 def _seconds(text: str | None) -> float:
-    """A Retry-After that is a number of seconds; anything else, such as a date, is left to the back-off."""
+    """Seconds of a Retry-After; 0 for anything else, such as a date, which is left to the back-off."""
     try:
         seconds = float(text or 0.0)
     except ValueError:
         return 0.0
-    return seconds if seconds > 0 else 0.0  # 0 for NaN
+    return seconds if seconds > 0 else 0.0  # NaN gives 0 too.

@@ -1,4 +1,4 @@
-"""Completion: what an endpoint answered, whichever it is. Reading one needs no HTTP client."""
+"""Completion: the answer of any endpoint. It can be read without an HTTP client."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.errors import PacelineError, printable
 
 WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
 """Keys of a message that hold what the model wrote."""
-MOST_PARTS = 1024  # of a completion: answers or calls
+MOST_PARTS = 1024  # Most answers or calls of a completion.
 
 
 class CompletionError(PacelineError):
-    """A completion could not be had: the server refused it, or kept failing."""
+    """There is no completion: the server refused, or kept failing."""
 
 
 class Passing(Exception):
@@ -43,7 +43,7 @@ llama.cpp's, in timings."""
 
 
 def speculation_of(said: object) -> dict[str, Any]:
-    """What part of an answer says of its drafts, in vLLM's names; nothing without a count of drafted tokens."""
+    """Counts of drafts in a part of an answer, in vLLM's names; empty without a count of drafted tokens."""
     if not isinstance(said, dict):
         return {}
     spelt = ((name, key) for name, keys in SPECULATION_FIELDS.items() for key in (*keys, name))
@@ -56,43 +56,44 @@ def speculation_of(said: object) -> dict[str, Any]:
 
 
 def _counts(value: object) -> bool:
-    """Whether this is a number of something, or a list of them."""
+    """Whether the value is a whole number, or a list of whole numbers."""
     return all(type(one) is int for one in value) if isinstance(value, list) else type(value) is int
 
 
 @dataclass
 class Completion:
-    """What an endpoint answered. It is made of what was sent, so any field may be unknown; the engine's own completion
-    (`paceline.core.request.Completion`) is made of a row, of which everything is known.
+    """An endpoint's answer, as sent, so any field may be unknown. The engine's own completion
+    (`paceline.core.request.Completion`) is made of a row and knows all.
 
-    reasoning      a thought that the server took out of the text.
-    finish_reason  "stop", "length" or what else the server says.
-    usage          the server's count of tokens, empty if it reports none.
-    logprobs       of each token, as servers of chats give them, where they were asked for.
-    prompt_logprobs  of each token of the prompt, from vLLM: of the best ones, and of the token itself, by id.
+    reasoning      reasoning that the server took out of the text.
+    finish_reason  "stop", "length" or another word of the server.
+    usage          the server's counts of tokens, empty if it reports none.
+    logprobs       log-probabilities of each token in the form of chats, if they were asked for.
+    prompt_logprobs  log-probabilities at each token of the prompt, by token id,
+                     of the best and of the own token (vLLM).
     tool_calls     name and arguments of each call, as texts.
     tokens         ids of the new tokens, from servers that return them.
     speculation    rounds and drafted tokens in vLLM's names, from servers that report them (`SPECULATION_FIELDS`), and
                    our by_drafter as (drafted, accepted) of each; empty otherwise.
-    others         the answers after the first, where `n` asked for several.
-    streamed       it came as events.
-    times          seconds from the request to each event that brought a part of the answer; once where it came whole.
-    counts         token ids that each of these events brought; 0 from servers that return none.
-    tries          attempts that it took.
+    others         the answers after the first, if `n` asked for several.
+    streamed       whether it came as events.
+    times          seconds from the request to each event with a part of the answer; a single time if it came whole.
+    counts         number of token ids in each of these events; 0 from servers that return none.
+    tries          attempts needed.
 
-    What a measurement adds, in token ids and in rounds of the engine:
+    A measurement adds, in token ids and in rounds of the engine:
 
-    seconds        from the request to the last token, prompt included; of requests asked together, that of all.
-    lengths        tokens of each round, the target's own included; `times` are then those of the rounds. The prompt is
-                   a round of one token, as in Spec-Bench. nodes: tokens drafted and verified in each round; depths: the
-                   longest path of each. None of the three: unknown.
+    seconds        from the request to the last token, prompt included; requests asked together share one time.
+    lengths        tokens of each round, the target's own included; `times` are then of the rounds. The prompt is a
+                   round of one token, as in Spec-Bench. nodes: tokens drafted and verified in each round; depths: the
+                   longest path of each draft. Any of the three is None if unknown.
     calls          sequential forwards of a draft model; 0 for a drafter without a model.
     runs           (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
     parts          seconds by part of a round ("draft", "forward", "accept", "bookkeeping", "align"), prompt included.
     plain_tokens   tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
-    batch          counts of all requests asked together, on the first one's: of schedules, or of a server's drafts.
-    peak_bytes     peak memory of the process while answering, everything that was loaded included; None: unknown.
-    seed           of a sampled answer."""
+    batch          counts for all requests asked together, kept with the first: of schedules, or of a server's drafts.
+    peak_bytes     peak memory of the process while answering, with all that it had loaded; None: unknown.
+    seed           seed of a sampled answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -123,21 +124,21 @@ class Completion:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt; 0 where they were not counted."""
+        """Tokens of the prompt; 0 if unknown."""
         return self.usage.get("prompt_tokens") or 0
 
     @property
     def num_new(self) -> int:
-        """New tokens, an end-of-sequence token included: ids, a count, or at least as many as events."""
+        """New tokens, an end token included, by their ids, else by the usage, else by the number of events."""
         return len(self.tokens) or self.usage.get("completion_tokens") or len(self.times)
 
     def beside(self, other: Completion) -> tuple[Sequence[int] | str, Sequence[int] | str]:
-        """What is compared of two answers: their tokens, or their texts where either has no tokens."""
+        """The parts of two answers to compare: their tokens, or their texts if either has no tokens."""
         return (self.tokens, other.tokens) if self.tokens and other.tokens else (self.text, other.text)
 
     @property
     def rounds(self) -> int | None:
-        """Forwards that the answer took, where rounds or drafts are reported; None otherwise."""
+        """Forwards that the answer took; None if neither rounds nor drafts are reported."""
         if self.lengths is not None:
             return len(self.lengths)
         counts, new = self.speculation, len(self.tokens) or self.usage.get("completion_tokens") or 0
@@ -154,7 +155,7 @@ class Completion:
             raise TypeError("usage counts tokens in whole numbers")
         of_all = (part.get("metrics") or {}).get("speculative_decoding"), part.get("timings")
         self.speculation = next(filter(None, map(speculation_of, of_all)), self.speculation)
-        if _counts(reused := (part.get("timings") or {}).get("cache_n")):  # llama.cpp's word for it
+        if _counts(reused := (part.get("timings") or {}).get("cache_n")):  # llama.cpp's word for reused tokens.
             self.usage = {"prompt_tokens_details": {"cached_tokens": reused}} | self.usage
         for choice in part.get("choices") or ():
             self._answer(choice.get("index") or 0)._add(choice)
@@ -173,7 +174,7 @@ class Completion:
         self.text += _writable(message.get("content") or message.get("refusal") or "")
         self.reasoning += _writable(message.get("reasoning_content") or message.get("reasoning") or "")
         self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
-        for place in choice.get("prompt_logprobs") or ():  # the first token's has none
+        for place in choice.get("prompt_logprobs") or ():  # The first token has none.
             self.prompt_logprobs.append({int(token): float(one["logprob"]) for token, one in (place or {}).items()})
         self.tokens += choice.get("token_ids") or ()
         for at, call in enumerate(message.get("tool_calls") or ()):
@@ -189,13 +190,13 @@ class Completion:
 
 
 def _writable(text: str) -> str:
-    """`text` with half surrogate pairs, which JSON may hold and no file can, as question marks."""
+    """`text` with lone surrogates, which JSON may hold but files cannot, as question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many items two sequences have in common at their beginnings."""
+    """Length of the longest common beginning of two sequences."""
     shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:  # often, and fast for a long answer
+    if first[:shorter] == second[:shorter]:  # This is the usual case, and fast for long answers.
         return shorter
     return next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), shorter)

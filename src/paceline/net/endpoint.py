@@ -1,12 +1,12 @@
-"""Endpoints: whatever answers requests in OpenAI's form, asked in one way.
+"""Endpoints: all that answer requests in OpenAI's form, behind a common interface.
 
     with Remote("http://127.0.0.1:8000/v1#Qwen/Qwen3-14B", key=None) as server:
         answers = server.ask([{"messages": messages, "max_tokens": 100}])
 
 A request is the body that OpenAI's API takes, with "messages" or a "prompt" (a text, or token ids); an answer is a
-`Completion`. `Remote` is a model behind one server or several, `Started` a server that is begun for this run, and
+`Completion`. `Remote` is a model behind one server or several, `Started` a server started for this run, and
 `paceline.serve.local.Local` an engine of this process, which reads bodies as our own server does. `paceline.peers` has
-other engines; a benchmark times `ask`."""
+other engines. A benchmark times `ask`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from paceline.errors import PacelineError, printable
 from paceline.net.client import Client, Retry, find_model, find_models, get, is_url, parse
 from paceline.net.completion import Completion, CompletionError
 
-Body = Mapping[str, Any]  # of a request, as OpenAI's API has it
+Body = Mapping[str, Any]  # A request's body in OpenAI's form.
 Answer = Completion | CompletionError | None
 """An answer; the error in place of one that failed; None where asking was stopped."""
-LOOK_SECONDS = 0.2  # between two looks whether time is up, or a server is there
-START_SECONDS = 900.0  # that a server may take to load its model
-END_SECONDS = 20.0  # that it may take to end
+LOOK_SECONDS = 0.2  # Pause between two checks whether time is up, or a server answers.
+START_SECONDS = 900.0  # Time for a server to load its model.
+END_SECONDS = 20.0  # Time for a server to end.
 
 
 class OutOfTime(PacelineError):
@@ -45,17 +45,18 @@ class OutOfTime(PacelineError):
 
 
 class Endpoint(ABC):
-    """Something that answers requests. Who asks may `open` it first, and closes it.
+    """Answers requests. The caller may `open` it first, and must close it.
 
-    name   what it is, for results and certificates; model: the name to ask for; url: for requests that are shown.
-    slots  requests under way at once where the caller does not say.
-    over   asked now and then while requests are under way; once it is true they are given up (OutOfTime).
+    name   its name in results and certificates; model: the model to ask for; url: address in printed requests.
+    slots  default number of requests under way.
+    over   called now and then while requests are under way; once it returns True they are given up (OutOfTime).
     facts  versions, settings and all else that decides its speed, for results.
-    takes  fields of bodies that it takes; None: it says so of each request. mixes: greedy and sampled ones together.
-    has_our_noise  a seed's tokens are those of `paceline.core.noise`.
-    lossless  False for one that may change the target's output.
-    in_process  it runs in this process, so that this process's memory is its memory.
-    draft_bytes, target_bytes  weights that a forward of the draft model (0: there is none) and of the target reads."""
+    takes  fields that bodies may have; None: each request is tried;
+           mixes: whether greedy and sampled ones run together.
+    has_our_noise  whether a seed's tokens follow from `paceline.core.noise`.
+    lossless  False if it may change the target's output.
+    in_process  whether it runs in this process, and so in its memory.
+    draft_bytes, target_bytes  bytes that a forward of the draft model (0: there is none) and of the target reads."""
 
     name: str
     model: str = ""
@@ -80,24 +81,24 @@ class Endpoint(ABC):
         self.close()
 
     def open(self) -> None:  # noqa: B027
-        """Load or start what answers, where that is not done yet. Raises PacelineError."""
+        """Load or start the engine, unless that is done. Raises PacelineError."""
 
     def forget(self) -> None:  # noqa: B027
-        """Forget earlier answers, which a drafter drafts easily."""
+        """Forget earlier answers, because a drafter drafts known answers easily."""
 
     def wake(self, seconds: float) -> None:  # noqa: B027
-        """Keep the processor busy for at least `seconds`, as it is under load, without teaching a drafter anything. A
-        server that runs anyway has nothing to do."""
+        """Keep the processor busy for `seconds` or more, as under load, without teaching a drafter. Running servers
+        need not do anything."""
 
     @abstractmethod
     async def complete(self, body: Body) -> Completion:
-        """The completion of one request, greedy or sampled as the body says. Raises CompletionError."""
+        """Complete a request. Raises CompletionError."""
 
     async def aclose(self) -> None:  # noqa: B027
         """Close connections; for a caller with an event loop of its own."""
 
     def close(self) -> None:
-        """Close connections and give memory back. It may be called twice, and without `open`."""
+        """Close connections and free memory. May be called twice, and without `open`."""
         self._loop.run(self.aclose())
         self._loop.close()
         self._loop = asyncio.Runner()
@@ -107,14 +108,13 @@ class Endpoint(ABC):
         return self.takes is None or fields.keys() <= self.takes
 
     def check_time(self) -> None:
-        """Raises OutOfTime if time is up."""
+        """Raise OutOfTime if time is up."""
         if self.over():
             raise OutOfTime("the budget was spent")
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        """The completions of all requests, with at most `slots` of them under way; `seconds` is the time of them all.
-
-        Raises CompletionError if one cannot be had, when no other is under way any more, and OutOfTime."""
+        """Complete all requests, at most `slots` at once. Their `seconds` is the time for all. Raises OutOfTime and,
+        once no request is under way, CompletionError if any failed."""
         return self._loop.run(self._ask(bodies, slots or self.slots))
 
     async def _ask(self, bodies: Sequence[Body], slots: int) -> list[Completion]:
@@ -126,7 +126,8 @@ class Endpoint(ABC):
 
 
 def completed(answers: Sequence[Answer], seconds: float) -> list[Completion]:
-    """The answers, which took so many seconds together; one that failed has no text, and "error" for its end.
+    """Turn answers into completions, with the seconds that all took.
+    A failed answer has no text and finish_reason "error".
 
     Raises OutOfTime if asking was stopped."""
     if None in answers:
@@ -141,14 +142,14 @@ async def answer_all(
     complete: Callable[[dict[str, Any]], Awaitable[Completion]], bodies: Sequence[Body], concurrency: int,
     stopped: Callable[[], bool] = lambda: False, due: Sequence[float] | None = None, began: float | None = None,
 ) -> list[Answer]:  # fmt: skip
-    """The answer to each body; an error in place of one that failed, None where asking was stopped.
+    """Answer each body: with a completion, an error if it failed, or None if asking was stopped before.
 
-    concurrency  requests under way at once: the next one is sent when another has its answer.
-    due          seconds after `began` (perf_counter; None: now) at which each is sent, ascending; concurrency is then
-                 the most at once, and the times of an answer count from when its request was due, so that waiting for a
-                 free place shows in them.
+    concurrency  number of requests under way: the next is sent when another has its answer.
+    due          seconds after `began` (perf_counter; None: now) at which to send each, ascending. concurrency is then
+                 the largest number, and the times of an answer count from when its request was due, so they include the
+                 wait for a free place.
 
-    When it is stopped, connections are closed at once, at which a server stops working on the answers."""
+    When stopped, connections are closed at once, so that servers stop working on the answers."""
     answers: list[Answer] = [None] * len(bodies)
     left, began = iter(range(len(bodies))), perf_counter() if began is None else began
 
@@ -177,8 +178,8 @@ class Remote(Endpoint):
     """A model behind one server or several, over HTTP.
 
     spec   URL[,URL...][#model]; without a model the server's only one is asked.
-    key    the API key, which is written nowhere; see `client.api_key`. name: "" for one made of all these.
-    extra  fields of every request. client: further arguments of `Client`, such as timeout and retry."""
+    key    the API key, which is written nowhere, see `client.api_key`; name: "" for a name made of all these.
+    extra  fields added to every request; client: further arguments of `Client`, such as timeout and retry."""
 
     def __init__(
         self, spec: str, *, key: str | None = None, slots: int = 8, extra: Body | None = None,
@@ -196,7 +197,7 @@ class Remote(Endpoint):
 
     @property
     def name(self) -> str:
-        """What it was called, or its addresses, its model and what every request has."""
+        """The given name, or one of its addresses, model and extra fields."""
         extra = (f"{key} = {value}" for key, value in self.extra.items())
         return self._name or ", ".join([*self.urls, self.model, *extra])
 
@@ -218,12 +219,12 @@ class Remote(Endpoint):
 
     @cached_property
     def owner(self) -> str:
-        """Who owns the model, which is how servers name themselves ("vllm", "paceline"); "" if it is not said."""
+        """The model's owner, where servers put their own name ("vllm", "paceline"); "" if there is none."""
         return asyncio.run(find_models(self.url, self.key)).get(self.model, "")
 
 
 def check_addresses(urls: Sequence[str]) -> None:
-    """PacelineError for what is no address, and for one with a name or a key in it."""
+    """Raise PacelineError if a URL is no address, or has a name or a key in it."""
     if other := next((url for url in urls if not is_url(url)), ""):
         raise PacelineError(f"{other!r} is no address of a server: write http://HOST:PORT or https://HOST")
     if any("@" in urlsplit(url).netloc for url in urls):
@@ -231,17 +232,16 @@ def check_addresses(urls: Sequence[str]) -> None:
 
 
 class Started(Remote):
-    """A server that is begun by a command, and ended with all its processes.
+    """A server started by a command, and ended with all its processes.
 
         with Started("python -m vllm.entrypoints.openai.api_server --model MODEL --port {port}") as server:
             server.ask([{"prompt": "Hello"}])
 
-    command  words, or a text that is split as a shell would; {port} in it becomes a free port, and a command without
-             one gets --port.
-    env      its variables; None: those of this process. wait: seconds that it may take until it answers.
-    key      its API key, if it asks for one.
-    log      the file that what it prints goes to; None: one without a name. Its last lines are in the error if it ends
-             before it answers. remote: further arguments of `Remote`."""
+    command  words, or a text to split as a shell would. {port} becomes a free port; a command without it gets --port.
+    env      environment variables; None: those of this process; wait: seconds until it must answer.
+    key      its API key, if it needs one.
+    log      file for its output; None: a temporary file. An error quotes its last lines if the server ends before it
+             answers. remote: further arguments of `Remote`."""
 
     def __init__(
         self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, wait: float = START_SECONDS,
@@ -284,14 +284,14 @@ class Started(Remote):
         self._end()
 
     def pause(self, on: bool) -> None:
-        """Stop its processes, or let them go on, on Linux: idle threads that wake up a thousand times a second make
-        slower whatever is timed meanwhile."""
+        """On Linux, stop its processes or let them go on: idle threads that wake up a thousand times a second would
+        disturb timings."""
         if sys.platform == "linux" and self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def _answers(self) -> None:
-        """Return once the server lists a model. Raises PacelineError if it ends before, or takes too long."""
+        """Wait until the server lists a model. Raises PacelineError if it ends before, or takes too long."""
         assert self._process is not None
         until = monotonic() + self.wait
         while monotonic() < until:
@@ -304,13 +304,13 @@ class Started(Remote):
         raise PacelineError(f"{shlex.join(self.command)} did not answer within {self.wait:g} seconds: {self._tail()}")
 
     def _tail(self) -> str:
-        """The last lines that it printed."""
+        """The last lines of its output."""
         self._printed.seek(max(self._printed.seek(0, os.SEEK_END) - 2000, 0))
         lines = self._printed.read().decode("utf-8", "replace").split("\n")
         return printable(" | ".join(line.strip() for line in lines if line.strip())[-600:]) or "it printed nothing"
 
     def _end(self) -> None:
-        """Ask its processes to end, and make them if they do not."""
+        """End its processes, by force if they do not end in time."""
         if (process := self._process) is not None:
             self.pause(False)
             for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -319,20 +319,20 @@ class Started(Remote):
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_SECONDS)
                     break
-            with suppress(ProcessLookupError):  # helpers of a server that has gone
+            with suppress(ProcessLookupError):  # A server may leave helpers behind.
                 os.killpg(process.pid, signal.SIGKILL)
             self._process = None
             self._printed.close()
 
 
 def _die_with_parent() -> None:
-    """End this process when the one that began it ends: stopped (`Started.pause`), it could not see that itself."""
+    """Let the kernel end this process with its parent: while stopped (`Started.pause`), it could not notice."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _port(command: Sequence[str], chosen: int) -> int:
-    """The port that a command names, else the one that was chosen."""
+    """The port that a command names, else `chosen`."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, _, value = word.partition("=")
         if name == "--port" and (value or following).isdigit():

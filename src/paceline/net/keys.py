@@ -1,4 +1,4 @@
-"""The API keys of the servers that a command asks, as options."""
+"""Options for the API keys of servers that a command asks."""
 
 import shlex
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from paceline.draft.spec import option
 
 @dataclass(frozen=True)
 class Keys:
-    """Whose API key is sent to the servers that are asked; every command has these options that asks servers."""
+    """Options for the API key sent to servers, shared by every command that asks servers."""
 
     GROUP: ClassVar = "API keys"
 
@@ -26,21 +26,21 @@ class Keys:
     )
 
     def of(self, spec: str) -> str | None:
-        """The key for the servers of "URL[,URL...][#model]", None if there is none for them. Raises PacelineError."""
+        """The key for the servers of "URL[,URL...][#model]"; None if they get none. Raises PacelineError."""
         from paceline.net.client import api_key
 
         return api_key(spec, self.api_key_env, self.api_key_file, over_http=self.key_over_http)
 
     @property
     def words(self) -> str:
-        """The options as they were given, for a command that is shown."""
+        """The given options as words of a command line, to print."""
         given = {"--api-key-env": self.api_key_env, "--api-key-file": self.api_key_file}
         flags = "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value)
         return flags + " --key-over-http" * self.key_over_http
 
 
 def check_server(spec: str, keys: Keys) -> None:
-    """PacelineError unless "URL[,URL...][#model]" has addresses, and there is the key that is to be sent to them."""
+    """Raise PacelineError unless "URL[,URL...][#model]" has addresses, and their key can be read and sent."""
     from paceline.net.client import parse
     from paceline.net.endpoint import check_addresses
 

@@ -1,4 +1,4 @@
-"""Running servers over HTTP: which one it is, what its /metrics say of drafts, and requests sent to it under a load.
+"""Running servers over HTTP: identify them, read counts of drafts from /metrics, and send requests under a load.
 
     server = Server.find("http://127.0.0.1:8000/v1")
     requests = read_requests("log.jsonl")
@@ -47,21 +47,21 @@ BY_DRAFTER = {"spec_decode_drafter_draft_tokens": 0, "spec_decode_drafter_accept
 COUNTS = ("tokens", "drafts", "drafted", "accepted")
 ARRIVED = ("time", "timestamp", "created", "created_at", "start_time", "startTime")
 """Keys of a record that say when a request came, or for `serve --log` when it ended."""
-MILLISECONDS_FROM = 1e11  # times since 1970 above this are in milliseconds
-AT_ONCE = 1 << 16  # requests that a server may be sent at once: who asks says how many
-LATEST = 1e15  # numbers from here on, and NaN, are no times
+MILLISECONDS_FROM = 1e11  # Larger times since 1970 are in milliseconds.
+AT_ONCE = 1 << 16  # No limit on requests at once: the caller decides.
+LATEST = 1e15  # Numbers from here on, and NaN, are no times.
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """What /metrics say of drafts: counts since the server started, or of the time between two readings.
+    """Counts of drafts in /metrics, since the server started or between two readings.
 
     engine       vllm, sglang, llamacpp, paceline; "" if no metric has a known name.
-    running      requests in the batch now. tokens: of answers.
-    drafts       rounds of requests with a draft. drafted, accepted: tokens.
-    by_position  accepted at each position of a draft.
-    by_drafter   (drafted, accepted) of each drafter, from servers that tell them apart: ours.
-    length       mean tokens of a round, the target's own included, where the server tells no counts (SGLang)."""
+    running      requests in the batch now; tokens: tokens of answers.
+    drafts       rounds of requests with a draft; drafted, accepted: tokens.
+    by_position  accepted tokens at each position of a draft.
+    by_drafter   (drafted, accepted) of each drafter, from our server.
+    length       mean tokens of a round, the target's own included, if the server reports no counts (SGLang)."""
 
     engine: str = ""
     running: float = 0.0
@@ -80,13 +80,13 @@ class Drafting:
 
     @property
     def survival(self) -> list[float]:
-        """Share of the drafts of which the token at each position was accepted."""
+        """Share of the drafts whose token at each position was accepted."""
         return [count / self.drafts for count in self.by_position] if self.drafts else []
 
     def since(self, before: Drafting) -> Drafting:
         """The counts between an earlier reading and this one."""
         if any(getattr(self, name) < getattr(before, name) for name in COUNTS):
-            return self  # the server was started anew, and counts from 0
+            return self  # The server was restarted, and counts from 0.
         places = zip_longest(self.by_position, before.by_position, fillvalue=0.0)
         moved: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in COUNTS}
         drafters = {
@@ -96,7 +96,8 @@ class Drafting:
         return replace(self, by_position=[now - then for now, then in places], by_drafter=drafters, **moved)
 
     def counts(self) -> dict[str, int]:
-        """Drafts, their tokens, and those accepted at each place and by each drafter; nothing without a draft."""
+        """Counts by name: drafts, drafted and accepted tokens, and both by position and drafter;
+        empty without drafts."""
         if not self.drafts:
             return {}
         found = {name: int(getattr(self, name)) for name in ("drafts", "drafted", "accepted")}
@@ -107,9 +108,9 @@ class Drafting:
 
     @classmethod
     def of_answers(cls, answers: Sequence[object]) -> Drafting | None:
-        """The counts of these answers alone, where each of them reports its own; else None.
+        """The sums of these answers' own counts; None if any answer has none.
 
-        Where a server does not count rounds with a draft (llama.cpp), all its rounds count."""
+        If a server does not count rounds with a draft (llama.cpp), all its rounds count."""
         counted = [{"num_spec_steps": one.rounds, **one.speculation} for one in answers if isinstance(one, Completion)]
         if len(counted) < len(answers) or not all("num_draft_tokens" in one for one in counted):
             return None
@@ -125,7 +126,7 @@ class Drafting:
 
     @classmethod
     def read(cls, url: str, key: str | None = None) -> Drafting | None:
-        """The counts of a server; None if it has no /metrics. Raises CompletionError for what cannot be read."""
+        """Read a server's counts; None if it has no /metrics. Raises CompletionError if they cannot be read."""
         page = get(url, "/metrics", key)
         try:
             return None if page is None else cls.parse(page.decode("utf-8", "replace"))
@@ -134,7 +135,7 @@ class Drafting:
 
     @classmethod
     def parse(cls, text: str) -> Drafting:
-        """What a page in Prometheus' text format says. Of several engines or ranks the sum."""
+        """Parse a page in Prometheus' text format. Counts of several engines or ranks are summed."""
         from prometheus_client.parser import text_string_to_metric_families
 
         found: dict[str, Any] = {}
@@ -157,8 +158,8 @@ class Drafting:
 
 
 class Server(Remote):
-    """One model of a running server. engine: what it calls itself, as in Drafting; version: "" if it does not say. A
-    request that fails is not tried again: a load generator counts it."""
+    """A model of a running server. engine: as in Drafting; version: "" if unknown. A failed request is not tried again,
+    because a load generator counts it."""
 
     def __init__(self, url: str, model: str, engine: str = "", version: str = "", key: str | None = None):
         super().__init__(f"{url}#{model}", key=key, slots=AT_ONCE, retry=Retry(tries=1), name=urlsplit(url).netloc)
@@ -167,9 +168,9 @@ class Server(Remote):
 
     @classmethod
     def find(cls, spec: str, keys: Keys = Keys()) -> Self:
-        """The server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models.
+        """Find the server at "URL[#model]". Raises CompletionError if it cannot be reached or offers several models.
 
-        keys  which key it gets."""
+        keys  options that choose its key."""
         urls, model = parse(spec)
         check_addresses(urls)
         if len(urls) != 1:
@@ -181,7 +182,7 @@ class Server(Remote):
         return cls(url, model, owners.get(model, ""), _version(url, key), key)
 
     def drafting(self) -> Drafting | None:
-        """What its /metrics say of drafts; None if it has none."""
+        """Read its counts of drafts; None if it has no /metrics."""
         return Drafting.read(self.url, self.key)
 
     def body(self, request: Request, max_tokens: int, **more: Any) -> dict[str, Any]:
@@ -190,7 +191,7 @@ class Server(Remote):
 
     @property
     def streaming(self) -> dict[str, Any]:
-        """Fields that ask for a stream, with token ids where the server has them."""
+        """Fields that ask for a stream, with token ids if the server has them."""
         ids = {"return_token_ids": True} if self.engine in ("vllm", "paceline") else {}
         return {"stream": True, "stream_options": {"include_usage": True}, **ids}
 
@@ -198,7 +199,7 @@ class Server(Remote):
         self, bodies: Sequence[Body], concurrency: int = 1, due: Sequence[float] | None = None,
         stopped: Callable[[], bool] = lambda: False, began: float | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """The answer to each body, as `endpoint.answer_all` has them, over connections of their own."""
+        """Answer each body as `endpoint.answer_all`, over new connections."""
 
         async def sent() -> list[Answer]:
             try:
@@ -219,8 +220,8 @@ def _version(url: str, key: str | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """One request: `messages` with the `tools` that may be called, or a `prompt` as the model reads it, in token ids or
-    a text. length: tokens of the logged answer, 0: unknown; at: when it came, in seconds since any moment, or None."""
+    """A request: `messages` with the `tools` that may be called, or a `prompt` as the model reads it, in token ids or
+    as a text. length: tokens of the logged answer, 0: unknown; at: its time, in seconds since any moment, or None."""
 
     id: str
     messages: Sequence[Message] = ()
@@ -230,7 +231,7 @@ class Request:
     at: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """Its prompt and its tools, as a request's body has them."""
+        """A body with its prompt and tools."""
         messages = [{key: value for key, value in one.items() if key != "missing"} for one in self.messages]
         raw = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         prompt: dict[str, Any] = {"messages": messages} if messages else {"prompt": raw}
@@ -253,13 +254,13 @@ def read_requests(
 
 
 def requests_of(one: Conversation, id: str) -> Iterator[Request]:
-    """The requests of a conversation: one for each answer, or its prompt; none of a plain text."""
+    """Yield the requests of a conversation: a request for each answer, or its prompt alone; none for a plain text."""
     at = _arrival(one.record)
     if one.tokens is not None:
         if one.tokens[0]:
             yield Request(id, prompt=one.tokens[0], length=len(one.tokens[1]), at=at)
     elif list(one.answers[:1]) == [0]:
-        return  # answers alone: their prompt has a record of its own
+        return  # A record of an answer alone: its prompt has another record.
     elif one.is_rendered:
         yield Request(id, prompt=one.messages[0]["content"], at=at)
     elif one.answers:
@@ -270,7 +271,7 @@ def requests_of(one: Conversation, id: str) -> Iterator[Request]:
 
 
 def fingerprint(requests: Sequence[Request]) -> str:
-    """16 hex digits of SHA-256 over prompts and times: two runs sent the same if theirs are the same."""
+    """16 hex digits of SHA-256 over prompts and times. Equal ones mean equal requests."""
     parts = [(one.id, list(one.messages), list(one.prompt), one.at, *one.tools) for one in requests]
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -283,22 +284,22 @@ def _arrival(record: Mapping[str, Any]) -> float | None:
             with suppress(ValueError, OverflowError):
                 return datetime.fromisoformat(value).timestamp()
         elif isinstance(value, (int, float)) and abs(value) < LATEST:
-            took = record.get("seconds") if key == "time" else 0.0  # a line of `serve --log`
+            took = record.get("seconds") if key == "time" else 0.0  # A line of `serve --log` has its end's time.
             late = took if isinstance(took, (int, float)) and 0 <= took < LATEST else 0.0
             return (value / 1000 if value > MILLISECONDS_FROM else value) - late
     return None
 
 
 class Senders:
-    """`Server.send` from several processes, so that no client is slower than the server; 1: from this one.
+    """`Server.send` from several processes, so that no client is slower than the server; 1: from this process.
 
         with Senders(2) as senders:
             answers, busy = senders.send(server, bodies, concurrency=64)
 
-    Each process sends every so manieth request, and has its share of those under way."""
+    The processes take requests in turn, and share the number under way."""
 
     def __init__(self, processes: int = 1):
-        context = multiprocessing.get_context("spawn")  # a progress bar's thread must not be copied
+        context = multiprocessing.get_context("spawn")  # A fork would copy a progress bar's thread.
         self._stop = context.Event()
         many = processes if processes > 1 else 0
         self._pools = [ProcessPoolExecutor(1, context, _begin, (self._stop,)) for _ in range(many)]
@@ -317,7 +318,7 @@ class Senders:
         self, server: Server, bodies: Sequence[Body], concurrency: int = 1,
         due: Sequence[float] | None = None, stopped: Callable[[], bool] = lambda: False,
     ) -> tuple[list[Answer], float]:  # fmt: skip
-        """The answers in the order of their requests, and the share of a core that the busiest process used."""
+        """Returns the answers in the order of their requests, and the share of a core that the busiest process used."""
         pools = self._pools[:concurrency]
         asked = server.url, server.model, server.key
         if len(pools) < 2:
@@ -345,7 +346,7 @@ _stop: Any
 
 def _begin(stop: Any) -> None:
     global _stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the parent reacts to Ctrl-C.
     _stop = stop
 
 
@@ -353,8 +354,8 @@ def _sent(
     asked: tuple[str, str, str | None], bodies: Sequence[Body], concurrency: int, due: Sequence[float] | None,
     stopped: Callable[[], bool] | None, began: float | None,
 ) -> tuple[list[Answer], float]:  # fmt: skip
-    """The answers of a server (url, model, key), and the share of a core that this process used meanwhile. stopped
-    None: the event says it."""
+    """Send bodies to a server (url, model, key). Returns the answers, and the share of a core that this process used.
+    stopped None: the event of `_begin` decides."""
     used, since = process_time(), perf_counter()
     url, model, key = asked
     answers = Server(url, model, key=key).send(bodies, concurrency, due, stopped or _stop.is_set, began)

@@ -1,4 +1,4 @@
-"""Other engines in the same table and the same run: one registry of peers, named as drafters are.
+"""Other engines for the same run and the same table: a registry of peers, with names as of drafters.
 
     name[:checkpoint][,key=value...]        or the command of a server: vllm serve Qwen/Qwen3-0.6B --port {port}
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from paceline.formats.tokenizer import Tokenizer
     from paceline.peers.peer import Peer as Engine
 
-PEER = "peer:"  # prefix of the names of other engines
+PEER = "peer:"  # Prefix of the names of other engines.
 
 
 class NotInstalled(PacelineError):
-    """Something that a peer needs is not installed; the message says what, and how to install it."""
+    """A peer lacks a package. The message names it, and says how to install it."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """An entry of the table: where its class is, what it is, and what it needs installed ("" for nothing more)."""
+    """An entry of the table: place of the class, description, and needed package ("" for none)."""
 
     path: str
     help: str
@@ -45,7 +45,7 @@ class Peer:
 
 TABLE = tomllib.loads(Path(__file__).with_name("peers.toml").read_text("utf-8"))
 PEERS = {name: Peer(**facts) for name, facts in TABLE.items()}
-WITH_PYTHON = ("vllm", "xllamacpp")  # engines that run in environments of their own
+WITH_PYTHON = ("vllm", "xllamacpp")  # Engines that run in environments of their own.
 HOSTS = {"transformers": "transformers-paceline", "vllm": "vllm-paceline", "llama-cpp": "llama-cpp-paceline"}
 """Hosts of our plug-ins, and the peers that they are."""
 
@@ -70,7 +70,7 @@ def parse_peer(spec: str) -> tuple[type[Engine], Any]:
     Raises MethodError, one line, for a peer, an option or a value that does not exist."""
     part = named(spec)
     if part is None:
-        from paceline.peers.served import CommandConfig, Served  # needs an HTTP client
+        from paceline.peers.served import CommandConfig, Served  # This needs an HTTP client.
 
         return Served, CommandConfig(command=spec.strip())
     peer = _load(part.name)

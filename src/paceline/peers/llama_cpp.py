@@ -59,7 +59,7 @@ class Plain(Peer):
                 n_threads_batch=self.setup.threads,
                 n_gpu_layers=-1 if gpu else 0,
                 draft_model=draft_model,
-                logits_all=draft_model is not None,  # or its drafts fail after n_batch tokens
+                logits_all=draft_model is not None,  # Without it drafts fail after n_batch tokens.
                 verbose=False,
             )
         except (ValueError, RuntimeError, OSError) as error:
@@ -93,7 +93,7 @@ class Plain(Peer):
         limit = self.setup.max_new(prompt, asked)
         if asked.seed is not None:
             llama.set_seed(asked.seed)
-        llama.reset()  # what it computed for the prompt before must not be had for nothing
+        llama.reset()  # Earlier prompts must not be reused.
         tokens, ends = [], set(asked.stop_token_ids)
         began = perf_counter()
         rounds = _Rounds(llama, began)
@@ -151,6 +151,6 @@ class _Rounds(Rounds):
 
 
 def _sampling(params: SamplingParams) -> dict[str, float]:
-    """What is asked for and no more: what llama.cpp adds by default is off."""
+    """Only the sampling that is asked for; llama.cpp's own defaults are off."""
     wanted = {"top_k": params.top_k, "top_p": params.top_p, "repeat_penalty": params.repetition_penalty}
     return {"temp": params.temperature, "min_p": 0.0, "typical_p": 1.0, **wanted}

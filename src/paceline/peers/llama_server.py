@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 
-sys.path.pop(0)  # this folder, whose modules are called as engines are
+sys.path.pop(0)  # Modules of this folder have engines' names, so it must not be on the path.
 import xllamacpp
 
 

@@ -25,9 +25,9 @@ def sampling(params: SamplingParams) -> dict[str, Any]:
 class Peer(Endpoint):
     """An endpoint over `answer`, which gets a group of requests at once. It reports no log-probabilities.
 
-    tokenizer  reads and spells texts; None: it is asked with token ids alone.
-    ends       the model's end tokens, where a request does not ignore them.
-    guarded    it refuses to do what it is known to do wrongly; a certificate is to find that, too."""
+    tokenizer  reads and spells texts; None: all requests have token ids.
+    ends       the model's end tokens, unless a request ignores them.
+    guarded    whether it refuses requests that it is known to answer wrongly; a certificate must find these."""
 
     takes, mixes, guarded = TAKEN, False, True
 
@@ -51,7 +51,7 @@ class Peer(Endpoint):
         return self.ask([body])[0]
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        """As every endpoint's. A group has as many requests as are to be under way, and its seconds are its own."""
+        """Ask as `Endpoint.ask`, in groups of `slots` requests. Every group has its own seconds."""
         size, params = min(slots or self.slots, self.slots), [self._params(body) for body in bodies]
         groups, done = dict[Any, list[int]](), dict[int, Completion]()
         for i, one in enumerate(params):

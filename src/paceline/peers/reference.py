@@ -1,4 +1,4 @@
-"""Reference: what the model alone says, by transformers' own code, whole texts at a time, without drafts.
+"""Reference: the model alone, run by transformers' own code over whole texts, without drafts.
 
 A model with weights of eight and four bits transformers does not have: its reference is `PlainDecoding`, ours.
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
@@ -20,12 +20,12 @@ from paceline.peers.setup import folder_of
 from paceline.peers.transformers import load_model
 from paceline.target.base import Target
 
-TOKENS = 4096  # most tokens in one forward
-PIECE = 8  # tokens of a piece, as wide as a draft
-CHUNK = 512  # tokens of a text's beginning in one forward of our decoder
-ROUNDING = 1e-5  # of float32, as a share of the largest logit: kernels of other libraries add in another order
-SHAKEN = 2.0**-8  # share of a number by which bfloat16 rounds it at most
-SHAKES = 4  # times that rounding is imitated
+TOKENS = 4096  # Most tokens in one forward.
+PIECE = 8  # Tokens of a piece, as wide as a draft.
+CHUNK = 512  # Tokens of a text's beginning in one forward of our decoder.
+ROUNDING = 1e-5  # float32's, as a share of the largest logit: other kernels add in another order.
+SHAKEN = 2.0**-8  # bfloat16 rounds a number by at most this share of it.
+SHAKES = 4  # Rounding is imitated so many times.
 SCALES = (1.5, -1.5)
 """Multiples of what rounding was seen to change that it may change elsewhere: no two kernels round alike."""
 
@@ -44,7 +44,7 @@ class Reference:
 
     @classmethod
     def load(cls, model: str, *, dtype: str, device: str | torch.device = "cpu") -> Self:
-        """The model in a folder or on the hub; ModelError if transformers cannot load it."""
+        """Load the model in a folder or on the hub. Raises ModelError if transformers cannot load it."""
         return cls(load_model(str(folder_of(model)), DTYPES[dtype]).to(device))
 
     @torch.inference_mode()
@@ -180,8 +180,8 @@ def finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def noise_of(exact: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
-    """By how much rounding moves any logit at each place, [n]: the most that other readings of it, [n, V] each, differ
-    from the exact one, and no less than float32 itself."""
+    """How far rounding moves logits at each place, [n]: the largest difference of the other readings, [n, V] each, from
+    the exact one, and at least float32's own rounding."""
     noise: torch.Tensor = ROUNDING * finite(exact).abs().amax(-1)
     for other in others:
         noise = noise.maximum(finite(other - exact).abs().amax(-1))
@@ -220,7 +220,7 @@ def distance(
 def distributions(
     worlds: Iterable[torch.Tensor], params: SamplingParams, texts: Sequence[Sequence[int]], prompt: int
 ) -> NDArray[np.float64]:
-    """What a request draws from in each world, float64 [W, n, V].
+    """The distributions that a request draws from in each world, float64 [W, n, V].
 
     worlds: logits [n, V] of each; texts: the tokens before each of n places; the first `prompt` are the prompt's."""
     of_row = params.of_row(prompt, frozenset())

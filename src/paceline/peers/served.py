@@ -28,12 +28,13 @@ from paceline.peers.peer import Peer, sampling
 from paceline.peers.setup import Setup, cut
 
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
-ANSWER_SECONDS = 3600.0  # without a byte, after which a server is taken to hang
-LLAMA_CPP = "llamacpp"  # how llama.cpp's server names itself
+ANSWER_SECONDS = 3600.0  # After so long without a byte a server counts as hanging.
+LLAMA_CPP = "llamacpp"  # The name that llama.cpp's server gives itself.
 
 
 def environment(setup: Setup) -> dict[str, str]:
-    """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
+    """Our environment, without variables that lead another interpreter to our packages,
+    or to a GPU the target does not use."""
     ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     if setup.device == "cpu":
         ours["CUDA_VISIBLE_DEVICES"] = ""
@@ -146,7 +147,7 @@ class Served(Peer):
         bodies = [
             {
                 "prompt": list(map(int, prompt)), "max_tokens": limit, **sampling(one), "seed": one.seed or 0,
-                "stop_token_ids": list(one.stop_token_ids), "ignore_eos": True,  # the ends that count are those
+                "stop_token_ids": list(one.stop_token_ids), "ignore_eos": True,  # Only these tokens end an answer.
                 "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
             }
             for prompt, one, limit in zip(prompts, params, limits, strict=True)
@@ -202,10 +203,10 @@ def _events(url: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def rounds(events: Sequence[tuple[float, int, int, int]]) -> tuple[list[float], list[int], list[int]]:
-    """When the tokens of each round came, how many they were, and how many were drafted.
+    """Turn events into rounds: their times, numbers of tokens, and numbers of drafted tokens.
 
-    events  of every event its seconds, its tokens, and the tokens drafted and accepted since the request. The tokens of
-            a round come one by one, after the numbers of their round: a draft of which a were accepted brings a + 1."""
+    events  (seconds, tokens, tokens drafted so far, tokens accepted so far) of every event. The tokens of a round come
+            one by one, after the round's counts. A draft with a accepted tokens brings a + 1 tokens."""
     times: list[float] = []
     lengths: list[int] = []
     nodes: list[int] = []

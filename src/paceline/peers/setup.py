@@ -1,4 +1,4 @@
-"""What every peer of a run is given alike, and what every peer's answer must come down to."""
+"""The setting that all peers of a run share, and the common form of their answers."""
 
 import copy
 import os
@@ -158,7 +158,7 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
             try:
                 os.rename(whole, folder)
             except OSError:
-                if not (folder / "config.json").exists():  # or another process was first
+                if not (folder / "config.json").exists():  # Another process may have been first.
                     raise PacelineError(f"{folder} is not whole and in the way: delete it") from None
     return folder
 

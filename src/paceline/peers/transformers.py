@@ -48,7 +48,7 @@ class Plain(Peer):
     """One token a forward; several prompts together are padded on the left, as transformers wants them."""
 
     in_process = True
-    alone = False  # whether `generate` takes one prompt at a time in this mode
+    alone = False  # Whether `generate` takes one prompt at a time in this mode.
 
     def __init__(self, name: str, setup: Setup, config: Any = None):
         super().__init__(name, 1 if self.alone else setup.batch, setup.tokenizer, setup.ends)
@@ -102,7 +102,7 @@ class Plain(Peer):
         facts = {"seconds": seconds, **rounds.facts(ids.shape[1])}
         return [self.setup.turn(prompt, row, asked, **facts) for prompt, row in zip(prompts, made, strict=True)]
 
-    # What the modes of generate() differ in -----------------------------------------------------------------------
+    # Differences of generate()'s modes ----------------------------------------------------------------------------
 
     def _wishes(self) -> dict[str, Any]:
         """Entries of the generation configuration."""
@@ -151,7 +151,7 @@ class Assisted(Plain):
                 "it must be one of the same tokenizer"
             )
         self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
-        self.facts["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
+        self.facts["confidence_adapts"] = is_sklearn_available()  # transformers silently asks for sklearn.
 
     def forget(self) -> None:
         self._drafting = _drafting(self.config)
@@ -195,7 +195,7 @@ class _Rounds(Rounds, BaseStreamer):
         self._drafts += 1
 
     def put(self, value: torch.Tensor) -> None:
-        if self._prompt:  # generate() begins with the prompt
+        if self._prompt:  # generate() begins with the prompt.
             self._prompt = False
             return
         self.times.append(perf_counter() - self.began)
@@ -271,7 +271,7 @@ def load_model(folder: str, dtype: torch.dtype) -> Any:
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
         model, report = loaded
-    except Exception as error:  # of many kinds, by many models
+    except Exception as error:  # Models raise many kinds of errors.
         raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:200]}") from None
     if report["missing_keys"]:
         raise ModelError(f"{folder} lacks {min(report['missing_keys'])}, which its config.json asks for")

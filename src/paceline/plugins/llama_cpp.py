@@ -19,8 +19,8 @@ from paceline.errors import ModelError
 from paceline.formats.tokenizer import Tokenizer
 from paceline.plugins.history import History, OneAtATime
 
-LIMIT = 1 << 30  # most tokens of a text: the host does not pass its limit, and cuts drafts itself
-ANY = 1 << 18  # vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case
+LIMIT = 1 << 30  # No limit on a text's tokens: the host has one, and cuts drafts itself.
+ANY = 1 << 18  # Larger than any vocabulary, since the model is unknown. Drafts copy tokens of the text anyway.
 
 
 class Draft(LlamaDraftModel):

@@ -39,10 +39,10 @@ from paceline.kernels.blocks import Blocks, Weights
 from paceline.outputs import replacing
 from paceline.target.load import load, load_tokenizer, read_blocks
 
-FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0
+FILE_TYPES = {"int4": 2, "int8": 7}  # llama.cpp's numbers for files that are mostly Q4_0 and Q8_0.
 TYPES = {"f32": (torch.float32, 0), "f16": (torch.float16, 1), "q8_0": (torch.float16, 7)}
 """The type of matrices that are not in blocks, and llama.cpp's number for it; vectors are always float32."""
-TABLES = (TABLE, OFFSETS, MEMBERS)  # of a head, which are written as llama.cpp has them
+TABLES = (TABLE, OFFSETS, MEMBERS)  # Tables of a head, written in llama.cpp's types.
 HEADS = {"eagle3": Eagle3Network, "dflash": DFlashNetwork}
 
 
@@ -59,7 +59,7 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     weights: Weights = {name: value.get_tensor(name) for name, value in opened.items()}
     if quantisation(config):
         weights, own = read_blocks(folder, config, opened)[0], config.quantization_config["precision"]
-        kind = FILE_TYPES["int8" if dtype == "q8_0" else own]  # q8_0 expands blocks of four bits
+        kind = FILE_TYPES["int8" if dtype == "q8_0" else own]  # q8_0 expands blocks of four bits.
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
@@ -106,7 +106,7 @@ def write_head(head: str, target: str | Path, file: Path, dtype: str = "f16") ->
             _vocabulary(writer, find(target, ["*.json"]), model.vocab_size)
         if method == "dflash":
             mask = network.form.mask
-            if MASK in tensors:  # llama.cpp takes a token's embedding: that of the last, which is rare or unused
+            if MASK in tensors:  # llama.cpp takes a token's embedding: the last token's, which is rare or unused.
                 mask, tensors[TABLE] = model.vocab_size - 1, network.table.clone()
                 tensors[TABLE][mask] = tensors.pop(MASK)
             writer.add_mask_token_id(mask)
@@ -264,8 +264,8 @@ def _finish(writer: Any, weights: Weights, config: Any, dtype: str, naming: Call
 
 
 def export(what: str, file: Path, dtype: str = "f16", target: str | None = None) -> str:
-    """Write a model, a head ("eagle3:FOLDER", "dflash:FOLDER") or a corpus ("corpus:FOLDER") to `file`; returns what
-    llama.cpp's server is told of it. Raises PacelineError."""
+    """Write a model, a head ("eagle3:FOLDER", "dflash:FOLDER") or a corpus ("corpus:FOLDER") to `file`; returns
+    the options of llama.cpp's server for it. Raises PacelineError."""
     kind, _, rest = what.partition(":")
     if (kind in HEADS) != (target is not None):
         raise PacelineError("--target MODEL is for draft heads, and they need it")

@@ -141,7 +141,7 @@ def forget(model: Any) -> None:
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given: dict[str, Any]) -> None:
-    """PacelineError, with its name, for an argument that cannot be honoured."""
+    """Raise PacelineError that names an argument that cannot be honoured."""
     if model.config.is_encoder_decoder:
         raise PacelineError("custom_generate=paceline.generate takes decoder-only models, and this one has an encoder")
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
@@ -165,7 +165,7 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given
 
 
 def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
-    """Each row's tokens without the padding on the left; PacelineError for other masks or positions."""
+    """Each row's tokens without the padding on the left. Raises PacelineError for other masks or positions."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if mask is None:
         mask = torch.ones_like(input_ids)
@@ -240,7 +240,7 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
         for name in BY_ROW:
             if isinstance(rows := getattr(one, name, None), torch.Tensor) and rows.ndim:
                 one = copy.copy(one)
-                at = i * len(rows) // count  # a prompt has num_return_sequences rows
+                at = i * len(rows) // count  # A prompt has num_return_sequences rows.
                 setattr(one, name, rows[at : at + 1])
         own.append(one)
     return LogitsProcessorList(own)
@@ -291,12 +291,12 @@ class _Ends:
         self.most = max(1, min(limits, default=config.max_length) - self.prompt)
         ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
         self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
-        own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
+        own = {MaxLengthCriteria, EosTokenCriteria}  # The engine itself ends rows by these.
         self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
         # Without end tokens, transformers continues every row until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        self.device = input_ids.device  # of the sequences, and of the text that criteria see
+        self.device = input_ids.device  # The device of the sequences and of the text for criteria.
         self.text = input_ids.new_full(
             (count, self.prompt + self.most), self.pad, device=self.device if self.criteria else "cpu"
         )
@@ -305,7 +305,7 @@ class _Ends:
 
     def take(self, i: int, tokens: list[int]) -> list[int]:
         """Add the tokens that row i gained in a round; return those that remain, for a streamer of a single row."""
-        if self.has_ended(i):  # in this round, with another row's token
+        if self.has_ended(i):  # Another row's token ended it in this round.
             return []
         start = self.lengths[i]
         self.lengths[i] += len(tokens)

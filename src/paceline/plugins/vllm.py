@@ -25,7 +25,7 @@ from paceline.draft.recording import Recording
 from paceline.errors import MethodError
 from paceline.plugins.history import History, HostRow
 
-log = logging.getLogger("vllm.paceline")  # vLLM shows messages of its own loggers only
+log = logging.getLogger("vllm.paceline")  # vLLM shows only messages of its own loggers.
 
 OPTIONS = {"draft": str, "paced": bool, "repair": bool}
 """Options in `additional_config["paceline"]`.
@@ -35,7 +35,7 @@ paced   cut drafts to what pays at this size of batch; by default true, but fals
         processes, whose clocks differ, and where vLLM verifies drafts of one length only (`vllm_v2.py`).
 repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads uninitialised memory (vllm-project/vllm
         issue 55005); true by default."""
-FAILURES = 3  # failures of a drafter before it is left out
+FAILURES = 3  # After so many failures a drafter is left out.
 
 
 class Drafts:
@@ -148,11 +148,11 @@ class Proposer(Drafts):
             if row is not None:
                 self.rows[i] = row
         gained = {i: texts[i][len(row) :] for i, row in self.rows.items()}
-        new = {i: text for i, text in texts.items() if i not in gained}  # its new tokens count as prompt
+        new = {i: text for i, text in texts.items() if i not in gained}  # Its new tokens count as prompt.
         disturbed = len(texts) < len(sampled) or bool(before)
         for i in list(before):
             if i < len(sampled) and not len(sampled[i]):
-                self.rows[i] = before.pop(i)  # it gained nothing in this step
+                self.rows[i] = before.pop(i)  # The row gained nothing in this step.
         return Step(gained, new, list(before.values()), disturbed)
 
 
@@ -197,8 +197,8 @@ def _facts(model: Any, spec: str) -> Recording:
     ends = getattr(model.hf_config.get_text_config(), "eos_token_id", None)
     eos = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
     tokenizer = None
-    if "corpus" in spec or ":" in spec:  # files on disk hold token ids, which must be the model's
-        from paceline.target.load import load_tokenizer  # slow: imports all models of transformers
+    if "corpus" in spec or ":" in spec:  # Files on disk hold token ids, which must be the model's.
+        from paceline.target.load import load_tokenizer  # This imports all models of transformers, which is slow.
 
         tokenizer = load_tokenizer(model.tokenizer)
     return Recording(tokenizer, eos, model.get_vocab_size(), name=model.model)

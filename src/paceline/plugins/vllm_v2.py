@@ -85,7 +85,7 @@ class Speculator(Drafts):
     def _read(self, batch: Any, num_sampled: torch.Tensor, most: int) -> Step:
         texts, slots = self.states.all_token_ids.gpu, batch.idx_mapping
         lengths = self.states.total_len.gpu[slots]
-        last = lengths[:, None] + torch.arange(-1 - self.most, 0, device=slots.device)  # no step adds more
+        last = lengths[:, None] + torch.arange(-1 - self.most, 0, device=slots.device)  # No step adds more tokens.
         recent = texts[slots[:, None], last.clamp(0, texts.shape[1] - 1)]
         # One copy from the device.
         seen = torch.cat([num_sampled[:, None], lengths[:, None], recent], 1).cpu().numpy().astype(np.int64)
@@ -95,11 +95,11 @@ class Speculator(Drafts):
             count, length = map(int, seen[i, :2])
             row = self.rows.get(key)
             if row is not None and (batch.is_prefilling_np[i] or not count <= length - len(row) <= recent.shape[1]):
-                step.gone.append(self.rows.pop(key))  # preempted, or its text was replaced
+                step.gone.append(self.rows.pop(key))  # The row was preempted, or its text was replaced.
             if not count:
                 continue
             if key in self.rows:
-                step.gained[key] = seen[i, len(self.rows[key]) - length :]  # more than `count` after a step unseen
+                step.gained[key] = seen[i, len(self.rows[key]) - length :]  # More than `count` if a step was unseen.
             else:
                 step.new[key] = texts[int(batch.idx_mapping_np[i]), :length].cpu().numpy().astype(np.int64)
         self.history.most = most
@@ -128,7 +128,7 @@ class Drafting:
     def new_speculator(self) -> None:
         """A new drafter for the runner, which has seen nothing."""
         runner = self.model_runner
-        if runner.speculator is not None:  # only the last stage of a pipeline has one
+        if runner.speculator is not None:  # Only the last stage of a pipeline has one.
             runner.speculator = _create(self.vllm_config, runner.device, runner.req_states, self.spec)
 
     def take_draft_token_ids(self) -> Any:

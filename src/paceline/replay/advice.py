@@ -1,17 +1,17 @@
-"""What to draft, how many tokens, or nothing: from the cost of rounds and from what drafts bring.
+"""Choose a drafter and its number of tokens, or off, from the cost of rounds and the tokens that drafts bring.
 
     costs = Costs([1, 8], [400], plain, waits, firsts)                 # of our engine's table, or of a running server
     drafts = [Drafts(method, 5, tokens, rounds, drafted, bins)]        # of replayed answers
     choices = choose(costs, drafts, Goals(token_ms=40))                # tokens for each load, 0: off
     configuration(choices[0], "0.32.0")
 
-A token takes the time of a round over the tokens that the round brings, and a share of the prompts of others that run
-in between. A round with drafts is taken to last as long as a plain round over as many tokens: one that verifies five
-tokens of each of 8 requests as long as a plain one of 40 requests, which reads more keys and values and is no shorter.
-Where rounds with drafts were measured, `share` brings the two together.
+A token takes the time of a round over the new tokens of the round, and a share of other requests' prompts that run in
+between. A round with drafts is assumed to last as long as a plain round over as many tokens: verifying five tokens of
+each of 8 requests takes as long as a plain round of 40 requests, which reads more keys and values and is no shorter. If
+rounds with drafts were measured, `share` corrects this.
 
 Arrays have DRAWS rows: the first is the estimate, the others are bootstrap draws (Efron 1979) over conversations and
-over measured requests, of which intervals are made."""
+measured requests, and give the intervals."""
 
 import json
 import shlex
@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CONFIGURATION = "configuration.json"  # file of the folder of `paceline tune server`
+CONFIGURATION = "configuration.json"  # A file in the folder of `paceline tune server`.
 DRAWS = 201
-SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a draft that are tried
-SHARE_ERROR = 0.25  # standard error of `Costs.share` before anything is measured
-SCHEDULES_FROM = (0, 24)  # vLLM's first version with num_speculative_tokens_per_batch_size as a list
+SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # Numbers of drafted tokens to try.
+SHARE_ERROR = 0.25  # Standard error of `Costs.share` before anything is measured.
+SCHEDULES_FROM = (0, 24)  # vLLM's first version that takes num_speculative_tokens_per_batch_size as a list.
 ENGINES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("engines.toml").read_text("utf-8"))
 """What is known of each server's configuration."""
 
 
 class Method(NamedTuple):
     """A drafter of an engine. replay: our drafter that drafts alike, "" for the server's own drafts; config: fields of
-    vLLM's speculative_config, as JSON; flags: of others."""
+    vLLM's speculative_config, as JSON; flags: options of other engines."""
 
     engine: str
     name: str
@@ -56,7 +56,7 @@ def methods(engine: str) -> list[Method]:
 
 
 class Goals(NamedTuple):
-    """What a request must meet to count: milliseconds to the first token, and a token after it; None: anything does."""
+    """Goals of a request: milliseconds to the first token, and for each token after it; None: no goal."""
 
     first_ms: float | None = None
     token_ms: float | None = None
@@ -64,12 +64,12 @@ class Goals(NamedTuple):
 
 @dataclass
 class Costs:
-    """Seconds, by load and length of context.
+    """Seconds by load and length of context.
 
-    loads     requests at once, ascending. contexts: mean tokens of each length's contexts.
-    plain     [DRAWS, loads, contexts] of a plain round; waits: the same, that a token waits for the prompts of others.
-    firsts    to the first token, of the measured requests, by load and context; for goodput.
-    share     [DRAWS] of a plain round's growth that drafted tokens cost, drafting included."""
+    loads     requests at once, ascending; contexts: mean tokens of the contexts of each length.
+    plain     a plain round's seconds, [DRAWS, loads, contexts]; waits: a token's wait for others' prompts, same shape.
+    firsts    seconds to the first token of the measured requests, by load and context, for goodput.
+    share     cost of drafted tokens, drafting included, as a share of a plain round's growth, [DRAWS]."""
 
     loads: Sequence[int]
     contexts: Sequence[float]
@@ -79,9 +79,9 @@ class Costs:
     share: Floats = field(default_factory=lambda: np.ones(DRAWS))
 
     def growth(self, load: int, context: int, drafted: float) -> Floats:
-        """[DRAWS] seconds by which a plain round over the tokens of such a round is longer, linear between the loads
-        and beyond the last two. load, context: places in `loads`, two at least, and `contexts`; drafted: tokens of each
-        request."""
+        """Seconds by which a plain round gets longer if it runs as many tokens as a round with drafts, [DRAWS]; linear
+        between the loads and beyond the last two. load, context: places in `loads`, which has two or more, and in
+        `contexts`; drafted: tokens of each request."""
         sizes, plain = np.array(self.loads), self.plain[:, :, context]
         tokens = self.loads[load] * (1 + drafted)
         at = int(np.clip(np.searchsorted(sizes, tokens) - 1, 0, len(sizes) - 2))
@@ -90,25 +90,25 @@ class Costs:
         return np.maximum(longer - plain[:, load], 0.0)
 
     def round(self, load: int, context: int, drafted: float) -> Floats:
-        """[DRAWS] seconds of a round in which each request has `drafted` drafted tokens."""
+        """Seconds of a round in which each request has `drafted` drafted tokens, [DRAWS]."""
         return self.plain[:, load, context] + self.share * self.growth(load, context, drafted)
 
     def relative(self, load: int, drafted: float) -> float:
-        """Such a round over a plain one, mean of all contexts."""
+        """Time of a round with `drafted` tokens over a plain round's, as the mean over all contexts."""
         plain = self.plain[0, load].mean()
         return float(np.mean([self.round(load, at, drafted)[0] for at in range(len(self.contexts))]) / plain)
 
     @classmethod
     def assumed(cls, share: float) -> Self:
-        """Costs of a server that was not measured: under any load a drafted token of each request costs this share of a
-        plain round."""
+        """Assume costs for a server that was not measured: under any load, a drafted token for each request costs
+        `share` of a plain round."""
         plain = np.tile(np.array([[1.0], [1.0 + share]]), (DRAWS, 1, 1))
         return cls([1 << 30, 1 << 31], [0.0], plain, np.zeros_like(plain))
 
     def calibrate(self, rounds: Sequence[tuple[int, int, float, Floats]]) -> None:
-        """Fit `share`, 0 or more, to measured rounds: load, context, drafted tokens of a request, and [DRAWS] seconds
-        of each. Least squares, each with the weight of its certainty, and a share of 1 to begin with: where few rounds
-        had a draft, noise would decide otherwise."""
+        """Fit `share`, 0 or more, to measured rounds: (load, context, drafted tokens of a request, seconds [DRAWS]).
+        Uses least squares weighted by certainty, with a prior of 1, without which noise would decide if few rounds had
+        a draft."""
         plain = np.array([self.plain[:, load, context] for load, context, *_ in rounds])
         growth = np.array([self.growth(load, context, drafted) for load, context, drafted, _ in rounds]) / plain
         measured = np.array([seconds for *_, seconds in rounds]) / plain - 1
@@ -119,8 +119,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What a method's drafts of at most `k` tokens bring: counts of each conversation, [conversations], whose context
-    has the length `bins`; without bins of all lengths."""
+    """Results of a method's drafts of at most `k` tokens: counts by conversation, [conversations]. bins: the length of
+    each conversation's context; None: any length."""
 
     method: Method
     k: int
@@ -131,7 +131,7 @@ class Drafts:
 
 
 class Expected(NamedTuple):
-    """What to expect of drafts of at most k tokens, 0: of none, at a load and a length of context (None: of all). gain:
+    """Expected results of drafts of at most k tokens (0: plain) at a load and a length of context (None: all). gain:
     tokens a second over plain decoding's, with a 95 % interval; goodput: share of requests that meet the goals."""
 
     load: int
@@ -145,9 +145,9 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A method at its best. schedule: for each load its number of tokens, 0 where off is best. fixed: the best number
-    for all loads together. expected: of `schedule`, by load and context; plain_goodput: of plain decoding, by load.
-    most: by load, the drafts of any method of the engine that gain most, shown to or not, and their method."""
+    """A method at its best. schedule: number of tokens by load, 0 for off; fixed: the best number for all loads
+    together; expected: results of `schedule` by load and context; plain_goodput: plain decoding's goodput by load;
+    most: for each load, the engine's method and drafts with the largest gain, even if its interval holds 1."""
 
     method: Method
     schedule: dict[int, int]
@@ -158,8 +158,8 @@ class Choice:
 
 
 def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> list[Choice]:
-    """Each method's choice, the best first: by goodput over the loads, then by the mean logarithm of the gain. Where no
-    drafts are shown to gain, that is, where their intervals hold 1, off is chosen."""
+    """Each method's choice, best first: by goodput over the loads, then by the mean logarithm of the gain. Off is
+    chosen if no drafts are shown to gain, that is, if the lower end of every interval is 1 or less."""
     loads, lengths = range(len(costs.loads)), range(len(costs.contexts))
     plain = [_expected(costs, load, None, goals) for load in loads]
     rated, most = [], dict[str, list[tuple[str, Expected]]]()
@@ -182,7 +182,7 @@ def choose(costs: Costs, drafts: Sequence[Drafts], goals: Goals = Goals()) -> li
 
 
 def not_chosen(choice: Choice) -> list[str]:
-    """What drafts would have brought where off was chosen, and at which load that changes, in sentences."""
+    """Sentences on the gain of the best drafts at loads where off was chosen, and on the load where that changes."""
     off = [(name, one) for name, one in choice.most if not choice.schedule[one.load]]
     lines = [
         f"Off at {one.load} at once: the best drafts, {name}, {one.k} drafted, would have {one.gain:.2f} times the "
@@ -202,7 +202,7 @@ def not_chosen(choice: Choice) -> list[str]:
 
 
 def _best(row: Sequence[Expected]) -> int:
-    """The place of the best of plain decoding, which is first, and of drafts that are shown to gain."""
+    """The place of the best in `row`, among plain decoding, which is first, and drafts that are shown to gain."""
     return max((n for n, one in enumerate(row) if not n or one.low > 1), key=lambda n: _worth([row[n]]))
 
 
@@ -211,7 +211,7 @@ def _worth(several: Sequence[Expected]) -> tuple[float, float]:
 
 
 def _expected(costs: Costs, load: int, drafts: Drafts | None, goals: Goals, context: int | None = None) -> Expected:
-    """What to expect at a load, of plain decoding without `drafts`. context None: of all lengths alike."""
+    """Results to expect at a load. drafts None: of plain decoding; context None: over all lengths alike."""
     plain, drafted, good = np.zeros(DRAWS), np.zeros(DRAWS), []
     for at in range(len(costs.contexts)) if context is None else [context]:
         wait = costs.waits[:, load, at]
@@ -235,13 +235,14 @@ def _expected(costs: Costs, load: int, drafts: Drafts | None, goals: Goals, cont
 
 
 def _weights(conversations: int) -> Floats:
-    """[DRAWS, conversations]: how often each is drawn; the first row has all once. The same at every call."""
+    """How often each conversation is drawn, [DRAWS, conversations]. The first row draws each once.
+    Every call agrees."""
     drawn = np.random.default_rng(0).multinomial(conversations, np.full(conversations, 1 / conversations), DRAWS - 1)
     return np.vstack([np.ones(conversations), drawn]).astype(np.float64)
 
 
 def configuration(choice: Choice, version: str) -> dict[str, Any]:
-    """What to write into the configuration of the choice's server, which says that it is of `version`."""
+    """The configuration for the choice's server. version: the server's."""
     method, known = choice.method, ENGINES[choice.method.engine]
     scheduled = method.engine == "vllm" and _at_least(version, SCHEDULES_FROM)
     k = max(choice.schedule.values()) if scheduled else choice.fixed
@@ -260,7 +261,8 @@ def configuration(choice: Choice, version: str) -> dict[str, Any]:
 
 
 def ranges(schedule: Mapping[int, int]) -> list[list[int]]:
-    """[[first load, last load, tokens], ...] of a schedule by load: each goes half the way, as a ratio, to the next."""
+    """A schedule as [[first load, last load, tokens], ...].
+    A range ends at the geometric mean of its load and the next."""
     found: list[list[int]] = []
     loads = sorted(schedule)
     for load, after in zip(loads, [*loads[1:], loads[-1]], strict=True):
@@ -273,6 +275,6 @@ def ranges(schedule: Mapping[int, int]) -> list[list[int]]:
 
 
 def _at_least(version: str, least: tuple[int, ...]) -> bool:
-    """Whether a version such as 0.32.0+cpu is `least` or later; one that is unknown is."""
+    """Whether a version such as 0.32.0+cpu is `least` or later. An unknown version is."""
     numbers = tuple(int(part) for part in version.split(".")[: len(least)] if part.isdigit())
     return not numbers or numbers >= least

@@ -1,7 +1,7 @@
-"""Work shared out over the machines of a Ray cluster, through Ray Data. Knows nothing of what the work is.
+"""Spread work over the machines of a Ray cluster, through Ray Data, whatever the work is.
 
-A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
-What this process prints meanwhile goes to standard error, for Ray and its threads print at any time."""
+A worker that dies is started again with its item. Ray is imported when there is work (extra `ray`). Until the end,
+standard output goes to standard error, because Ray and its threads print at any time."""
 
 import logging
 import os
@@ -18,22 +18,22 @@ from paceline.errors import PacelineError
 AUTO, LOCAL = "auto", "local"
 """Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-PATIENCE_SECONDS = 10.0  # time for a cluster's head to answer
+PATIENCE_SECONDS = 10.0  # Time for a cluster's head to answer.
 Work = Callable[[Any], Any]
 
 
 class _Worker:
-    """One process of the cluster. Rows bring what is to be made with them, for Ray warns of arguments that it keeps."""
+    """A process of the cluster. Rows carry the work with them, because Ray warns of constructor arguments."""
 
     work: Work | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A user's error is a result: Ray would make a long one of it, and try again."""
+        """Do a row's work. Returns a PacelineError as its result, because Ray would retry and print a long trace."""
         folder, make, options, item = pickle.loads(row["item"])
         try:
             if self.work is None:
                 if Path(folder).is_dir():
-                    os.chdir(folder)  # so that relative paths mean the same
+                    os.chdir(folder)  # Relative paths must mean the same here.
                 self.work = make(*options)
             result = self.work(item)
         except PacelineError as error:
@@ -44,17 +44,18 @@ class _Worker:
 def spread(
     make: Callable[..., Work], options: Sequence[Any], items: Sequence[Any], address: str, workers: int | None
 ) -> Generator[Any]:
-    """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
-    Until the generator is closed, standard output is standard error.
+    """Yield `make(*options)(item)` for each of the items, one or more, in order. `make` is called once in each worker.
 
-    address  AUTO, LOCAL, or what Ray takes. workers: processes, as far as there are cores; None: one for every core.
+    Until the generator is closed, standard output goes to standard error.
 
-    Raises PacelineError: what a worker raised, or if there is no cluster there."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here tells nobody
+    address  AUTO, LOCAL, or an address of Ray. workers: processes, at most one a core; None: one for every core.
+
+    Raises PacelineError if a worker raises it, or if there is no cluster at the address."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # A cluster started here sends no statistics.
     import ray
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # Errors are raised anyway.
     with redirect_stdout(sys.stderr), _cluster(address, workers):
         cores = int(ray.cluster_resources().get("CPU", 1))
         size = min(workers or cores, cores, len(items))
@@ -72,7 +73,8 @@ def spread(
 
 @contextmanager
 def _cluster(address: str, workers: int | None) -> Generator[None]:
-    """Within it this process is connected. A connection that it had before stays, and a new cluster ends here."""
+    """Context in which this process is connected to the cluster.
+    An earlier connection stays; a new cluster ends with it."""
     import ray
 
     if ray.is_initialized():
@@ -96,7 +98,7 @@ def _cluster(address: str, workers: int | None) -> Generator[None]:
 
 
 def _knock(address: str) -> None:
-    """OSError if nobody listens at host:port; Ray itself would go on trying for minutes."""
+    """Raise OSError if nobody listens at host:port; Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()

@@ -1,8 +1,8 @@
-"""The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
+"""Make a corpus that drafters copy from out of files: read and tokenised here, or on the machines of a Ray cluster.
 
-A .txt file is one document. A line of a .jsonl file is a record that `logs.conversations` knows, and each text in
-it is a document; of token ids, as `paceline serve --log` writes them, the answer is one. Either may be packed.
-Documents keep the order of the files wherever they are tokenised."""
+A .txt file is one document. A line of a .jsonl file is a record that `logs.conversations` knows, and each text in it is
+a document; in records of token ids, as `paceline serve --log` writes them, the answer is a document. Files may be
+packed. Documents keep the order of the files, wherever they are tokenised."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Read = Callable[[Files, Tokenizer, int, Progress], Documents]
 
 
 def read_here(files: Files, tokenizer: Tokenizer, eos: int, report: Progress) -> Documents:
-    """Every document in `files`, read in this process."""
+    """Yield every document in `files`, read in this process."""
     for at, file in enumerate(files):
 
         def progress(done: float, at: int = at) -> None:
@@ -44,9 +44,10 @@ def build(
     out: str | Path, files: Sequence[str | Path], tokenizer: Tokenizer, plan: Plan = Plan(),
     report: Report = lambda what, done: None, read: Read = read_here,
 ) -> Store:  # fmt: skip
-    """Tokenise `files` into a store at `out`; it appears there whole or not at all.
+    """Tokenise `files` into a store, which appears at `out` whole or not at all.
 
-    Raises PacelineError, one line: no such file, a type that is not read, a broken line, no text, no end token."""
+    Raises PacelineError for a missing file, an unknown type, a broken line, no text,
+    or a tokenizer without end token."""
     paths = [*map(Path, files)]
     for file in paths:
         _check(file)
@@ -56,7 +57,8 @@ def build(
 
 @dataclass(frozen=True)
 class Sharded:
-    """Reads files for `build` on a Ray cluster. name: the tokenizer's, on every machine; the rest as for `spread`."""
+    """Reads files for `build` on a Ray cluster.
+    name: the tokenizer's, valid on every machine; the rest as in `spread`."""
 
     name: str
     address: str = AUTO
@@ -71,20 +73,21 @@ class Sharded:
 
 
 class _Tokeniser:
-    """A worker."""
+    """Tokenises pieces in a worker."""
 
     def __init__(self, name: str, eos: int):
         self.tokenizer, self.eos = load_tokenizer(name), eos
 
     def __call__(self, piece: Piece) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(tokens of its documents, int32 [n]; offset after each, int64 [d]). Raises PacelineError."""
+        """Returns (tokens of the piece's documents, int32 [n]; end of each, int64 [d]). Raises PacelineError."""
         documents = [document(text, self.tokenizer, self.eos) for text in texts(piece, self.tokenizer)]
         text = np.concatenate(documents) if documents else np.empty(0, np.int32)
         return text, np.cumsum([len(ids) for ids in documents], dtype=np.int64)
 
 
 def texts(source: Path | Piece, tokenizer: Tokenizer, report: Progress = silent) -> Iterator[str]:
-    """Every text in a file or a piece of one, empty ones left out. PacelineError names the line that cannot be read."""
+    """Yield every text, except empty ones, in a file or a piece of a file. Raises PacelineError that names an
+    unreadable line."""
     piece = source if isinstance(source, Piece) else Piece(source)
     file = piece.path
     _check(file)
@@ -118,7 +121,7 @@ def _check(file: Path) -> None:
 
 
 def _is_text(file: Path) -> bool:
-    """Whether a file is one document, rather than lines of them."""
+    """Whether a file is a single document, not lines of records."""
     return _suffix(file) == ".txt"
 
 

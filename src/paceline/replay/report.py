@@ -1,4 +1,4 @@
-"""The figures of a replay, by drafter and category, the speed-up that they predict, and the page of it all."""
+"""The figures of a replay by drafter and category, the predicted speed-up, and the page."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from paceline.runs import report as pages
 from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, by_depth, dotted, marked, plot
 
 REPLAY = "replay.json"
-OVERALL = "overall"  # the category of all conversations together
+OVERALL = "overall"  # The category of all conversations together.
 FIGURES = {
     "mean_accepted_tokens": 4, "answers": 0, "rounds": 0, "new_tokens": 0, "draft_rate": 4, "verified_per_round": 3,
     "verified_per_token": 3, "draft_us_per_round": 2,
 }  # fmt: skip
-"""Figures of a tally that are reported, and the decimals of each."""
+"""Reported figures of a tally, each with its decimals."""
 
 
 class Done(NamedTuple):
-    """The tally of one conversation with one drafter, both by number."""
+    """The tally of a conversation with a drafter, both given by number."""
 
     spec: int
     conversation: int
@@ -38,7 +38,7 @@ class Done(NamedTuple):
 
 
 class Report:
-    """The tallies so far, by drafter and category. reading: what became of the recording's lines."""
+    """The tallies so far, by drafter and category. reading: counts of read and skipped lines of the recording."""
 
     def __init__(self, specs: Sequence[str], transcripts: Sequence[Transcript] = (), reading: Reading | None = None):
         self.specs, self.reading = list(specs), reading or Reading()
@@ -53,8 +53,9 @@ class Report:
             self.tallies[done.spec, name] += done.tally
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
-        """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
-        if 0 in numbers:  # every drafter reads all pieces, once
+        """Add the tallies of `other`, a report of other conversations.
+        numbers: its drafters' numbers in this report."""
+        if 0 in numbers:  # Every drafter reads all pieces, so the first counts them.
             self.reading += other.reading
         self.categories[-1:] = [*(name for name in other.categories if name not in self.categories), OVERALL]
         for (s, name), tally in other.tallies.items():
@@ -70,7 +71,7 @@ class Report:
 
     @property
     def overall(self) -> list[Tally]:
-        """Each drafter's tally of all categories together."""
+        """Each drafter's tally over all categories."""
         return [self.tallies[s, OVERALL] for s in range(len(self.specs))]
 
     @property
@@ -84,7 +85,7 @@ class Report:
         return all(tally.answers == self.answers for tally in self.overall)
 
     def results(self, cost: Cost | None = None) -> list[dict[str, Any]]:
-        """One object for every drafter and category with answers, as `--json` prints them."""
+        """An object for every drafter and category with answers, as `--json` prints it."""
         return [
             _result(spec, category, self.tallies[s, category], cost)
             for s, spec in enumerate(self.specs)
@@ -103,7 +104,7 @@ def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[s
 
 
 class Cost(NamedTuple):
-    """What rounds cost.
+    """Cost of rounds.
 
     forwards    times of forwards by their nodes, in units of a forward over one node.
     forward_ms  milliseconds of that unit; None: drafting counts as free."""
@@ -123,7 +124,7 @@ def predict(tally: Tally, cost: Cost) -> float:
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:
     """Read `flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
-    {"nodes": time}, in any unit, with an entry for "1". PacelineError for anything else."""
+    {"nodes": time}, in any unit, with an entry for "1". Raises PacelineError for anything else."""
     if text == "flat":
         return Cost(forward_times({1: 1.0}), forward_ms)
     if text.startswith("linear:"):
@@ -158,7 +159,7 @@ MEANING = (
 
 
 def page(report: dict[str, Any]) -> str:
-    """The page of what `paceline replay --json` prints."""
+    """The HTML page of a report as `paceline replay --json` prints it."""
     results = report["results"]
     specs = list(dict.fromkeys(result["draft"] for result in results))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}
@@ -201,7 +202,7 @@ def _bars(by_category: Mapping[str, Sequence[dict[str, Any]]], color_of: Mapping
 
 
 def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
-    """Plot, by depth, the share of drafts accepted to that depth, of those that reach it."""
+    """Plot the share of drafts accepted to each depth, of those that reach it."""
     lines = [by_depth(r["accepted_by_depth"], r["draft"], color_of[r["draft"]]) for r in overall]
     return plot([line for line in lines if line.points], "depth of the draft", "accepted to that depth, %")
 

@@ -1,13 +1,13 @@
-"""Measure what rounds cost on a running server, over HTTP, with a user's own prompts, and write its configuration.
+"""Measure the cost of rounds on a running server, over HTTP, with a user's own prompts, and write its configuration.
 
     tuning = ServerTuning({DRAFTS: server, PLAIN: other}, conversations, transcriber, loads=[1, 8], seconds=600)
     tuning.measure(folder)                         # visits.jsonl: raw times of every request
     facts, choices = tuning.advise(folder, Goals(), "log.jsonl")
 
-A visit sends a few requests of one length, so many at once, to one server. Passes over all loads, lengths and servers
-follow each other until the time is over, small loads first, the servers in turn. When it is stopped, connections are
-closed at once, and what was finished is kept. The texts of answers are not, unless the log has none: they are then what
-drafters are replayed on."""
+A visit sends a few requests of one length to a server, with a fixed number (the load) under way. Passes over all loads,
+lengths and servers are repeated until the time is over, small loads first, the servers in turn. When it is stopped,
+connections are closed at once, and finished visits are kept. Texts of answers are kept only if the log has no answers,
+since drafters are then replayed on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,10 +34,10 @@ from paceline.runs.runs import Run, rows
 
 Visit = dict[str, Any]
 """A row of the visits: role, load, length, seconds, failed requests, what the counters moved by, and the answers."""
-DRAFTS, PLAIN = "drafts", "plain"  # the server as it runs, and the one without drafts
-VISITS, TABLE = "visits.jsonl", "tune.json"  # files of the folder
-EXTRA = 4  # requests of a visit beside two for each that is under way at once
-MOST_FAILED = 0.2  # share of a visit's requests: where more fail, this load and higher ones are not visited again
+DRAFTS, PLAIN = "drafts", "plain"  # Roles: the server as it runs, and the server without drafts.
+VISITS, TABLE = "visits.jsonl", "tune.json"  # Files of the folder.
+EXTRA = 4  # A visit has so many requests more than twice the load.
+MOST_FAILED = 0.2  # If a larger share of a visit's requests fails, this load and higher ones are not visited again.
 APART, FEWEST = 3.0, 24
 """Prompts are put into three lengths if the longest tenth is so many times as long as the shortest, and there are
 enough of them."""
@@ -45,11 +45,11 @@ NO_PLAIN = (
     "the server drafts, and what its rounds take without drafts is unknown: name the same model served without them, "
     "--against URL, or start it without"
 )
-FITTED = (0, 1, 2, 4, 8)  # drafted tokens of a request at which a table for our engine is fitted to what was measured
+FITTED = (0, 1, 2, 4, 8)  # A table for our engine is fitted at these numbers of drafted tokens of a request.
 
 
 def bins_of(sizes: Sequence[int]) -> list[int]:
-    """For each prompt the number of its length, 0 to 2, from its tokens; all 0 where they are about equally long."""
+    """Sort prompts by their numbers of tokens into lengths 0 to 2; all 0 if they are about equally long."""
     low, high = np.percentile(sizes, [10, 90])
     if len(sizes) < FEWEST or high < APART * max(low, 1):
         return [0] * len(sizes)
@@ -60,11 +60,11 @@ def bins_of(sizes: Sequence[int]) -> list[int]:
 class ServerTuning:
     """What to measure.
 
-    servers        by role, DRAFTS or PLAIN. loads: requests at once, ascending.
-    conversations  whose prompts are asked, and whose answers are replayed.
-    seconds        of all visits together. max_tokens: of an answer that is asked for.
-    stopped, step  asked whether to stop; called with the seconds of each visit.
-    reading        counts the conversations that the chat template refuses, which are left out."""
+    servers        by role, DRAFTS or PLAIN; loads: requests at once, ascending.
+    conversations  their prompts are asked, their answers are replayed.
+    seconds        for all visits together; max_tokens: most tokens of an answer.
+    stopped, step  returns whether to stop; called with the seconds of each visit.
+    reading        counts conversations left out because the chat template refuses them."""
 
     servers: Mapping[str, Server]
     conversations: Sequence[Conversation]
@@ -94,14 +94,14 @@ class ServerTuning:
         self._answered = [n for n, has_answer in enumerate(said) if has_answer]
 
     def _size(self, one: Request) -> int:
-        """Tokens of its prompt. Raises PromptError."""
+        """Number of tokens of a request's prompt. Raises PromptError."""
         if isinstance(one.prompt, str):
             return len(self.transcriber.tokenizer.encode_text(one.prompt))
         return len(one.prompt) or len(self.transcriber.prompt(one.messages, one.tools))
 
     def measure(self, folder: Path) -> None:
-        """Make the visits that there is time for, beside those that the folder has. Raises PacelineError if a server
-        fails altogether."""
+        """Make visits while there is time, beside those in the folder.
+        Raises PacelineError if a server fails altogether."""
         servers = {role: {"url": s.url, "model": s.model, "engine": s.engine} for role, s in self.servers.items()}
         identity = {"servers": servers, "loads": list(self.loads), "max_tokens": self.max_tokens}
         with Run.open(folder, "tune", identity | {"prompts": fingerprint(list(self._requests.values()))}) as run:
@@ -125,7 +125,7 @@ class ServerTuning:
                     most = max((other for other in self.loads if other < load), default=load)
 
     def _plan(self) -> Iterator[tuple[str, str, int, int]]:
-        """Key, role, load and length of all visits, without end."""
+        """Yield key, role, load and length of visits, without end."""
         for number in count():
             for load in self.loads:
                 for length in sorted(set(self.lengths.values())):
@@ -133,7 +133,7 @@ class ServerTuning:
                         yield f"{role} {load} {length} {number}", role, load, length
 
     def _visit(self, role: str, load: int, length: int, key: str, warm: bool) -> Visit | None:
-        """One visit; None if it was stopped. warm: a few requests come before it."""
+        """Make a visit; None if it was stopped. warm: whether to send a few requests before it."""
         server, size, number = self.servers[role], 2 * load + EXTRA, int(key.rpartition(" ")[2])
         there = [one for one in self._requests.values() if self.lengths[one.id] == length]
         chosen = [there[(number * size + i) % len(there)] for i in range(size)]
@@ -165,9 +165,10 @@ class ServerTuning:
         return visit | {"failed": len(answers) - len(done), "drafting": drafting, "answers": facts}
 
     def advise(self, folder: Path, goals: Goals, log: Path | None) -> tuple[dict[str, Any], list[Choice]]:
-        """What to configure and what to expect of it, which the folder gets too; and each engine's best choice.
+        """Returns the facts, with configuration and expected results, which are also written to the folder, and each
+        engine's best choice.
 
-        log  whose prompts the commands ask that check it; None: those of bench's suite."""
+        log  prompts for the commands that check the advice; None: those of bench's suite."""
         visits, server = list(rows(folder / VISITS)), self.servers[DRAFTS]
         costs, own, notes = costs_of(visits, server.engine)
         engines = [server.engine] if server.engine in ENGINES else list(ENGINES)
@@ -198,8 +199,8 @@ class ServerTuning:
         return facts, choices
 
     def _replay(self, engines: Sequence[str], visits: Sequence[Visit]) -> tuple[list[Drafts], dict[str, float]]:
-        """What drafts of the engines' methods bring on the answers; and seconds that each of our drafters needs for a
-        round of a request."""
+        """Replay the engines' methods on the answers. Returns their drafts' results, and the seconds of each of our
+        drafters for a request's round."""
         found = [(str(n), self.conversations[n]) for n in self._answered]
         if not found:
             texts = {answer["request"]: answer["text"] for visit in visits for answer in visit["answers"]}
@@ -231,13 +232,13 @@ class ServerTuning:
         return drafts, {method.name: float(of) for (method, _), of in each if method.engine == "paceline"}
 
     def _table(self, costs: Costs, drafting: Mapping[str, float]) -> dict[str, Any]:
-        """A table for `auto`, of a server of ours."""
+        """Make a table for `auto`, if the server is ours."""
         prices = Prices(fade=1.0)
         for i, load in enumerate(costs.loads):
             for k in FITTED:
                 seconds = [costs.round(i, b, k)[0] if k else costs.plain[0, i, b] for b in range(len(costs.contexts))]
                 context = round(load * float(np.mean(costs.contexts)))
-                for _ in range(2):  # the first round of a shape does not count
+                for _ in range(2):  # The first round of a shape does not count.
                     prices.note(load, load * k, context, float(np.mean(seconds)))
         prices.fit()
         table = Table(prices, {name: DraftTimes(0.0, seconds) for name, seconds in drafting.items()})
@@ -249,9 +250,9 @@ class ServerTuning:
 
 
 def costs_of(visits: Sequence[Visit], engine: str) -> tuple[Costs, list[Drafts], list[str]]:
-    """What rounds cost; what the server's own drafts bring, by their most tokens; and what there is to say of it.
+    """Returns the costs of rounds, the results of the server's own drafts by their largest number of tokens, and notes.
 
-    Raises PacelineError where fewer than two loads were measured with prompts of all lengths."""
+    Raises PacelineError if fewer than two loads were measured with prompts of all lengths."""
     cells: dict[tuple[str, int, int], list[Visit]] = {}
     for visit in visits:
         cells.setdefault((visit["role"], visit["load"], visit["length"]), []).append(visit)
@@ -270,7 +271,7 @@ def costs_of(visits: Sequence[Visit], engine: str) -> tuple[Costs, list[Drafts],
     waits = np.maximum(means - rounds, 0.0)
     of_length = [[a for visit in visits if visit["length"] == length for a in visit["answers"]] for length in lengths]
     contexts = [float(np.mean([a["prompt"] + a["tokens"] / 2 for a in answers])) for answers in of_length]
-    plain = np.maximum.accumulate(rounds, axis=1)  # more requests never take less
+    plain = np.maximum.accumulate(rounds, axis=1)  # More requests never take less time.
     costs = Costs(loads, contexts, plain, waits, {at: firsts for at, (_, _, firsts) in timed.items()})
     measured = []
     for (load, length), each in drafted.items():
@@ -289,8 +290,9 @@ def costs_of(visits: Sequence[Visit], engine: str) -> tuple[Costs, list[Drafts],
 
 
 class _Counted:
-    """What visits counted. tokens: after the first ones; sums: drafts, drafted, accepted and written tokens by the
-    server's counters; places: accepted at each position. foreign: it wrote more than these visits asked for."""
+    """Counts of visits. tokens: new tokens after the first of each answer; sums: drafts, drafted, accepted and written
+    tokens by the server's counters; places: accepted tokens at each position;
+    foreign: whether the server also answered others."""
 
     def __init__(self, visits: Sequence[Visit]):
         seen = [Drafting(**visit["drafting"]) for visit in visits if visit["drafting"]]
@@ -306,9 +308,9 @@ class _Counted:
 
 
 def _times(visits: Sequence[Visit]) -> tuple[Floats, Floats, Floats]:
-    """[DRAWS] seconds of a round without others' prompts, [DRAWS] seconds a token, and seconds to first tokens.
+    """Returns seconds of a round without others' prompts [DRAWS], seconds a token [DRAWS], and seconds to first tokens.
 
-    Of a visit counts the time until its last request was sent: until then so many were under way."""
+    A visit counts until its last request was sent, because the load was full until then."""
     rounds, means, firsts = [], [], []
     for visit in visits:
         last = max(answer["began"] for answer in visit["answers"])
@@ -317,7 +319,7 @@ def _times(visits: Sequence[Visit]) -> tuple[Floats, Floats, Floats]:
             firsts += answer["times"][:1]
             gaps = np.diff(at if visit["load"] == 1 else at[answer["began"] + at <= last])
             if len(gaps):
-                share = (len(at) - 1) / max(answer["tokens"] - 1, 1)  # a delivery may hold several tokens
+                share = (len(at) - 1) / max(answer["tokens"] - 1, 1)  # A delivery may hold several tokens.
                 rounds.append(float(np.median(gaps)) * share)
                 means.append(float(np.mean(gaps)) * share)
     if not rounds:
@@ -328,7 +330,7 @@ def _times(visits: Sequence[Visit]) -> tuple[Floats, Floats, Floats]:
 
 
 def _own(counted: Sequence[_Counted], engine: str) -> list[Drafts]:
-    """The server's own drafts, cut to at most so many tokens, from what was accepted at each position."""
+    """Results of the server's own drafts, cut to each number of tokens, from the tokens accepted at each position."""
     width = max((len(each.places) for each in counted), default=0)
     if engine not in ENGINES:
         return []

@@ -1,4 +1,4 @@
-"""Tune our own engine: measure what rounds and drafters cost on this machine with this model.
+"""Tune our own engine: measure the cost of rounds and drafters on this machine with this model.
 
     tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
     answers = tuning.answers(prompts, 64)      # or those of a log
@@ -29,18 +29,18 @@ from paceline.logs.transcript import RecordedAnswer
 from paceline.replay.walk import Tally, replay, replayable
 from paceline.target.base import Target
 
-WIDEST = 40  # nodes of the largest drafts that are timed
+WIDEST = 40  # Nodes of the largest drafts to time.
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
 """Rounds at a batch size before timing begins; least and most rounds that are timed."""
-SHOWN = (1, 2, 4, 8, 16, 32)  # nodes of every row for which a table shows the time of a round
+SHOWN = (1, 2, 4, 8, 16, 32)  # A table shows the time of a round for these numbers of nodes in every row.
 
 
 @dataclass(frozen=True)
 class Tuning:
     """What to measure.
 
-    drafts   drafters to compare. batches: rows at once. seconds: of timed rounds at each batch size.
-    step     called after every batch size and every drafter. stopped: asked now and then whether to end early."""
+    drafts   drafters to compare; batches: numbers of rows; seconds: time for rounds at each batch size.
+    step     called after every batch size and every drafter; stopped: returns whether to end early."""
 
     target: Target
     tokenizer: Tokenizer
@@ -51,7 +51,7 @@ class Tuning:
     stopped: Callable[[], bool] = lambda: False
 
     def answers(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RecordedAnswer]:
-        """The model's own greedy answers, where there is no log."""
+        """Let the model answer greedily, if there is no log."""
         engine = Engine(self.target, "none", max_batch=8, tokenizer=self.tokenizer)
         rows = [engine.add(prompt, SamplingParams(max_tokens=max_tokens)) for prompt in prompts]
         for _ in engine.follow(rows, until=self.stopped):
@@ -59,7 +59,7 @@ class Tuning:
         return [RecordedAnswer(row.tokens[: row.prompt_length], row.new_tokens) for row in rows if row.finish_reason]
 
     def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
-        """The table for `auto`; None if it was stopped."""
+        """Make the table for `auto`; None if it was stopped."""
         prices, contexts = Prices(fade=1.0), list[int]()
         for batch in self.batches:
             contexts += self._time(prices, batch, answers)
@@ -83,7 +83,7 @@ class Tuning:
         }
 
     def _time(self, prices: Prices, batch: int, answers: Sequence[RecordedAnswer]) -> list[int]:
-        """Time rounds of a full batch of real prompts, with drafts of all sizes; returns the lengths of its rows."""
+        """Time rounds of a full batch of real prompts, with drafts of all sizes. Returns the lengths of its rows."""
         probe, lengths = _Probe(prices), list[int]()
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer, budget=False)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
@@ -105,18 +105,18 @@ class Tuning:
 
     @property
     def recording(self) -> Recording:
-        """The target's facts for drafters that are replayed; it cannot run."""
+        """The target's facts for replayed drafters. It cannot run."""
         return Recording.elsewhere(self.target, tokenizer=self.tokenizer)
 
     def check(self) -> None:
-        """MethodError for a drafter that does not exist or cannot be replayed."""
+        """Raise MethodError if a drafter does not exist or cannot be replayed."""
         for spec in self.drafts:
             replayable(spec, self.recording)
 
     def _replayed(self, spec: str, answers: Sequence[RecordedAnswer]) -> tuple[DraftTimes, list[float]]:
-        """A drafter's time for a row, and the share of its drafts that survives each depth."""
+        """Replay a drafter. Returns its time for a row, and the share of its drafts that survives each depth."""
         drafter, tally = replayable(spec, self.recording), Tally()
-        replay(replayable(spec, self.recording), answers[0], 0, Tally())  # compiles what is not to be timed
+        replay(replayable(spec, self.recording), answers[0], 0, Tally())  # The first replay compiles, and is not timed.
         for i, answer in enumerate(answers):
             if not self.stopped():
                 replay(drafter, answer, i, tally)
@@ -157,7 +157,7 @@ class _Probe(Drafter):
 
 
 def _shown(prices: Prices, batches: Sequence[int], context: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a round by rows and by nodes of each, for people: no program reads them."""
+    """Milliseconds of a round by rows and by nodes of each row, for people; no program reads them."""
     return {
         f"{rows} rows" if rows > 1 else "1 row": {
             f"{nodes} nodes each" if nodes > 1 else "plain": round(

@@ -1,7 +1,7 @@
-"""Replay recorded answers: draft, accept what the recording confirms, go on after it.
+"""Replay recorded answers: draft, accept the tokens that the recording confirms, go on after them.
 
-A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
-alone has the same accepted on a recording as with the model.
+A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees only
+tokens has the same tokens accepted on a recording as with the model.
 
 The first draft is made after the prompt, as in Spec-Bench's programs. Our engine has one more round an answer."""
 
@@ -32,7 +32,7 @@ from paceline.target.base import Needs
 
 SLACK = 1024
 """Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""
-DEEPEST = SLACK  # histograms count deeper drafts, and larger ones, as this
+DEEPEST = SLACK  # Histograms count deeper and larger drafts as this.
 
 
 def _histogram() -> IntArray:
@@ -47,9 +47,10 @@ def _over(count: float, of: int) -> float:
 class Tally:
     """Counts over answers.
 
-    draft_rounds     rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
-    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens, depths[d] had a draft d deep.
-    sizes            sizes[n] rounds had n nodes to verify, the root included."""
+    draft_rounds     rounds with a draft; drafted: drafted nodes; seconds: the drafter's time.
+    accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens,
+                     depths[d] rounds had a draft of depth d.
+    sizes            sizes[n] rounds had n nodes to verify, with the root."""
 
     answers: int = 0
     new_tokens: int = 0
@@ -78,17 +79,17 @@ class Tally:
 
     @property
     def verified_per_round(self) -> float:
-        """Nodes that the target verifies in a round, roots included."""
+        """Nodes verified in a round, roots included."""
         return _over(self.drafted + self.rounds, self.rounds)
 
     @property
     def verified_per_token(self) -> float:
-        """Nodes that the target verifies for each new token, roots included; plain decoding is 1."""
+        """Nodes verified for each new token, roots included; plain decoding is 1."""
         return _over(self.drafted + self.rounds, self.new_tokens)
 
     @property
     def draft_us_per_round(self) -> float:
-        """Microseconds that the drafter spends on a round, all of its work from a row's start to its end."""
+        """Microseconds of the drafter for a round, over all its work from a row's start to its end."""
         return _over(1e6 * self.seconds, self.rounds)
 
     def accepted_by_depth(self) -> list[float]:
@@ -100,7 +101,7 @@ class Tally:
 
 
 def replayable(spec: str, target: Facts) -> Drafter:
-    """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
+    """Make and bind the drafter of `spec`. Raises MethodError if it needs more than tokens."""
     drafter = _bound(spec, target)
     needs = drafter.needs
     wants = {
@@ -120,7 +121,8 @@ def replayable(spec: str, target: Facts) -> Drafter:
 
 
 def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
-    """Methods that can be replayed without a checkpoint: those that a recording can judge, and why not the others."""
+    """Methods that can be replayed without a checkpoint. Returns those that a recording can judge, and by name why it
+    cannot judge the others."""
     drafters = {name: _bound(name, target) for name in tokens_only(target)}
     reasons = {name: "the time that rounds take" if d.times_rounds else d.wants for name, d in drafters.items()}
     return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
@@ -136,14 +138,14 @@ _BUDGETS: WeakKeyDictionary[Drafter, Unlimited] = WeakKeyDictionary()
 
 
 def _budget(drafter: Drafter) -> Unlimited:
-    """The budget of a drafter in all its replays: a recording has no prices but those that the drafter was given."""
+    """A drafter's budget in all its replays. A recording has no prices, so only a given table limits drafts."""
     if drafter not in _BUDGETS:
         _BUDGETS[drafter] = UNLIMITED if drafter.price_table is None else Budget(drafter.price_table)
     return _BUDGETS[drafter]
 
 
 def tokens_only(target: Facts) -> list[str]:
-    """Methods that can be replayed as they are, without a checkpoint."""
+    """Methods that run on tokens alone, without a checkpoint."""
     short, through = RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), []
     for name in names():
         with suppress(PacelineError):
@@ -158,7 +160,7 @@ PARAMS = SamplingParams(max_tokens=1 << 30, seed=0)
 
 
 class _Recorded(Row):
-    """A row whose tokens are there from the beginning, and are shown round by round."""
+    """A row that has all its tokens from the beginning, and shows them round by round."""
 
     def record(self, text: IntArray) -> None:
         self._tokens = text
@@ -168,9 +170,9 @@ class _Recorded(Row):
 
 
 class Walk:
-    """A row whose answer is recorded: a greedy target's verdict on drafts, without the target.
+    """A row with a recorded answer, which judges drafts as a greedy target would.
 
-    id    no two rows of a drafter share one. ends: the target's end tokens."""
+    id    different for each row of a drafter. ends: the target's end tokens."""
 
     def __init__(self, id: int, recorded: RecordedAnswer, ends: Sequence[int] = ()):
         self.text, prompt = np.concatenate([recorded.prompt, recorded.answer]), recorded.prompt
@@ -183,8 +185,8 @@ class Walk:
         return len(self.row) >= len(self.text)
 
     def advance(self, tree: DraftTree, tally: Tally) -> int:
-        """Extend the row by what the recording confirms of `tree` and one token more. Returns the last node of `tree`
-        that was confirmed; ValueError for another root."""
+        """Extend the row by the confirmed tokens of `tree` and one token more. Returns the last confirmed node. Raises
+        ValueError if the tree's root is not the row's last token."""
         at, size = len(self.row), len(tree.tokens)
         probe = _NO_PROBES if tree.probe is None else tree.probe
         count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)
@@ -197,7 +199,7 @@ class Walk:
         return int(node)
 
     def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
-        """`advance`, and what was accepted, for those who learn from it."""
+        """As `advance`, but returns the accepted path and tokens, for drafters that learn from them."""
         at, path = len(self.row), [self.advance(tree, tally)]
         while path[-1] > 0:
             path.append(int(tree.parent[path[-1]]))
@@ -205,9 +207,9 @@ class Walk:
 
 
 def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) -> None:
-    """Replay one answer, and add what became of the drafts to `tally`.
+    """Replay an answer, and count the results of its drafts in `tally`.
 
-    The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""
+    The row is dropped at its end, as by an engine, so that drafters learn from finished requests."""
     walk = Walk(id, recorded, drafter.eos_token_ids)
     began = perf_counter()
     drafter.start(walk.row)
@@ -224,7 +226,7 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
 
 
 def _step(drafter: Drafter, walk: Walk, tally: Tally) -> None:
-    """One round of a row."""
+    """Run a round of a row."""
     row, budget, learns = walk.row, _budget(drafter), type(drafter).observe is not Drafter.observe
     began = perf_counter()
     allowance = budget.open([row])
@@ -250,9 +252,10 @@ _NO_PROBES = np.empty(0, np.bool_)
 
 @njit(cache=True)
 def _walk(tokens, parent, probe, text, at, accepted, depths, sizes):  # type: ignore[no-untyped-def]
-    """(tokens accepted, node reached) of the tree along `text[at:]`; (-1, 0) if the root is not text[at - 1].
+    """Follow the tree along `text[at:]`. Returns (accepted tokens, node reached), or (-1, 0) if the root is not
+    text[at - 1].
 
-    Parents come before their children, so one pass over the nodes is enough; of two children with the right token the
+    Parents come before their children, so one pass over the nodes is enough. Of two children with the right token the
     first is taken, as in `accept`. Adds the round to the three histograms."""
     n = len(tokens)
     if tokens[0] != text[at - 1]:

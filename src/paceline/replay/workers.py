@@ -27,8 +27,8 @@ from paceline.replay.walk import Tally, replay, replayable, warm_up
 from paceline.serve.reading import usual_marks
 from paceline.textfiles import Piece, pieces_of
 
-PORTION = 8  # conversations in a portion
-LOOK_SECONDS = 0.2  # between two checks whether a replay was stopped
+PORTION = 8  # Conversations in a portion.
+LOOK_SECONDS = 0.2  # Pause between two checks whether a replay was stopped.
 
 
 class Task(NamedTuple):
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 
 @dataclass
 class ReplayJob:
-    """What every worker has. Each worker makes a drafter once."""
+    """The work of all workers. Each worker makes a drafter once."""
 
     transcripts: Sequence[Transcript]
     specs: Sequence[str]
@@ -65,9 +65,9 @@ def start(
     workers: int = 1,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Done]:
-    """Replay every conversation with every drafter, until `stopped` is true or the iterator is closed.
+    """Replay every conversation with every drafter, until `stopped` returns True or the iterator is closed.
 
-    Raises MethodError, before anything is replayed, for a drafter that does not exist or needs more than tokens."""
+    Raises MethodError before the replay if a drafter does not exist or needs more than tokens."""
     job = ReplayJob(transcripts, specs, recording)
     job.drafters = {i: replayable(spec, recording) for i, spec in enumerate(specs)}
     warm_up()
@@ -77,7 +77,7 @@ def start(
     forks = sys.platform == "linux"
     context: Any = multiprocessing.get_context("fork" if forks else "spawn")
     event = context.Event()
-    # A fork inherits conversations, bound drafters and compiled code. Elsewhere drafters are made anew.
+    # A forked worker inherits conversations, bound drafters and compiled code. Other workers make drafters anew.
     carried = job if forks else ReplayJob(transcripts, specs, recording)
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (carried, event))
     # Workers start with the first task, before a progress bar starts its thread: a fork must not copy threads.
@@ -100,7 +100,7 @@ def start(
 
 
 def _tasks(conversations: int, remembers: Sequence[bool]) -> list[Task]:
-    """All portions; whole recordings first, because they take longest."""
+    """All portions of work. Whole recordings come first, because they take longest."""
     tasks = [Task(spec, range(conversations)) for spec, whole in enumerate(remembers) if whole]
     for first in range(0, conversations, PORTION):
         portion = range(first, min(first + PORTION, conversations))
@@ -121,12 +121,12 @@ _stopped: Any
 
 def _begin(job: ReplayJob, stopped: Any) -> None:
     global _job, _stopped
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the parent reacts to Ctrl-C.
     _job, _stopped = job, stopped
 
 
 def _work(task: Task) -> list[Done]:
-    """Replay a portion in a worker; less of it if the replay was stopped."""
+    """Replay a portion in a worker. Returns the conversations done when the replay was stopped."""
     done: list[Done] = []
     runs = _job.run(task)
     while not _stopped.is_set() and (one := next(runs, None)) is not None:
@@ -144,7 +144,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardedReplay:
-    """What to replay: options of `paceline replay`. Every machine must have the paths."""
+    """Options of `paceline replay` for a cluster. Every machine must have the paths."""
 
     traces: Sequence[Path]
     specs: Sequence[str]
@@ -155,13 +155,13 @@ class ShardedReplay:
     ignore: Sequence[str] = ()
 
     def shards(self) -> list[Shard]:
-        """All shards; whole recordings first, because they take longest.
+        """All shards. Whole recordings come first, because they take longest.
 
-        Raises ConversationError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
+        Raises ConversationError if a file cannot be read, MethodError if a drafter cannot be replayed."""
         recording = Recording.of(open_tokenizer(self.tokenizer))
         whole = [remembers(replayable(spec, recording)) for spec in self.specs]
         paths = [path for trace in self.traces for path in expanded(Path(trace))]
-        # A session is in many lines of its file.
+        # A session takes many lines of its file, which is not cut.
         parts = ([Piece(path)] if agent_of(path) else pieces_of(path, ConversationError) for path in paths)
         every = [piece for pieces in parts for piece in pieces]
         shards = [Shard(every, [n]) for n, of_it in enumerate(whole) if of_it]
@@ -170,7 +170,7 @@ class ShardedReplay:
 
 
 class Replayer:
-    """A cluster worker, which reads, tokenises and replays pieces of the files."""
+    """Reads, tokenises and replays pieces of the files in a cluster's worker."""
 
     def __init__(self, job: ShardedReplay):
         self.job = job
@@ -179,13 +179,13 @@ class Replayer:
         self.recording = Recording.of(tokenizer)
 
     def __call__(self, shard: Shard) -> Report:
-        """The report of one shard, with its drafters only. Raises ConversationError."""
+        """Replay a shard. Returns a report with its drafters only. Raises ConversationError."""
         job = self.job
         reading, wanted = Reading(), job.categories
         exchanges = read_pieces(shard.pieces, job.questions, job.ignore, reading)
         chosen = (exchange for exchange in exchanges if wanted is None or exchange.category in wanted)
         transcripts = [*self.transcriber.conversations(chosen, reading)]
-        # New drafters for every shard: if a shard is replayed again, they must not remember the first time.
+        # Every shard gets new drafters, because a shard replayed again must not be remembered.
         report = Report([job.specs[n] for n in shard.numbers], transcripts, reading)
         for done in start(transcripts, report.specs, self.recording):
             report.add(done)
@@ -193,12 +193,12 @@ class Replayer:
 
 
 def sweep(specs: Sequence[str], what: str | None) -> dict[str, str]:
-    """The drafters to replay, each with the one of `specs` that it is a variant of, itself if it is none: in place of
-    each that has the option, one for each of its values.
+    """Replace each drafter that has an option by a variant for each value. Returns the drafters to replay, each with
+    its original in `specs`, which is itself if it has no variants.
 
-    what  "option=value,value,..."; None: nothing is swept.
+    what  "option=value,value,..."; None: no sweep.
 
-    Raises PacelineError if no drafter has the option, MethodError for a drafter that does not exist."""
+    Raises PacelineError if no drafter has the option, MethodError if a drafter does not exist."""
     if what is None:
         return {spec: spec for spec in specs}
     option, _, text = what.partition("=")

@@ -40,11 +40,11 @@ from paceline.rollout.store import Entry, Key, visit_after
 
 log = logging.getLogger("paceline")
 
-TOP = 20  # best tokens stored of each position for `residual`: as many as vLLM reports by default
+TOP = 20  # Best tokens to store for `residual` at each position: vLLM's default.
 BLOCK = 1 << 16
 """Probabilities (positions * vocabulary) computed together. One position at a time costs ten times as much with small
 vocabularies; a whole draft at once is wasted if a row leaves its old answer early."""
-ROUNDING = 1e-6  # a tail up to this is rounding: the listed tokens hold all of the mass
+ROUNDING = 1e-6  # A smaller tail is rounding: the listed tokens hold all of the mass.
 
 
 class OldToken(NamedTuple):
@@ -127,7 +127,7 @@ class RolloutRule:
 
     name = ""
     lossless = True
-    uses_old = True  # whether it uses old answers
+    uses_old = True  # Whether the rule uses old answers.
     compares = False
     """Whether it compares old probabilities, which must then have the present temperature and filters."""
 
@@ -205,7 +205,7 @@ class Residual(RolloutRule):
 
     def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         if not len(old.top_ids):
-            return self.draw(p, cursor, reuse)  # made by a rule that records no best tokens: decide as `one-hot`
+            return self.draw(p, cursor, reuse)  # The old rule recorded no best tokens: decide as `one-hot`.
         return decide(p, old, cursor.request.noise, cursor.position)
 
 
@@ -254,7 +254,7 @@ class PlainNotLossless(RolloutRule):
         chance = math.inf if math.isinf(self.lenience) else self.lenience * float(p[old.token]) / old.prob
         if cursor.request.noise.happens(min(1.0, chance), cursor.position):
             return old.token
-        reuse.left = True  # even if the draw gives the old token again
+        reuse.left = True  # The row leaves the old answer even if the draw gives the old token.
         return self.draw(p, cursor, reuse)
 
 
@@ -301,7 +301,7 @@ def decide_between(
     elif q_tail <= 0 or noise.happens(min(1.0, p_tail / q_tail), position):
         return frozenset(shared)
     gains = torch.tensor([*(max(0.0, p[i] - q[i]) for i in shared), max(0.0, p_tail - q_tail)], dtype=torch.float64)
-    if float(gains.sum()) <= 0:  # rounding alone rejected it
+    if float(gains.sum()) <= 0:  # Only rounding rejected it.
         return token
     choice = noise.choose(gains, position)
     return shared[choice] if choice < len(shared) else frozenset(shared)

@@ -28,12 +28,13 @@ from paceline.rollout.store import Entry, visit_after
 if TYPE_CHECKING:
     from paceline.net.endpoint import Endpoint
 
-BANNED = -100.0  # added to the logits of banned tokens
+BANNED = -100.0  # Added to the logits of banned tokens.
 SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """A server's scores of a position: probabilities of the best tokens, and of the text's (None: not reported)."""
+    """A server's scores of a position: probabilities of the best tokens, and of the text's own token (None:
+    not reported)."""
 
     best: Mapping[int, float]
     token: float | None
@@ -119,7 +120,7 @@ async def answer(
     noise  of this row, not used before."""
     visit = visit_after(old)
     if old is not None and rule.name == "residual" and not old.top_ids.size:
-        old = None  # made by a rule that records no best tokens
+        old = None  # Its rule recorded no best tokens.
     tokens: list[int] = []
     reused = 0
     if old is not None:
@@ -130,7 +131,7 @@ async def answer(
             left = choice != text[i]
             if isinstance(choice, frozenset):
                 [choice] = await generate(endpoint, [*prompt, *tokens], 1, sorted(choice))
-                left = choice != text[i] or not rule.lossless  # as published, a rejection ends the reuse
+                left = choice != text[i] or not rule.lossless  # As published, a rejection ends the reuse.
             tokens.append(choice)
             if left:
                 break

@@ -19,9 +19,9 @@ from paceline.core.sampling import WARPING, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, StoreError
 
-CAPACITY = 1 << 30  # bytes: about 6 million tokens with the 20 best of each position, 130 million without
-OVERHEAD = 256  # bytes of an entry in addition to its arrays, about
-WAIT = 60.0  # seconds to wait for another process that writes
+CAPACITY = 1 << 30  # Bytes: about 6 million tokens with the 20 best of each position, 130 million without.
+OVERHEAD = 256  # An entry takes about so many bytes beyond its arrays.
+WAIT = 60.0  # Seconds to wait for another process that writes.
 TABLE = """CREATE TABLE IF NOT EXISTS rollouts (
     number INTEGER PRIMARY KEY, digest BLOB, copy INTEGER, version INTEGER, visit INTEGER, finished INTEGER,
     sampling TEXT, bytes INTEGER, arrays BLOB, UNIQUE (digest, copy)

@@ -24,7 +24,7 @@ from paceline.rollout.store import Key, RolloutStore, digest, numbered
 DRAFT = "past-answer,first=8+sam,past=65536"
 """The old answer first; after the first different token, continuations from other answers."""
 
-EVALUATION = 0x5EED  # changes the seed for evaluation, which must not share the noise of training
+EVALUATION = 0x5EED  # Changes the seed for evaluation, which must not share the noise of training.
 
 
 class RolloutReuse:

@@ -1,1 +1,1 @@
-"""What a measurement leaves: folders that resume, the machine that it ran on, chance, and reports."""
+"""Support for measurements: folders that resume, facts of the machine, statistics of chance, and reports."""

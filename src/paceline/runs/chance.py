@@ -1,4 +1,4 @@
-"""Too many hits, or too few: counts of events of known probabilities, each given all that came before it.
+"""Test counts of events with known probabilities, each given all events before it, for too many or too few hits.
 
 Chernoff's bound: exp(t * hits) has at most the expectation prod(1 + high (e^t - 1)). It holds for any number of trials,
 however rare hits are, and also where an earlier trial decides what the next one is."""
@@ -22,12 +22,12 @@ def bounds(hits: float, high: Floats) -> Floats:
 
 
 def excess(hits: float, high: Floats) -> float:
-    """The p-value of so many hits in trials [n] whose probabilities are at most `high`."""
+    """p-value: so many hits or more in trials with probabilities of at most `high` [n]."""
     if hits <= high.sum():
         return 1.0
     return 0.0 if hits and not high.any() else min(1.0, exp(bounds(hits, high).min()))
 
 
 def outside(hits: float, low: Floats, high: Floats) -> float:
-    """The p-value of hits in trials with probabilities of low..high [n], against too many and too few."""
+    """p-value: so many hits, too many or too few, in trials with probabilities of low..high [n]."""
     return min(1.0, 2 * min(excess(hits, high), excess(len(low) - hits, 1 - low)))

@@ -1,4 +1,4 @@
-"""What a measurement ran on: versions, processor, threads, memory, command."""
+"""Facts of the machine and the software of a measurement: versions, processor, threads, memory, command."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Progress: who is told how far something long is, and may stop it."""
+"""Progress: callbacks that hear how far long work is, and may stop it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from time import perf_counter
 
 @dataclass(frozen=True)
 class Progress:
-    """Callbacks of something long.
+    """Callbacks of long work.
 
-    say      what begins now, in words. note: a line that is to stay.
-    step     (done, total) of what was said last, or (done, total, other words for it).
+    say      (words): what begins now; note: (line): a line to keep on the screen.
+    step     (done, total) of the work said last, or (done, total, other words for it).
     limit    (seconds): from now on all of it takes so long.
-    stopped  whether no more is wanted."""
+    stopped  returns whether to stop."""
 
     say: Callable[[str], None] = lambda text: None
     step: Callable[..., None] = lambda done, total, what=None: None
@@ -21,5 +21,5 @@ class Progress:
     stopped: Callable[[], bool] = lambda: False
 
     def over(self, until: float) -> bool:
-        """Whether to go on to what is next: it is stopped, or `until` (perf_counter) is over."""
+        """Whether the work must end: it is stopped, or `until` (perf_counter) is past."""
         return self.stopped() or perf_counter() > until

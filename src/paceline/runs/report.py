@@ -24,7 +24,7 @@ COLORS = (
     "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
 )  # fmt: skip
-FAINT = "faint"  # a colour too, the page's own for what is in the background
+FAINT = "faint"  # The page's own colour for things in the background.
 
 
 def number(value: Any, digits: int = 2) -> str:
@@ -34,7 +34,7 @@ def number(value: Any, digits: int = 2) -> str:
 
 
 def percent(value: Any, digits: int = 0) -> str:
-    """A share; one that is neither nothing nor the whole is not rounded to it."""
+    """A share in percent. Only exact shares are shown as 0 % or 100 %."""
     if not isinstance(value, int | float) or not isfinite(value):
         return DASH
     for places in (digits, 1):
@@ -129,7 +129,7 @@ def render(template: Path, **values: Any) -> str:
 
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEADS = re.compile("<th>(.*?)</th>", re.DOTALL).findall
-NARROW = 3  # columns of a table that a phone shows as it is
+NARROW = 3  # A phone shows tables of so many columns as they are.
 
 
 def _labelled(table: re.Match[str]) -> str:
@@ -160,11 +160,11 @@ class Curve:
     name: str = ""
 
 
-DEEPEST = 16  # depths of a draft in a plot
+DEEPEST = 16  # Most depths of a draft in a plot.
 
 
 def by_depth(shares: Sequence[float], name: str, color: str) -> Curve:
-    """Of the drafts that reach a depth the share, in percent, that is accepted to it."""
+    """The share of drafts accepted to each depth, in percent of those that reach it."""
     shares = shares[:DEEPEST]
     tips = [f"{name}: {percent(share, 1)} accepted to depth {d}" for d, share in enumerate(shares, 1)]
     return Curve([(d, 100 * share) for d, share in enumerate(shares, 1)], tips, [color] * len(shares))
@@ -315,7 +315,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts that are shown when somebody asks for them."""
+    """Parts hidden until the reader opens them."""
 
     summary: Any
     parts: Sequence["Part"]

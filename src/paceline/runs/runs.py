@@ -117,7 +117,7 @@ class Run(Closing):
         write_whole(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run; None if there is none that can be read."""
+        """Read a JSON file of the run; None if it is missing or unreadable."""
         return _read(self.path / name)
 
     def close(self) -> None:
@@ -128,14 +128,14 @@ class Run(Closing):
 
 
 def new_folder(name: str) -> Path:
-    """A folder for a run that was given none: runs/NAME-DATE-TIME. PacelineError if it cannot be made."""
+    """Make a folder for a run without one: runs/NAME-DATE-TIME. Raises PacelineError if it cannot be made."""
     folder = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     check_folder(folder)
     return folder
 
 
 def check(path: Path, kind: str, identity: Mapping[str, Any]) -> None:
-    """PacelineError unless a run of this kind and identity can begin or go on in `path`. Writes nothing."""
+    """Raise PacelineError unless a run of this kind and identity can begin or go on in `path`. Writes nothing."""
     if not path.is_dir():
         return
     if not (path / RUN).exists():
@@ -146,7 +146,7 @@ def check(path: Path, kind: str, identity: Mapping[str, Any]) -> None:
 
 
 def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], where: str, instead: str) -> None:
-    """PacelineError if two descriptions of a run differ, naming the first difference.
+    """Raise PacelineError that names the first difference of two descriptions of a run.
 
     instead  what to do for another run, for the message."""
     now = json.loads(json.dumps(now))
@@ -163,7 +163,7 @@ def is_run(path: Path, kind: str) -> bool:
 
 
 def read_about(path: Path, kind: str) -> dict[str, Any]:
-    """run.json of a folder. PacelineError if it holds no run of this kind."""
+    """Read run.json of a folder. Raises PacelineError if it holds no run of this kind."""
     about = _read(path / RUN)
     if about is None or "identity" not in about:
         raise PacelineError(f"{path / RUN} cannot be read; name the folder of a run")
@@ -186,7 +186,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse(line: bytes, path: Path) -> dict[str, Any]:
-    """A line's object; PacelineError if it holds something else."""
+    """Parse a line's object. Raises PacelineError if it holds anything else."""
     try:
         return as_object(line, "a row of a run")
     except NotJSON as error:

@@ -5,6 +5,6 @@ and bodies. `settings.py` says how much requests may ask for, `fields.py` what c
 /v1/responses, `messages.py` /v1/messages, `ollama.py` /api/chat: each reads a request as a chat, and writes the answer
 in its own form.
 `responses.py` writes chats and texts. `chats.py` works a request out and has it answered, for the routes and, without
-HTTP, for `local.py`. `tools.py` is what a chat template is given, `reading.py` how the model's answers are read,
-`structure.py` grammars, `metrics.py` what is noted. The engine runs in the thread of a `worker`. Knows
-drafters by the names that requests give them."""
+HTTP, for `local.py`. `tools.py` prepares the variables of a chat template, `reading.py` reads the model's answers,
+`structure.py` makes grammars, and `metrics.py` counts and logs requests. The engine runs in the thread of a `worker`.
+Requests choose drafters by name; the package knows no drafter."""

@@ -1,5 +1,5 @@
-"""Reading ahead: while the engine has nothing to do, it computes what the next request of a conversation will begin
-with, where that is not what was computed already.
+"""Read ahead: while the engine is idle, it computes how the next request of a conversation will begin, if that differs
+from the tokens computed already.
 
 A chat template may write an answer differently when it has become a part of the conversation: without its thinking, or
 a call in another spelling. The server renders the conversation as the client will send it, and reads it. Answers do not
@@ -45,7 +45,7 @@ class Part:
 class ReadAhead:
     """Reads conversations while `is_idle` is true. Except for `put`, it is for the engine's thread.
 
-    read, used, wasted  tokens that were read ahead; those that later prompts found; and those that none will find."""
+    read, used, wasted  numbers of tokens: read ahead, found by later prompts, and lost to all prompts."""
 
     def __init__(self, engine: Engine, is_idle: Callable[[], bool]):
         self._engine, self._is_idle = engine, is_idle
@@ -75,7 +75,7 @@ class ReadAhead:
         return True
 
     def _run(self, row: Row) -> bool:
-        """Run a row's prompt. Returns whether there is no more to run: all of it was run, or it cannot go on."""
+        """Run a row's prompt. Returns whether it is over: all of it was run, or it cannot go on."""
         engine, target = self._engine, self._engine.target
         layers = target.num_layers if target.inside is not None else 1  # Others run all layers in one call.
         target.is_interrupted, stuck = lambda: not self._is_idle(), False
@@ -89,7 +89,7 @@ class ReadAhead:
                 self._piece = min(max(int(LAYER_SECONDS / max(each, 1e-9)), PIECES[0]), PIECES[1])
         except Interrupted:
             pass
-        except Exception:  # Nobody asked for it, and requests must not suffer.
+        except Exception:  # Reading ahead must never harm requests.
             log.exception("a conversation could not be read ahead")
             row.end("error")
         finally:
@@ -105,7 +105,7 @@ class ReadAhead:
         return stuck or end >= row.prompt_length or row.finish_reason == "error"
 
     def ended(self, row: Row) -> None:
-        """Count what a request found of what was read ahead."""
+        """Count the tokens that a request found read ahead."""
         prompt = row.tokens[: min(row.prompt_length, row.reused)]
         for part in [*self._parts]:
             used = common(part.tokens, prompt) - part.begin

@@ -1,17 +1,17 @@
-"""An alarm for corruption in service: finished answers are scored again while nothing is asked (`serve --audit`).
+"""An alarm for corruption in service: finished answers are scored again while the server is idle (`serve --audit`).
 
 A share of the answers is read by the plain path: no draft, no reused prefix, a cache of its own, in pieces as a prompt.
-Each token must be one that the model could say there, by the request's own parameters and grammar:
+Each token must be possible there, by the request's own parameters and grammar:
 
-* Greedy: the best one, or a near tie with it (`reference.is_tie`). Rounding is measured by reading a text in other
-  widths, the prompt too, as a server reads it in pieces of its choice: on answers to longer prompts than any before,
-  and at every place where a token seems wrong. With exact logits there is none.
-* Sampled: none that is filtered out, as far as rounding moves the filters' borders; and over many answers, rare tokens
-  and the best one come as often as the model says. These counts are martingales (`chance.bounds`) if nobody chose the
-  noise, so answers to a seed that the request gave do not count: a client could look for seeds that draw rare tokens.
-  Window k of WINDOW tokens may give a false alarm with probability LEVEL / (k (k + 1)), so all windows with LEVEL.
+* Greedy: it is the best token, or a near tie with it (`reference.is_tie`). Rounding is measured by reading the text,
+  prompt included, in pieces of other widths: for each prompt longer than all before, and wherever a token seems wrong.
+  Exact logits have no rounding.
+* Sampled: it is not filtered out, within the rounding of the filters' borders. Over many answers, rare tokens and the
+  best token come as often as the model says. These counts are martingales (`chance.bounds`) if nobody chose the noise,
+  so answers to a seed of the request do not count: a client could look for seeds that draw rare tokens. Window k of
+  WINDOW tokens may give a false alarm with probability LEVEL / (k (k + 1)), so all windows with LEVEL.
 
-What the plain path computes wrongly itself, such as broken weights, shows nowhere here."""
+Errors that the plain path shares, such as broken weights, are not found."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ from paceline.target.base import Target
 
 log = logging.getLogger("paceline.audit")
 
-CHUNK = 256  # most tokens of a forward: a request that comes meanwhile waits for one
-LOGITS = 1 << 24  # most logits of a forward
-PLACES = 16  # places that are judged in one go
-NEAR = 32  # tokens before a place that are read in other widths to measure rounding; all others in pieces of so many
-CALIBRATED = 32  # places of an answer at which rounding is measured beforehand
-WINDOW = 2000  # sampled tokens that are counted together
-LEVEL = 1e-3  # probability of a false alarm by counts, over all time
-RARE = (1e-3, 1e-5, 1e-7)  # tokens below these probabilities are counted
-SHOWN = 20  # latest alarms that /audit tells
+CHUNK = 256  # Most tokens of a forward, for which a new request has to wait.
+LOGITS = 1 << 24  # Most logits of a forward.
+PLACES = 16  # Places judged at once.
+NEAR = 32  # To measure rounding, the last NEAR tokens are read in other widths, those before in pieces of NEAR.
+CALIBRATED = 32  # Rounding is first measured at so many places of an answer.
+WINDOW = 2000  # Sampled tokens counted together.
+LEVEL = 1e-3  # Probability of a false alarm by counts, over all time.
+RARE = (1e-3, 1e-5, 1e-7)  # Tokens below each of these probabilities are counted.
+SHOWN = 20  # The latest alarms kept for /audit.
 VERDICTS = ("same", "near_tie", "mismatch", "impossible")
 """Of a token and, the worst of its tokens', of an answer."""
 WRONG = VERDICTS[2:]
-MOST_SLACK = 30.0  # largest logarithm of a factor
-TEXTS = ("stop", "bad_words", "logit_bias")  # parameters that hold some of the request's text
+MOST_SLACK = 30.0  # Largest logarithm of the factor by which rounding changes a probability.
+TEXTS = ("stop", "bad_words", "logit_bias")  # Parameters that hold text of the request.
 
 
 def read(
     target: Target, text: IntArray, start: int, width: int, before: int = CHUNK
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Read `text` in a cache of its own, in forwards of `width` from token `start` on, else of `before`. Yields
-    after each of them (i, logits [k, V] of the tokens text[i : i + k]); k is 0 within the beginning."""
+    """Read `text` in a cache of its own, in forwards of `width` tokens from `start` on, and of `before` tokens before
+    it. Yields (i, logits [k, V] of the tokens text[i : i + k]) after each forward; k is 0 before `start`."""
     target = target.apart()
     slot, at = target.add_row(len(text)), 0
     try:
@@ -79,7 +79,8 @@ def read(
 
 
 class Counts:
-    """Rare tokens and best tokens of a window, and how often they should come. number: the window's, from 1."""
+    """Counts of rare tokens and best tokens in a window, with bounds on how often they should come. number: of the
+    window, from 1."""
 
     def __init__(self, number: int):
         self.number, self.tokens = number, 0
@@ -91,16 +92,16 @@ class Counts:
 
     @property
     def is_proof(self) -> bool:
-        """Whether chance alone gives such a window too rarely."""
+        """Whether such a window is too rare to be chance."""
         return self.p_value < LEVEL / (self.number * (self.number + 1))
 
     def add(self, probs: torch.Tensor, tighter: torch.Tensor, tokens: torch.Tensor, slack: float) -> None:
-        """Count `tokens` [k]. probs, tighter: their distributions [k, V], with filters that let most pass, and least.
+        """Count `tokens` [k]. probs, tighter: their distributions [k, V], with the widest and the tightest filters.
 
-        slack  the logarithm of the factor by which rounding changes a probability at most."""
+        slack  logarithm of the largest factor by which rounding changes a probability."""
         wider, best = exp(slack) * (1 + 1e-6), probs.argmax(-1)
         own, of_best, most = _at(probs, tokens), _at(probs, best), _at(tighter, best)
-        kept = (most / of_best).clamp_min(1.0) * wider  # the share of what may be filtered out goes to all others
+        kept = (most / of_best).clamp_min(1.0) * wider  # Tokens that may be filtered out leave others their share.
         for i, rare in enumerate(RARE):
             self._add(i, (own < rare) & (own > 0), torch.where(probs < rare, probs, 0.0).sum(-1) * kept)
         self._add(-2, tokens == best, torch.maximum(of_best, most) * wider)
@@ -112,16 +113,16 @@ class Counts:
 
 
 def _at(values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The value [k] of each row's token, of values [k, V]."""
+    """The values [k] of each row's token in `values` [k, V]."""
     return values.gather(-1, tokens.unsqueeze(-1))[:, 0]
 
 
 def judge(
     logits: torch.Tensor, params: SamplingParams, text: IntArray, at: int, noise: float, counts: Counts | None = None
 ) -> list[str]:
-    """The verdicts on the tokens text[at : at + k], from their logits [k, V]; counts: where sampled ones are counted.
+    """Verdicts on the tokens text[at : at + k], from their logits [k, V]. counts: counts sampled tokens.
 
-    noise  by how much rounding moves a logit."""
+    noise  how far rounding moves a logit."""
     contexts = [text[:end] for end in range(at, at + len(logits))]
     tokens = torch.from_numpy(text[at : at + len(logits)]).to(logits.device)
     noise *= max(params.repetition_penalty, 1 / params.repetition_penalty)
@@ -146,7 +147,7 @@ def judge(
 
 
 def _moved(params: SamplingParams, slack: float) -> SamplingParams:
-    """The request's filters where probabilities are off by the factor e^slack: they let more pass, or less below 0."""
+    """The request's filters if probabilities are off by the factor e^slack: wider, or tighter if slack is negative."""
     p, by = params.top_p, exp(slack)
     return replace(params, top_p=min(1.0, p * by / (1 + p * (by - 1))), min_p=min(1.0, params.min_p / by))
 
@@ -154,10 +155,10 @@ def _moved(params: SamplingParams, slack: float) -> SamplingParams:
 class Audit:
     """Keeps a share of the answers and scores them, in the engine's thread alone.
 
-    share   of the answers that are kept. most: tokens of the answers that wait, prompts included; the newest stay.
+    share   share of the answers to keep; most: tokens that may wait, prompts included. The newest answers stay.
     texts   whether an alarm repeats the request's token ids.
-    backlog tokens of the answers that wait.
-    answers, tokens  numbers of answers and tokens by verdict. alarms: the latest ones, as /audit tells them."""
+    backlog tokens of the waiting answers.
+    answers, tokens  numbers of answers and of tokens by verdict; alarms: the latest alarms, for /audit."""
 
     def __init__(
         self, engine: Engine, share: float, most: int = 1 << 18, *, texts: bool = False, prefix: str = "paceline"
@@ -173,11 +174,11 @@ class Audit:
         self._work: Generator[None, None, None] | None = None
 
     def keep(self, row: Row) -> None:
-        """Note an answer that has ended, if chance picks it and its law is the model's."""
+        """Keep a finished answer to be scored, if chance picks it and its sampling was lossless."""
         if random() >= self.share or not row.num_new or row.finish_reason == "error":
             return
         if self.engine.rule.lossless:
-            kept = copy(row)  # without what may be many times as large as its tokens
+            kept = copy(row)  # Log-probabilities may be many times as large as the tokens, and are dropped.
             kept.logprobs, kept.prompt_logprobs = [], []
             self._waiting.append(kept)
             self.backlog += len(kept)
@@ -185,23 +186,23 @@ class Audit:
             self._next()
 
     def _next(self) -> Row:
-        """The oldest answer, which waits no more."""
+        """Take the oldest answer off the queue."""
         row = self._waiting.popleft()
         self.backlog -= len(row)
         return row
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Do a short piece of work, a forward of CHUNK tokens at most. Returns False where there is none."""
+        """Do a short piece of work: at most a forward of CHUNK tokens. Returns False if there is none."""
         if self._work is None:
             if not self._waiting:
                 return False
             self._work = self._score(self._next())
         began, most = perf_counter(), torch.get_num_threads()
-        torch.set_num_threads(self.engine.threads.using)  # as many as its rounds had
+        torch.set_num_threads(self.engine.threads.using)  # An audit uses as many threads as the engine's rounds.
         try:
             ended = next(self._work, True)
-        except Exception:  # such as too little memory: whoever asks next must not suffer
+        except Exception:  # An error, such as too little memory, must not harm the next request.
             log.exception("an answer could not be audited")
             ended = True
         finally:
@@ -211,17 +212,17 @@ class Audit:
         return True
 
     def _score(self, row: Row) -> Generator[None, None, None]:
-        """Read an answer, and note what is found; the work stops at a token that is wrong."""
+        """Read an answer and note the verdict. Stops at a wrong token."""
         params, text, start = row.params, row.tokens, row.prompt_length
         if (grammar := params.grammar) is not None and hasattr(grammar, "fresh"):
-            params = replace(params, grammar=grammar.fresh())  # others may read the answer's own one meanwhile
-        if start > self._longest and not self.engine.target.exact:  # other kernels may run from some width on
+            params = replace(params, grammar=grammar.fresh())  # Another thread may read with the answer's own grammar.
+        if start > self._longest and not self.engine.target.exact:  # Longer prompts may run other kernels.
             self._longest, noise = start, (yield from self._measure(text[: start + CALIBRATED], start))
             self.noise = max(self.noise, noise)
         counted = not params.is_greedy and params.seed is None
         found, counts = Counter[str](), self.window if counted else None
         width = max(min(CHUNK, LOGITS // self.engine.target.vocab_size), PIECE)
-        at_once = PLACES if params.grammar is None else 1  # a mask may take as long as a forward
+        at_once = PLACES if params.grammar is None else 1  # A grammar's mask may take as long as a forward.
         for first, logits in read(self.engine.target, text, start, width):
             for i in range(0, len(logits), at_once):
                 some = logits[i : i + at_once]
@@ -243,7 +244,7 @@ class Audit:
             self._look(row)
 
     def _measure(self, text: IntArray, first: int) -> Generator[None, None, float]:
-        """By how much rounding moves a logit of the tokens from `first` on, which are read in other widths, too."""
+        """Measure how far rounding moves logits of the tokens from `first` on, by reading them in other widths."""
         readings, start = [], max(first - NEAR, 1)
         for width, before in ((CHUNK, CHUNK), (PIECE, NEAR), (1, NEAR)):
             kept = []
@@ -255,7 +256,7 @@ class Audit:
         return SCALES[0] * float(noise_of(readings[0], readings[1:]).max())
 
     def _look(self, row: Row) -> None:
-        """Look at the window after an answer; a full one, or one that proves something, is the last of its kind."""
+        """Look at the window after an answer. A new window begins if this one is full or proves an error."""
         self.p_value = self.window.p_value
         if self.window.is_proof:
             self._alarm(row, "counts", {"p_value": self.p_value, "tokens": self.window.tokens})
@@ -270,7 +271,8 @@ class Audit:
             self.bad_of[kind][1] += verdict in WRONG
 
     def _alarm(self, row: Row, verdict: str, facts: dict[str, Any]) -> None:
-        """Raise the alarm: a line in the log, which repeats the request without its text unless that is wanted."""
+        """Raise the alarm: a line in the log with the request's parameters,
+        and its token ids only if `texts` is set."""
         plain, names = SamplingParams(), SamplingParams.option_names()
         given = {name: getattr(row.params, name) for name in names if self.texts or name not in TEXTS}
         asked = {name: value for name, value in given.items() if value != getattr(plain, name)}
@@ -284,10 +286,12 @@ class Audit:
         self.num_alarms += 1
         log.warning("an answer is not the model's: %s", json.dumps(alarm, default=str))
 
-    # What is told ----------------------------------------------------------------------------------------------
+    # For /audit and /metrics
+    # ----------------------------------------------------------------------------------------------
 
     def now(self) -> dict[str, Any]:
-        """For /audit. by_kind: answers, and wrong ones among them; where they differ, the cause is near."""
+        """Facts for /audit. by_kind: (answers, wrong answers) by kind;
+        the kind with more wrong ones points to the cause."""
         return {
             "share": self.share, "answers": dict(self.answers), "tokens": dict(self.tokens),
             "rounding": self.noise, "window": {"number": self.window.number, "tokens": self.window.tokens},
@@ -296,7 +300,7 @@ class Audit:
         }  # fmt: skip
 
     def collect(self) -> Iterator[Metric]:
-        """For /metrics."""
+        """Yield the counters for /metrics."""
         for name, counts in (("answers", self.answers), ("tokens", self.tokens)):
             what = f"Audited {name} by verdict"
             family = CounterMetricFamily(f"{self.prefix}:audit_{name}", what, labels=["verdict"])
@@ -312,6 +316,6 @@ class Audit:
 
 
 def _drafter(row: Row, index: int) -> str:
-    """The drafter of the answer's token `index`; "" for one of the target's own."""
+    """The drafter of the answer's token `index`; "" if the token is the target's own."""
     ends = accumulate(length for _, length in row.runs)
     return next((name for (name, _), end in zip(row.runs, ends, strict=True) if index < end), "")

@@ -1,4 +1,4 @@
-"""Requests in, answers out: what a body asks for is worked out once, queued, and waited for. Knows no HTTP.
+"""Work a request out once, queue it, and wait for its answers. Knows no HTTP.
 
     prompted = chats.prompted(request)
     submitted = chats.submit(request, prompted)
@@ -46,14 +46,14 @@ PING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """What a chat asks for, worked out once.
+    """A chat worked out: prompt, tools, grammar and reader.
 
     prompt    token ids.
     branches  lengths of the prompt, as in SamplingParams.
     tools     functions that an answer may call.
-    marks     what begins and ends an answer's reasoning; None where there can be none.
-    grammar   makes the grammar of an answer, None for any text: answers share nothing that is read.
-    reader    makes the reader of an answer."""
+    marks     marks that begin and end an answer's reasoning; None if there can be no reasoning.
+    grammar   makes a grammar for each answer, or None if any text is right.
+    reader    makes a reader for each answer."""
 
     prompt: list[int]
     branches: list[int]
@@ -67,8 +67,8 @@ class PreparedChat:
 class Prompted:
     """A prompt and the parameters of each of its answers.
 
-    reader    makes the reader of an answer; None: the answer is text and nothing else.
-    text      the prompt's text, where that is to come back.
+    reader    makes a reader for each answer; None: an answer is plain text.
+    text      the prompt's text, if the request wants it back.
     branches  lengths of the prompt, as in SamplingParams."""
 
     prompt: list[int]
@@ -86,7 +86,7 @@ class Chats:
         self.engine = worker.engine
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
-        self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
+        self.tokenizer.name = settings.model  # Errors name the tokenizer to strangers, who must not read a path.
         self.tokenizer.reads_marks = settings.parse_marks
         self.defaults = settings.defaults(self.engine.target.sampling)
         target = self.engine.target
@@ -103,14 +103,14 @@ class Chats:
             corpus.latest()
 
     def check_model(self, model: str | None) -> None:
-        """Refused for a model that is not here."""
+        """Raise Refused if the server has no such model."""
         names = (self.settings.model, *self.settings.also)
         if model is not None and model not in names and "*" not in names:
             what = f"model is {shortened(repr(model))}; this server has {', '.join(map(repr, names))}"
             raise Refused(what, "model", 404, "model_not_found")
 
     def check(self, request: Common) -> None:
-        """Refused for a model or drafter that is not here. The drafter becomes its whole spec."""
+        """Raise Refused if the server has no such model or drafter. Replaces the drafter's name by its whole spec."""
         self.check_model(request.model)
         if request.draft is None:
             return
@@ -120,7 +120,7 @@ class Chats:
             raise Refused(f"draft is {shortened(repr(request.draft))}; requests may choose {choice}", "draft")
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Work a chat out; Refused for what cannot be answered."""
+        """Work a chat out. Raises Refused if it cannot be answered."""
         tools = self.tools_of(request)
         prompt = self.prompt_of(request, tools)
         marks, inside = self.reasoning_of(request, prompt)
@@ -129,7 +129,7 @@ class Chats:
         return PreparedChat(prompt, self.branches(request, tools, prompt), tools, marks, grammar, reader)
 
     def tools_of(self, request: Conversation) -> list[Tool]:
-        """The functions that an answer may call; Refused for a schema that cannot be kept to."""
+        """The functions that an answer may call. Raises PacelineError if a strict schema cannot be enforced."""
         tools = tool.chosen(request)
         for one in tools:
             schema = tool.parameters(one)
@@ -140,7 +140,8 @@ class Chats:
     def prompt_of(
         self, request: Conversation, tools: Sequence[Tool], whole: bool = True, **more: Any
     ) -> list[int]:  # fmt: skip
-        """Token ids of a conversation and its tools. whole: it has to fit the context. more: for the template."""
+        """Token ids of a conversation and its tools.
+        whole: whether it must fit the context; more: variables for the template."""
         options = dict(request.chat_template_kwargs or {})
         for name in tool.unread_variables(self.tokenizer, options, tools=bool(tools), refuse=not self.settings.lenient):
             del options[name]
@@ -150,12 +151,12 @@ class Chats:
         given = [one.model_dump(exclude_none=True, exclude={"cache_control"}) for one in tools]
         messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
         if whole:
-            self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
+            self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # Megabytes would block everybody.
         return self.tokenizer.encode_chat(messages, **(options | inputs | request.turns | more))
 
     def branches(self, request: Conversation, tools: Sequence[Tool], prompt: list[int]) -> list[int]:
-        """Lengths of a prompt at which later ones may go on differently: before the user's first words, and before the
-        words that invite an answer. Only recurrent models need to know them."""
+        """Lengths of a prompt at which later prompts may differ: before the user's first words, and before the words
+        that invite an answer. Only recurrent models need them."""
         if not self.engine.target.recurrent or not request.turns.get("add_generation_prompt", True):
             return []
         count = next((i for i, one in enumerate(request.messages) if one.get("role") == "user"), 0)
@@ -168,7 +169,7 @@ class Chats:
         return [len(same_beginning(prompt, one)) for one in others]
 
     def reasoning_of(self, request: ChatRequest, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
-        """(marks of an answer's reasoning, None where there can be none; whether the prompt has begun it)."""
+        """Returns (marks of an answer's reasoning, or None if there can be none; whether the prompt has begun it)."""
         if self.marks is None:
             return None, False
         if request.continue_final_message and (said := text_of(request.messages[-1].get("content"))):
@@ -189,12 +190,12 @@ class Chats:
         return Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
     def strict(self, tools: Sequence[Tool]) -> reading.ArgumentChecks:
-        """By name of the functions that are strict: whether arguments fit the function's schema."""
+        """For each strict function, by name, a check whether arguments fit its schema."""
         strict = [(one.function.name, tool.parameters(one)) for one in tools if one.function.strict]
         return {name: partial(self.grammars.fits, schema) for name, schema in strict}
 
     def most_tokens(self, prompt: Sequence[int]) -> int:
-        """How many tokens of an answer fit behind a prompt."""
+        """The number of tokens that fit into the context after a prompt."""
         return max(self.engine.longest - len(prompt), 1)
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None, grammar: Any) -> SamplingParams:
@@ -213,7 +214,7 @@ class Chats:
         self, request: Common, most: int, tools: Sequence[Tool] = (), marks: tuple[str, str] | None = None,
         inside: bool = False,
     ) -> Any:  # fmt: skip
-        """A new grammar for an answer of at most so many tokens, or None. A chat's grammar begins after the
+        """A new grammar for an answer of at most `most` tokens, or None for any text. A chat's grammar begins after its
         reasoning."""
         grammar, schema = self._grammar(request, tools)
         if request.on_length == "close":
@@ -239,7 +240,7 @@ class Chats:
     # A prompt, and a job for each of its answers ------------------------------------------------------------------
 
     def prompted(self, request: Common) -> list[Prompted]:
-        """Every prompt of a request, and how it is answered. Takes long for large prompts, schemas and templates."""
+        """Work out every prompt of a request. Takes long for large prompts, schemas and templates."""
         self.check(request)
         if isinstance(request, ChatRequest):
             self.check_count(request.n)
@@ -269,7 +270,8 @@ class Chats:
     def _answers(
         self, request: Common, prompt: list[int], logprobs: int | None, grammar: Callable[[], Any]
     ) -> list[SamplingParams]:
-        """Parameters of each of the n answers. A prompt that is only scored needs one; one that comes back, none."""
+        """Parameters of each of the n answers.
+        A prompt to be scored alone needs one answer, a prompt only echoed none."""
         if only_echo(request):
             if logprobs is None:
                 return []
@@ -282,13 +284,13 @@ class Chats:
         return [first, *(replace(first, grammar=grammar(), seed=seed) for seed in seeds)]
 
     def check_count(self, answers: int) -> None:
-        """Refused for more answers than can ever wait."""
+        """Raise Refused if there are more answers than can ever wait."""
         if answers > (most := self.worker.most_waiting + self.engine.max_batch):
             raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
 
     def corpus(self, folder: str | None, client: str) -> SuffixArray | None:
-        """The text that a request may copy from. Refused for a folder that is in none of the server's, or for a client
-        without a key: how much is drafted tells what is in a text."""
+        """The text that a request may copy from. Raises Refused for a folder outside the server's folders, and for a
+        client without a key, because drafts tell what is in a text."""
         if folder is None:
             return next(iter(self.corpora.values())).latest() if self.corpora else None
         path = Path(folder).expanduser().resolve()
@@ -305,7 +307,7 @@ class Chats:
     ) -> list[list[Job]]:
         """Queue one job per answer. If the queue is too full for all, queue none, raise Busy.
 
-        client  as in `Row`. corpus: a folder whose text drafts may copy from, instead of the server's first."""
+        client  as in `Row`; corpus: a folder to copy drafts from, instead of the server's first folder."""
         text = self.corpus(corpus, client)
         loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
         whose = "" if self.settings.share_prefixes else client, request.cache_salt or ""
@@ -325,12 +327,13 @@ class Chats:
         return jobs
 
     def abort(self, jobs: Sequence[Job]) -> None:
-        """End jobs where they are; those that have ended stay."""
+        """End the jobs that are still running."""
         for job in jobs:
             self.worker.abort(job)
 
     async def finished(self, jobs: Sequence[Job]) -> list[Completion]:
-        """The whole answers, or what there is of them when the worker must end. Whoever cancels this aborts them."""
+        """Wait for the whole answers, or for their parts so far if the worker must end.
+        Who cancels this aborts the jobs."""
         try:
             for job in jobs:
                 try:
@@ -353,8 +356,8 @@ class Chats:
         return completions
 
     def next_prompt(self, request: ChatRequest, prompted: Prompted, done: Completion) -> list[int]:
-        """The tokens with which the next request of a conversation begins, as far as an answer decides them. The
-        client sends the answer back as it got it, with its reasoning if it sent that of earlier answers."""
+        """The tokens with which the next request of a conversation will begin. Expects that the client sends the answer
+        back unchanged, with its reasoning only if it sent reasoning of earlier answers."""
         assert prompted.reader is not None
         reader = prompted.reader()
         answer = reading.message(reader.push(done.text) + reader.end())
@@ -368,7 +371,7 @@ class Chats:
         return same_beginning(*(self.prompt_of(one, tools) for one in requests))
 
     def read_ahead(self, request: ChatRequest, prompted: Prompted, job: Job) -> None:
-        """Let the worker compute the beginning of the next request. A template that refuses it costs that alone."""
+        """Let the worker compute the beginning of the next request. Does nothing if the template refuses it."""
         try:
             job.next = self.next_prompt(request, prompted, job.completion)
         except PacelineError:
@@ -376,8 +379,8 @@ class Chats:
         self.worker.read_ahead(job)
 
     def note(self, jobs: Sequence[Job]) -> None:
-        """Go on from whole answers: read ahead, in another thread, and write each job to the log, once, if there is a
-        log. A full disk costs the line, not the answer."""
+        """Finish whole answers: read ahead, in another thread, and write each job once to the log, if there is a log.
+        If the disk is full, the line is lost, not the answer."""
         for job in jobs:
             if job.on_answer is not None and job.completion.finish_reason == "stop":
                 job.loop.run_in_executor(None, job.on_answer)
@@ -396,8 +399,8 @@ class Chats:
     async def stream(
         self, jobs: Sequence[Job], readers: Sequence[Reader | None], form: "Form"
     ) -> AsyncIterator[str]:
-        """The events of some answers, as `form` writes them, and pings where nothing else is said. readers: of each
-        answer."""
+        """Yield the events of the jobs' answers in the given form, and pings during silence.
+        readers: a reader for each job."""
         left, merged = dict(enumerate(jobs)), Merged(jobs)
         try:
             yield form.begin()
@@ -430,40 +433,40 @@ class Chats:
 
 
 class Form(ABC):
-    """How an API writes answers as server-sent events. Each method returns the events of that moment, or ""."""
+    """Writes answers as an API's server-sent events. Each method returns the events of a moment, or ""."""
 
     def ping(self) -> str:
-        """A sign of life that clients pass over."""
+        """A sign of life that clients ignore."""
         return ": ping\n\n"
 
     @abstractmethod
     def begin(self) -> str:
-        """Before anything is computed; never "", since a client may wait for the first byte alone."""
+        """Events before anything is computed; never "", because a client may wait for the first byte."""
 
     @abstractmethod
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
-        """Of what a round adds to answer `i`, which its reader has read as `pieces`."""
+        """Events for a round's addition to answer `i`. pieces: the addition as its reader read it."""
 
     @abstractmethod
     def end(self, i: int, done: Completion, pieces: list[Piece], called: bool) -> str:
-        """Of the end of answer `i`: its last pieces, and why it ended. called: it has a whole call."""
+        """Events for the end of answer `i`: its last pieces, and why it ended. called: whether it has a whole call."""
 
     @abstractmethod
     def over(self) -> str:
-        """After the last answer."""
+        """Events after the last answer."""
 
     @abstractmethod
     def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
-        """Of an error, which ended the answers that are left."""
+        """Events for an error that ended the answers in `left`."""
 
 
 Event = dict[str, Any]
 
 
 class Parts(ABC):
-    """Puts the pieces of one answer together as parts that follow each other: "content", "reasoning" and "call".
+    """Joins the pieces of an answer to a sequence of parts: "content", "reasoning" and "call".
 
-    kind  of the part that is open; "" for none. said: its text so far."""
+    kind  kind of the open part, "" for none; said: its text so far."""
 
     def __init__(self) -> None:
         self.kind = self.said = ""
@@ -488,13 +491,13 @@ class Parts(ABC):
         return self.closed(kind, text) if kind else []
 
     def take(self, done: Completion, reader: Reader) -> None:
-        """A whole answer."""
+        """Read a whole answer."""
         self.push([*reader.push(done.text), *reader.end()])
         self.close()
 
     @abstractmethod
     def opened(self, kind: str, name: str) -> list[Event]:
-        """The events that begin a part. name: of the function of a call."""
+        """The events that begin a part. name: the function's, if it is a call."""
 
     @abstractmethod
     def added(self, text: str) -> list[Event]:
@@ -506,13 +509,13 @@ class Parts(ABC):
 
 
 class Quiet(Exception):
-    """A stream has sent nothing for so long that it must show that it lives."""
+    """A stream has been silent for so long that it must send a sign of life."""
 
 
 class Silence:
-    """Tells when a stream has sent nothing for `PING_SECONDS`. One timer a stream: a token moves none.
+    """Tells when a stream has sent nothing for `PING_SECONDS`. Has one timer a stream, which tokens do not restart.
 
-    tell  called then, and again after as long a silence."""
+    tell  called after each such silence."""
 
     def __init__(self, tell: Callable[[], None]):
         self._loop, self._tell = asyncio.get_running_loop(), tell
@@ -520,7 +523,7 @@ class Silence:
         self._look()
 
     def end(self) -> None:
-        """Something is sent now."""
+        """Note that something is sent now."""
         self._since = self._loop.time()
 
     def _look(self) -> None:
@@ -535,8 +538,8 @@ class Silence:
 
 
 class Merged:
-    """Deltas of several jobs as they come: iterating gives (job, delta), and (0, None) where silence has lasted too
-    long. What is sent ends the `silence`."""
+    """Deltas of several jobs as they come.
+    Iterating gives (number of the job, delta), and (0, None) after a long `silence`."""
 
     def __init__(self, jobs: Sequence[Job]):
         self._jobs, self._queue = jobs, asyncio.Queue[tuple[int, Delta | Exception | None]]()
@@ -582,7 +585,7 @@ class Merged:
 
 
 def _show_progress(jobs: Sequence[Job]) -> None:
-    """A line for whoever watches the server, of prompts that are not read yet."""
+    """Write a line to the server's log for each prompt that is not read yet."""
     for job in jobs:
         if job.row is None or job.row.slot < 0:
             serving.info("a prompt of %d tokens waits", len(job.prompt))
@@ -591,14 +594,14 @@ def _show_progress(jobs: Sequence[Job]) -> None:
 
 
 def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content is one text; Refused for what is no text."""
+    """Messages with the content of each as one text. Raises Refused for other content."""
     plain = []
     for i, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise Refused(f"messages.{i}: role is missing or no text", "messages")
         try:
             given = {name: value for name, value in message.items() if value is not None}
-            if "reasoning" in given:  # as newer clients have it
+            if "reasoning" in given:  # Newer clients use this name.
                 given.setdefault("reasoning_content", given.pop("reasoning"))
             plain.append({**given, "content": text_of(message.get("content"))})
         except ValueError as error:

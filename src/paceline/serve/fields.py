@@ -1,4 +1,4 @@
-"""What a request may hold: the fields of OpenAI's chat and text completions, and those that local servers add.
+"""The fields of requests: those of OpenAI's chat and text completions, and those that local servers add.
 
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters."""
 
@@ -31,15 +31,15 @@ IDLE = {
     "cache_prompt", "context_management", "include", "include_obfuscation", "modalities", "service_tier", "summary",
     "truncation",
 }  # fmt: skip
-"""Fields of which this server knows the values that ask for nothing. With --lenient any other one is ignored too."""
+"""Fields with values known to ask for nothing. With --lenient their other values are ignored too."""
 CARRIED = {"conversation", "previous_response_id", "prompt"}
 """Fields that stand for a part of the conversation: without it, the answer would be one to something else."""
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -> Fields:
-    """The fields of a JSON object; Refused, with the first thing that is wrong. lenient: fields that are not known, or
-    ask for what is not there, are left out, and named once."""
+    """Check the fields of a JSON object. Raises Refused with the first error. lenient: unknown fields, and fields that
+    ask for a missing feature, are left out and named once."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -51,7 +51,7 @@ def validated(kind: type[Fields], body: dict[str, Any], lenient: bool = False) -
     where = shortened(" ".join(".".join(map(str, first["loc"])).split()), 200) or "the body"
     if first["type"] == "extra_forbidden":
         raise Refused(f"{where} is not a field that this server supports; leave it out", where)
-    what = " ".join(first["msg"].removeprefix("Value error, ").split())  # which may repeat what was sent
+    what = " ".join(first["msg"].removeprefix("Value error, ").split())  # The message may repeat the client's text.
     raise Refused(f"{where}: {shortened(what, 400)}", where)
 
 
@@ -64,15 +64,15 @@ def _needless(error: Mapping[str, Any]) -> tuple[int | str, ...]:
 
 
 def _without(body: dict[str, Any], places: list[tuple[int | str, ...]]) -> dict[str, Any]:
-    """A body without what stands at some places. What a place leads through is a key, an index, or the name of a
-    union's member, which the body does not have."""
+    """A copy of a body without the values at `places`. A step of a place is a key, an index, or the name of a union's
+    member, which the body does not have."""
     made = deepcopy(body)
     for place in places:
         at: Any = made
         for step in place[:-1]:
             known = step in at if isinstance(at, dict) else isinstance(step, int) and isinstance(at, list)
             at = at[step] if known else at
-        if at.pop(place[-1], None) is not None:  # several errors may be about one field
+        if at.pop(place[-1], None) is not None:  # Several errors may name the same field.
             once(f"{shortened('.'.join(map(str, place)))} is not a field that this server supports, and is ignored")
     return made
 
@@ -89,7 +89,7 @@ class Strict(BaseModel):
 
 
 def text_of(content: Any) -> str:
-    """A content, which is a text, a list of text parts or null, as one text. ValueError for anything else."""
+    """One text of a content that is a text, a list of text parts or null. Raises ValueError for anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -105,7 +105,7 @@ def text_of(content: Any) -> str:
 
 
 def _a_prompt(given: Any) -> Any:
-    """Stops at the first item that does not fit, where a union of list types would list all."""
+    """Check a prompt. Stops at the first wrong item; a union of list types would report all."""
 
     def all_are(kind: type, items: Any) -> bool:
         return isinstance(items, list) and all(type(item) is kind for item in items)
@@ -118,8 +118,8 @@ def _a_prompt(given: Any) -> Any:
 
 
 def seed_of(given: Any) -> Any:
-    """-1 means no seed, as in vLLM and llama.cpp. Another negative one, as OpenAI's API has them, is the engine's with
-    the same 64 bits."""
+    """Read a seed: -1 means none, as in vLLM and llama.cpp. OpenAI's API has other negative seeds, which stand for the
+    seed with the same 64 bits."""
     return None if given == -1 and type(given) is int else given
 
 
@@ -160,7 +160,7 @@ class Function(Strict):
 class Tool(Strict):
     type: Literal["function"]
     function: Function
-    cache_control: dict[str, Any] | None = None  # what begins alike is reused without a mark
+    cache_control: dict[str, Any] | None = None  # Prefixes are reused without a mark.
 
 
 class FunctionName(Strict):
@@ -183,7 +183,7 @@ class AllowedTools(Strict):
 
 
 class Reasoning(Strict):
-    """How much an answer is to think, as OpenAI's Responses and routers ask."""
+    """How much an answer should think, as in OpenAI's Responses and in routers."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -191,7 +191,7 @@ class Reasoning(Strict):
 
 
 class Thinking(Strict):
-    """The same, as Anthropic's API and others ask. The budget is a wish: a model thinks as long as it does."""
+    """Whether an answer should think, as in Anthropic's API and others. The budget is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -202,11 +202,11 @@ PARAMETERS = (
     "temperature", "top_p", "min_p", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "draft", "ignore_eos", "min_tokens",
 )  # fmt: skip
-"""Fields that go to the engine as they are."""
+"""Fields passed to the engine unchanged."""
 
 
 class Common(Strict):
-    """What chats and texts have in common."""
+    """Fields of both chats and texts."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -238,21 +238,21 @@ class Common(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: bool | None = None
-    # What asks for nothing else than there is.
+    # These may only ask for what the server does anyway.
     service_tier: Literal["auto", "default"] | None = None
     cache_prompt: Literal[True] | None = None
     cache_control: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
-        """PacelineError for a field that another field would make the server ignore."""
+        """Raise PacelineError if another field makes the server ignore a field."""
         for is_ignored, why in self.ignored():
             if is_ignored:
                 raise PacelineError(why)
         return self
 
     def ignored(self) -> list[tuple[bool, str]]:
-        """(whether a field would be ignored, the message for that case)."""
+        """Pairs for every rule: (whether a field would be ignored, the message for that case)."""
         form = self.response_format
         return [
             (self.stream_options is not None and not self.stream, "stream_options is for streams; set stream to true"),
@@ -271,10 +271,10 @@ class Common(Strict):
         return self.response_format is not None and self.response_format.type != "text"
 
     def sampling(self, most: int, defaults: Mapping[str, float] = MappingProxyType({}), **more: Any) -> SamplingParams:
-        """The engine's parameters; PacelineError for values that make no sense.
+        """The engine's parameters. Raises PacelineError for values that make no sense.
 
-        most      tokens that still fit.
-        defaults  parameters that count where the request does not say."""
+        most      most new tokens that still fit.
+        defaults  parameters for fields that the request leaves out."""
         own = {name: getattr(self, name) for name in PARAMETERS} | {
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "seed": None if self.seed is None else self.seed % SEEDS,
@@ -290,14 +290,14 @@ class Common(Strict):
 
     @property
     def most_tokens(self) -> int | None:
-        """Most new tokens, if the request says."""
+        """The request's limit of new tokens, None if it has none."""
         return self.max_tokens
 
 
 class Conversation(Strict):
-    """What becomes a chat's prompt.
+    """The fields that make a chat's prompt.
 
-    continue_final_message  the answer goes on with the last message, which is the assistant's."""
+    continue_final_message  whether the answer continues the last message, which is the assistant's."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[Tool] | None = None
@@ -313,7 +313,7 @@ class Conversation(Strict):
 
     @model_validator(mode="after")
     def refuse_another_turn(self) -> Self:
-        """PacelineError where a message is to be gone on with, and another one to be begun."""
+        """Raise Refused if continue_final_message goes with a last message of another role, or with a new turn."""
         last = self.messages[-1].get("role") if self.messages else None
         if self.continue_final_message and (last != "assistant" or self.add_generation_prompt):
             needs = "an assistant's last message, and add_generation_prompt false"
@@ -322,14 +322,14 @@ class Conversation(Strict):
 
     @property
     def effort(self) -> tuple[str, str | None]:
-        """(field that says so, how much an answer is to think); None: as the template has it."""
+        """(the field's name, how much an answer should think); None: the template decides."""
         if self.reasoning_effort is None and self.reasoning is not None and self.reasoning.enabled is not False:
             return "reasoning", self.reasoning.effort
         return "reasoning_effort", self.reasoning_effort
 
     @property
     def thinks(self) -> tuple[str, bool | None]:
-        """(field that says so, whether an answer is to think); None: as the template has it."""
+        """(the field's name, whether an answer should think); None: the template decides."""
         if self.enable_thinking is None and self.thinking is not None:
             return "thinking", {"enabled": True, "disabled": False, "adaptive": None}[self.thinking.type]
         if self.enable_thinking is None and self.reasoning is not None and self.reasoning.enabled is not None:
@@ -392,7 +392,7 @@ class TextRequest(Common):
 
     @property
     def most_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+        return 16 if self.max_tokens is None else self.max_tokens  # This is OpenAI's default.
 
 
 class TokenizeRequest(Conversation):
@@ -405,7 +405,7 @@ class TokenizeRequest(Conversation):
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
-        """PacelineError unless there is one thing to encode, in one way."""
+        """Raise PacelineError unless there is either a prompt or messages."""
         if (self.prompt is None) == (not self.messages):
             raise PacelineError("give either prompt or messages")
         if self.messages and self.add_special_tokens is not None:

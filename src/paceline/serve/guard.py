@@ -1,4 +1,4 @@
-"""What stands before the routes: keys, bodies of a size and within a time, and one line for whatever is wrong.
+"""Guard the routes: check keys, the size and time of bodies, and answer every error in one line.
 
 bodies = Bodies(settings)
 
@@ -42,15 +42,15 @@ ELSEWHERE = {
     "/v1/embeddings": "this server writes text and makes no embeddings; ask a server with a model for them",
 }
 """What is said of routes that clients look for in vain."""
-MOST_HELD = 256 << 20  # bytes of all bodies that are being received or read; a client may hold a quarter of them
-HEAD = 64 << 10  # most bytes of a request's first line and headers
+MOST_HELD = 256 << 20  # Bytes of all bodies being received or read. A client may hold a quarter of them.
+HEAD = 64 << 10  # Most bytes of a request's first line and headers.
 ONCE = (
     b"host", b"origin", b"authorization", b"x-api-key", b"content-length", b"content-type", b"content-encoding",
 )  # fmt: skip
-"""Headers that mean one thing: where there are two, a proxy may have read the other one."""
-LIGHT = 16 << 10  # bytes of a body that is worked on at once: its parsing takes well below a millisecond
-MOST_HEAVY = 64  # requests whose preparation may wait for a thread
-EACH_HEAVY = 3 / 4  # share of these that one client may have
+"""Headers that may come only once: a proxy in front may have read another copy than this server."""
+LIGHT = 16 << 10  # Bodies up to this many bytes are parsed at once, which takes well below a millisecond.
+MOST_HEAVY = 64  # Requests that may wait for a thread to prepare them.
+EACH_HEAVY = 3 / 4  # Share of them that one client may have.
 
 
 class Gone(Exception):
@@ -58,7 +58,7 @@ class Gone(Exception):
 
 
 async def while_there(http: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`. If the client leaves first, it is cancelled, and Gone is raised."""
+    """The result of `work`. If the client leaves first, cancels it and raises Gone."""
     task = asyncio.create_task(work)
     try:
         while not task.done():
@@ -78,7 +78,7 @@ KINDS: dict[type[Exception], tuple[int, str]] = {
 """Status and type of refusals that are not the request's fault."""
 _CLOSE = {"Connection": "close"}
 HEADERS = {
-    **dict.fromkeys((408, 411, 413, 431), _CLOSE),  # the rest of a body that nobody reads must not be waited for
+    **dict.fromkeys((408, 411, 413, 431), _CLOSE),  # The rest of the body is not read.
     429: {"Retry-After": "1"},
     503: {"Retry-After": "5", **_CLOSE},
 }
@@ -86,7 +86,8 @@ HEADERS = {
 
 
 def refused(error: Exception, path: str = "") -> JSONResponse:
-    """The answer to a request of a path that was refused, or ended by the server."""
+    """The answer to a request that was refused, or that the server ended.
+    path: its route, which decides the API's shape."""
     own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
     status, kind = KINDS.get(type(error), own)
     if MESSAGES in path:
@@ -107,7 +108,7 @@ def add_errors(app: FastAPI) -> None:
             what = f"the route is /v1{path}; let the client's base URL end with /v1"
         made = refused(Refused(what, status=error.status_code), path)
         body = loads(bytes(made.body))
-        line = readable(f"{http.method} {shortened(path)}: {what}")  # a route, no path of the disk
+        line = readable(f"{http.method} {shortened(path)}: {what}")  # This is a route, not a path of the disk.
         body["error"] = line if path.startswith(OLLAMA) else {**body["error"], "message": line}
         return JSONResponse(body, made.status_code)
 
@@ -121,13 +122,14 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(http: Request, error: Exception) -> JSONResponse:
-        """The log has the traceback."""
+        """Answer a bug with one line; the log has the traceback."""
         why = "the server failed at this request; its log says why"
         return refused(EngineFailed(why), str(http.scope["path"]))
 
 
 class Guard:
-    """Keys, size of bodies, a request's number in the answer. Plain ASGI hands no stream from task to task."""
+    """Checks keys and sizes of requests, and repeats a request's id in the answer. Plain ASGI, which hands no stream
+    from task to task."""
 
     def __init__(self, app: ASGIApp, settings: Settings):
         self.app, self.settings = app, settings
@@ -148,7 +150,7 @@ class Guard:
         await (self.app if error is None else refused(error, str(scope["path"])))(scope, receive, numbered)
 
     def refusal(self, scope: Scope) -> Refused | None:
-        """The error for a request that no route is to see."""
+        """The error for a request that must not reach a route; None if it may."""
         headers = {name: value.strip() for name, value in scope["headers"]}
         length, most = headers.get(b"content-length"), self.settings.max_body
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
@@ -174,7 +176,7 @@ class Guard:
         return None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether a request needs no key, by the path that routes are found by; the URL holds what the client says."""
+        """Whether a request needs no key. Judges the path by which routes are found, not the client's URL."""
         if not self.settings.api_keys:
             return True
         path, root = str(scope["path"]), str(scope.get("root_path", ""))
@@ -183,7 +185,7 @@ class Guard:
         return path == "/health" if self.settings.protect_all else path in OPEN
 
     def _foreign(self, headers: dict[bytes, bytes]) -> str:
-        """What is wrong with the name that a browser asked for, or with the page that made it ask; "" for nothing."""
+        """Why a browser's request is refused: an unknown Host, or a foreign Origin; "" if it is not."""
         host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
         name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".")
         known = {one.lower() for one in self.settings.hosts}
@@ -197,11 +199,11 @@ class Guard:
         return ""
 
     def _client(self, headers: dict[bytes, bytes]) -> str:
-        """A name for whoever has this key, the same after a restart; "" without a key of ours."""
+        """A name for the holder of the request's key, the same after a restart; "" without a valid key."""
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [bearer.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         keys = [key.encode() for key in self.settings.api_keys]
-        # All are compared, so that the time says nothing.
+        # All keys are compared, so that the time tells nothing.
         matches = [one for one in given for key in keys if hmac.compare_digest(one, key)]
         return sha256(matches[0]).hexdigest() if matches else ""
 
@@ -216,7 +218,7 @@ def _is_ip(name: str) -> bool:
 # The body -------------------------------------------------------------------------------------------------------------
 
 class Bodies:
-    """The bodies that one app receives and reads, no more of them at once than memory and threads allow."""
+    """Receives and reads the bodies of an app's requests, within limits of memory and threads."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -224,10 +226,10 @@ class Bodies:
         self._waiting, self._held = Counter[str](), Counter[str]()
 
     def of(self, kind: type[Fields]) -> Callable[[Request], Awaitable[Fields]]:
-        """A dependency: the fields of a request's body."""
+        """A FastAPI dependency that returns the fields of a request's body."""
 
         async def read(http: Request) -> Fields:
-            """Receive the body, unpack it, and check its fields. Refused, Busy or Gone if that fails."""
+            """Receive the body, unpack it, and check its fields. Raises Refused, Busy or Gone."""
             media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
                 raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
@@ -236,7 +238,7 @@ class Bodies:
                 raw = await _received(http, self.settings, hold)
                 http.state.size = len(raw)
                 if packed:
-                    hold(self.settings.max_body)  # it is not known yet how many bytes are in it
+                    hold(self.settings.max_body)  # Packed, the body may have as many bytes as are allowed.
                     raw = await self.worked(http, lambda: unpacked(raw, self.settings.max_body))
                     http.state.size = len(raw)
                 limits, lenient = self.settings.limits, self.settings.lenient
@@ -245,7 +247,7 @@ class Bodies:
         return read
 
     async def off_loop(self, client: str, work: Callable[[], Result]) -> Result:
-        """Do something long in one of two threads, while others are answered. Busy if too many wait for that, of this
+        """Do long work in one of two threads, while others are answered. Raises Busy if too many requests wait, of this
         client or of all."""
         most = max(1, int(EACH_HEAVY * MOST_HEAVY))
         for number, room, whose in ((self._waiting[client], most, "your "), (self._waiting.total(), MOST_HEAVY, "")):
@@ -256,16 +258,16 @@ class Bodies:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting[client] -= 1
-            self._waiting += Counter()  # forgets those who wait for nothing
+            self._waiting += Counter()  # This drops clients with no waiting request.
 
     async def worked(self, http: Request, work: Callable[[], Result]) -> Result:
-        """The result of `work` on the body of a request, which is done at once if the body is small."""
+        """The result of `work` on a request's body: at once if the body is small, else in a thread."""
         return work() if http.state.size <= LIGHT else await self.off_loop(who(http), work)
 
     @contextmanager
     def _holding(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts bytes of a client's body when they are there: what is only announced takes no
-        room from others. It raises Busy where there is no room for them."""
+        """Yield a function that counts received bytes of a client's body, and raises Busy if there is no room for them.
+        Announced bytes take no room."""
         own, most = 0, max(MOST_HELD // 4, 2 * self.settings.max_body)
 
         def hold(size: int) -> None:
@@ -280,7 +282,7 @@ class Bodies:
             yield hold
         finally:
             self._held[client] -= own
-            self._held += Counter()  # forgets those who hold nothing
+            self._held += Counter()  # This drops clients that hold nothing.
 
 
 def who(http: Request) -> str:
@@ -289,8 +291,8 @@ def who(http: Request) -> str:
 
 
 async def _received(http: Request, settings: Settings, hold: Callable[[int], None]) -> bytes:
-    """All bytes of the body, of which each part is held. Refused if it is too large or too slow, Gone if the client
-    leaves."""
+    """Receive the whole body; `hold` counts each part. Raises Refused if it is too large or too slow, and Gone if the
+    client leaves."""
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(settings.body_seconds):
@@ -308,7 +310,7 @@ async def _received(http: Request, settings: Settings, hold: Callable[[int], Non
 
 
 def unpacked(raw: bytes, most: int) -> bytes:
-    """The bytes of a body that is gzip; Refused where it is none, or has more than `most` bytes in it."""
+    """Unpack a gzip body. Raises Refused if it is not gzip, or has more than `most` bytes unpacked."""
     gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
         body = gzip.decompress(raw, most + 1)
@@ -322,7 +324,7 @@ def unpacked(raw: bytes, most: int) -> bytes:
 
 
 def parsed(kind: type[Fields], raw: bytes, limits: Limits, lenient: bool = False) -> Fields:
-    """The fields of a body; Refused, with the first thing that is wrong. lenient: as in `validated`."""
+    """Parse a body and check its fields. Raises Refused with the first error. lenient: as in `validated`."""
     limits.check_raw(raw)
     try:
         body = loads(raw, parse_constant=_constant, once=True)
@@ -341,7 +343,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def describe_bodies(app: FastAPI, bodies: dict[str, type[BaseModel]]) -> None:
-    """Add the bodies of POST routes, by path, to the API's description."""
+    """Add the bodies of POST routes to the OpenAPI description. bodies: by path."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fill in the middle: what stands between a prefix and a suffix, for models whose tokenizer has marks for that.
+"""Fill in the middle: text between a prefix and a suffix, for models whose tokenizer has marks for it.
 
 `suffix` of OpenAI's text completions, and /infill as llama.cpp's editors send it."""
 
@@ -23,7 +23,7 @@ MARKS = {
 
 
 class Context(NamedTuple):
-    """What surrounds the gap, and (name, text) of other files, which are put in front."""
+    """The text around the gap, and (name, text) of other files to put in front."""
 
     prefix: str
     suffix: str
@@ -31,7 +31,7 @@ class Context(NamedTuple):
 
 
 def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the marks that a tokenizer has, by their use; Refused where it cannot fill in the middle."""
+    """Ids of a tokenizer's marks, by use. Raises Refused if it cannot fill in the middle."""
     known = {token.content: i for i, token in tokenizer.inner.added_tokens_decoder.items()}
     found = {use: known[name] for use, names in MARKS.items() for name in names[::-1] if name in known}
     if missing := [use for use in ("prefix", "suffix", "middle") if use not in found]:
@@ -43,7 +43,7 @@ def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
 def prompt_of(tokenizer: Tokenizer, context: Context, max_context: int, *, begins: bool = True) -> list[int]:
     """Token ids that ask for the text between prefix and suffix; marks in either are text.
 
-    begins  BOS comes first if the tokenizer has it so."""
+    begins  whether BOS comes first, for tokenizers that have it so."""
     marks, made = marks_of(tokenizer), list[int]()
     for text in (context.prefix, context.suffix, *(text for _, text in context.files)):
         tokenizer.refuse_long(text, max_context)
@@ -60,7 +60,8 @@ def prompt_of(tokenizer: Tokenizer, context: Context, max_context: int, *, begin
 
 
 def filling(tokenizer: Tokenizer, request: TextRequest, max_context: int) -> TextRequest:
-    """A request with a suffix as one for token ids, whose answers end where another part of a file would begin."""
+    """Turn a request with a suffix into one with token ids.
+    Its answers end where another part of a file would begin."""
     if not request.suffix:
         return request
     given: Any = request.prompt
@@ -102,7 +103,7 @@ class InfillRequest(Strict):
     seed: Seed = None
     stop: str | list[str] | None = None
     response_fields: list[str] | None = None
-    # What editors send and what changes no answer here, or only how long one may take.
+    # Editors send these; they change no answer, or only how long it may take.
     stream: bool = False
     cache_prompt: bool | None = None
     id_slot: int | None = None
@@ -113,7 +114,7 @@ class InfillRequest(Strict):
     timings_per_token: bool | None = None
 
     def text(self, tokenizer: Tokenizer, max_context: int) -> TextRequest:
-        """The same as a text completion; Refused where it cannot be."""
+        """The request as a text completion. Raises Refused if it streams."""
         if self.stream:
             raise Refused("/infill does not stream; leave stream out, or use suffix of /v1/completions", "stream")
         files = [(one.filename, one.text) for one in self.input_extra]
@@ -126,10 +127,10 @@ class InfillRequest(Strict):
         )  # fmt: skip
 
     def answer(self, done: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """llama.cpp's answer, of a text completion's."""
+        """Turn a text completion's answer into llama.cpp's."""
         (choice,), usage = done["choices"], done["usage"]
         count, is_cut = usage["completion_tokens"], choice["finish_reason"] == "length"
-        text = choice["text"] if self.n_predict else ""  # 0 asks that the prompt be read
+        text = choice["text"] if self.n_predict else ""  # 0 asks only to read the prompt.
         made = {
             "content": text, "stop": True, "model": done["model"], "stop_type": "limit" if is_cut else "eos",
             "tokens_predicted": count, "tokens_evaluated": usage["prompt_tokens"], "truncated": False,

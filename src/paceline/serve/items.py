@@ -1,6 +1,6 @@
-"""OpenAI's newer route, /v1/responses: items in, items out. A request becomes a chat and is answered as one.
+"""OpenAI's newer route, /v1/responses: items in, items out. A request becomes a chat, and its answer becomes items.
 
-Nothing is kept between requests: what would need that, such as `previous_response_id`, is refused by name."""
+Nothing is kept between requests. Fields that would need it, such as `previous_response_id`, are refused by name."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ class FlatTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None  # it is offered at once
+    defer_loading: bool | None = None  # All tools are loaded at once.
     cache_control: dict[str, Any] | None = None
 
 
@@ -49,7 +49,7 @@ class CustomFormat(Strict):
 
 
 class CustomTool(Strict):
-    """A tool that takes a text. The model reads it as a function with one text."""
+    """A tool that takes a text. The model sees it as a function with one text argument."""
 
     type: Literal["custom"]
     name: str
@@ -57,7 +57,7 @@ class CustomTool(Strict):
     format: CustomFormat | None = None
 
     def flat(self) -> FlatTool:
-        """It as a function. A call whose arguments are anything else is none."""
+        """The tool as a strict function: a call with any other arguments is no call."""
         said = [self.description]
         if self.format is not None and self.format.type == "grammar":
             said.append(f"The input has to fit this {self.format.syntax} grammar:\n{self.format.definition}")
@@ -73,7 +73,7 @@ class Namespace(Strict):
 
 
 class Elsewhere(BaseModel):
-    """A tool that OpenAI runs itself, or that only its own models know. It is left out, and named once."""
+    """A tool that OpenAI runs, or that only its models know. It is left out, and named once."""
 
     model_config = ConfigDict(extra="allow")
     type: Literal["web_search", "web_search_preview", "tool_search", "local_shell", "image_generation"]
@@ -119,7 +119,7 @@ class ItemsRequest(Strict):
     draft: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
-    # These name things for the caller and change nothing, or ask for what there is anyway.
+    # These name things for the caller, or ask for what the server does anyway.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -129,7 +129,7 @@ class ItemsRequest(Strict):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     store: Literal[False] | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # reasoning comes as text, and may be sent back
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # Reasoning comes as plain text.
 
     def chat(self) -> ChatRequest:
         """The same request as a chat."""
@@ -157,8 +157,8 @@ class ItemsRequest(Strict):
 
     @cached_property
     def offered(self) -> dict[str, "Offered"]:
-        """The functions by the names that the model knows. One of a namespace has its own name, and that of the
-        namespace before it where another function is called the same."""
+        """The functions by the names shown to the model. A function of a namespace has the namespace as a prefix only
+        if another function has the same name."""
         made: dict[str, Offered] = {}
         for tool in self.tools or []:
             if isinstance(tool, Elsewhere):
@@ -171,17 +171,17 @@ class ItemsRequest(Strict):
         return made
 
     def name_of(self, name: str, space: Any) -> str:
-        """The name by which the model knows a function of a namespace, or of none."""
+        """The name shown to the model for a function. space: its namespace, or None."""
         known = (shown for shown, one in self.offered.items() if (one.tool.name, one.space) == (name, space))
         return next(known, name)
 
     def _messages(self) -> list[dict[str, Any]]:
-        """The items as messages; what belongs to one turn of the assistant is one message."""
+        """The items as messages. Items of one turn of the assistant become one message."""
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not items:
             raise Refused("input is empty; give a text or a list of items", "input")
         made = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        own: dict[str, Any] | None = None  # the turn of the assistant that is not over
+        own: dict[str, Any] | None = None  # The assistant's open turn.
         for i, item in enumerate(items):
             part = _message(item, f"input.{i}", self.name_of)
             if part["role"] != "assistant":
@@ -197,7 +197,7 @@ class ItemsRequest(Strict):
 
 
 class Offered(NamedTuple):
-    """A function as the model reads it; whether its calls are answered with a text; and the namespace it came in."""
+    """A function as shown to the model. is_custom: its argument is a text; space: its namespace, if it has one."""
 
     tool: FlatTool
     is_custom: bool
@@ -205,12 +205,12 @@ class Offered(NamedTuple):
 
 
 def _function(flat: dict[str, Any]) -> dict[str, Any]:
-    """A function as chats have it."""
+    """A function in the form of chats."""
     return {"type": "function", "function": flat}
 
 
 def _message(item: dict[str, Any], where: str, name_of: Callable[[str, Any], str]) -> dict[str, Any]:
-    """An item as a message, or as a part of an assistant's; Refused for what is neither."""
+    """Turn an item into a message, or a part of an assistant's message. Raises Refused for other items."""
     kind = item.get("type", "message")
     if kind == "message" and isinstance(item.get("role"), str):
         return {"role": item["role"], "content": _text(item.get("content"), where)}
@@ -237,8 +237,8 @@ def _field(item: dict[str, Any], name: str, where: str) -> str:
 
 
 def _text(content: Any, where: str, *, images: bool = False) -> str:
-    """A content as one text. images: a line stands for each, since the model cannot read them; else they are refused,
-    as what a person asks about must not be passed over."""
+    """One text of a content. images: whether a line stands for each image; else images are refused, because a person's
+    question about one must not be ignored."""
     if content is None or isinstance(content, str):
         return content or ""
     kinds, texts = ("input_text", "output_text", "reasoning_text", "summary_text", "text"), []
@@ -253,13 +253,13 @@ def _text(content: Any, where: str, *, images: bool = False) -> str:
     return "".join(texts)
 
 
-# What goes back -------------------------------------------------------------------------------------------------------
+# Answers --------------------------------------------------------------------------------------------------------------
 
 PARTS = {"content": "output_text", "reasoning": "reasoning_text"}
 
 
 class Items(Parts):
-    """The items of an answer, and the events of a stream. offered: the functions, by the names the model knows."""
+    """Builds an answer's items and a stream's events. offered: the functions, by the names shown to the model."""
 
     def __init__(self, offered: Mapping[str, Offered]) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class Items(Parts):
         return events
 
     def _call(self, name: str) -> Event:
-        """A call that begins, under the name that its client gave the function."""
+        """The beginning of a call, under the client's name of the function."""
         one = self._offered.get(name)
         space = {"namespace": one.space} if one and one.space is not None else {}
         known = {"name": one.tool.name if one else name, **space}
@@ -290,7 +290,7 @@ class Items(Parts):
 
     def added(self, text: str) -> list[Event]:
         if self.items[-1]["type"] == "custom_tool_call":
-            return []  # its text is read from the arguments
+            return []  # The text is read from the whole arguments later.
         if self.kind == "call":
             return [self._event("function_call_arguments.delta", delta=text)]
         more: Event = {"logprobs": []} if self.kind == "content" else {}
@@ -328,7 +328,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 class Answer(Form):
-    """The response object of one request, as it stands, and its events."""
+    """The response object of a request as it grows, and its events."""
 
     def __init__(self, chats: Chats, asked: ItemsRequest):
         self._tokenizer, self._out, self._number = chats.tokenizer, Items(asked.offered), 0
@@ -351,12 +351,12 @@ class Answer(Form):
         }  # fmt: skip
 
     def whole(self, done: Completion, reader: Reader) -> dict[str, Any]:
-        """The object of a whole answer, without calls that are broken."""
+        """The object of a whole answer."""
         self._out.take(done, reader)
         return self.now(done)
 
     def now(self, done: Completion | None = None) -> dict[str, Any]:
-        """The object; done: the answer, once it is over."""
+        """The object at this moment. done: the whole answer, once it is over."""
         if done is None:
             return {**self.facts, "status": "in_progress", "output": list(self._out.items), "usage": None}
         reason = done.finish_reason
@@ -379,7 +379,7 @@ class Answer(Form):
         return self._events({"type": f"response.{kind}", "response": self.now()} for kind in kinds)
 
     def ping(self) -> str:
-        """An event that says nothing new: codex gives up where comments alone come."""
+        """An event without news, because codex gives up if only comments come."""
         return self._events([{"type": "response.in_progress", "response": self.now()}])
 
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:

@@ -1,15 +1,15 @@
 """The HTTP server round the application: uvicorn, with time limits for slow connections and an end of its own.
 
-uvicorn's own protocol waits for ever for the head of a request. Here a head must be whole within a time and a size.
-Where more connections are open than may be, the one that has waited longest for a request, or for the rest of one, is
-closed. So clients that send nothing cannot keep others out. The time limit for bodies is in `guard.py`.
+uvicorn's own protocol waits for ever for the head of a request. Here a head must be complete within a time and a size.
+If too many connections are open, the connection is closed that has waited longest for a request, or for the rest of
+it. So clients that send nothing cannot keep others out. The time limit for bodies is in `guard.py`.
 
     server = GracefulServer(uvicorn.Config(app, http=limited(1000, head_seconds=10)), worker, grace=30)
     server.run()
 
 The first Ctrl-C or SIGTERM begins the grace: the server still listens, refuses new requests with status 503, and lets
-open ones end. When the grace is over, at a second signal or after a failure of the engine, what is still open ends with
-an error, and the server exits."""
+open ones end. When the grace is over, at a second signal or after a failure of the engine, open requests end with an
+error, and the server exits."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from paceline.serve.guard import HEAD, refused
 from paceline.serve.metrics import serving
 from paceline.serve.worker import Unavailable, Worker
 
-REST = 2  # seconds that clients have to read what is left for them, after everything has ended
+REST = 2  # Seconds for clients to read the rest of their answers, after every request has ended.
 
 
 def _last(status: HTTPStatus, message: str) -> bytes:
@@ -46,14 +46,14 @@ LARGE = _last(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the requ
 
 def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
     """A protocol for `uvicorn.Config(http=...)`. most: open connections. head_seconds: time for a request's head."""
-    unsent: dict[Any, None] = {}  # connections with no whole request, the one that has waited longest first
+    unsent: dict[Any, None] = {}  # Connections without a complete request, longest waiting first.
 
     class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _timer: asyncio.TimerHandle | None = None
-        parser: Any  # httptools' alone
+        parser: Any  # Only httptools' protocol has a parser.
         _size = 0
-        _read = _again = b""  # what is being read; what is to be read in its place
-        _last = b""  # an answer that waits for those to earlier requests of the connection
+        _read = _again = b""  # Data being read, and data to read in its place.
+        _last = b""  # This answer waits for those to earlier requests of the connection.
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -79,9 +79,9 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
                 super().data_received(self._read)
             if self.transport.is_closing():
                 return
-            if self.cycle is not before:  # a head is whole
+            if self.cycle is not before:  # The head is complete.
                 self._stop()
-            elif whole:  # a part of the next head
+            elif whole:  # The data are part of the next head.
                 self._size += len(data)
                 if self._size > HEAD:
                     return self._refuse(LARGE)
@@ -92,16 +92,16 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.timeout_keep_alive_task is not None:  # no other request is in hand
+            if self.timeout_keep_alive_task is not None:  # No other request is being answered.
                 unsent.setdefault(self)
                 if self._last:
                     self._refuse(self._last)
 
         def send_400_response(self, msg: str) -> None:
-            """Answer what cannot be read, after the whole requests before it."""
-            waiting = getattr(self, "pipeline", ())  # h11 reads one request at a time
+            """Answer an unreadable request, after all requests before it."""
+            waiting = getattr(self, "pipeline", ())  # h11 reads one request at a time, and has no pipeline.
             if self.cycle is not None and self.cycle.more_body and waiting and waiting[0][0] is self.cycle:
-                waiting.popleft()  # it is this one that cannot be read
+                waiting.popleft()  # This request is the unreadable one.
                 self._last = BROKEN
             elif self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
                 self._refuse(BROKEN)
@@ -124,7 +124,7 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
 
         def _unsupported_upgrade_warning(self) -> None:
             pause = sys.exc_info()[1]
-            if pause is None or not self._is_offer():  # h11 reads on by itself
+            if pause is None or not self._is_offer():  # h11 reads on by itself.
                 return
             lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -152,7 +152,7 @@ def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
 
 
 def most_files() -> int:
-    """Files and connections that this process may have open."""
+    """The number of files and connections that this process may have open."""
     try:
         import resource
     except ImportError:  # Windows
@@ -162,7 +162,7 @@ def most_files() -> int:
 
 
 class GracefulServer(uvicorn.Server):
-    """A server that ends in this way. signals: those that have arrived."""
+    """A server that ends as the module says. signals: signals received so far."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker, grace: float):
         config.timeout_graceful_shutdown = REST
@@ -176,7 +176,7 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = len(self.signals) > 2
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is time to leave."""
+        """Return whether it is time to exit; called ten times a second."""
         worker = self.worker
         if self.signals and worker.closed is None:
             worker.close("the server is shutting down", "shutting_down")
@@ -195,7 +195,7 @@ class GracefulServer(uvicorn.Server):
 
 
 class CutOff:
-    """Answers a request that is still open when the server leaves, such as one with half a body. Plain ASGI."""
+    """Answers requests that are still open when the server exits, such as requests with half a body. Plain ASGI."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

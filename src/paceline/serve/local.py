@@ -1,4 +1,4 @@
-"""Local: an engine of this process as an endpoint. It reads bodies and answers them as our server does."""
+"""Local: an engine of this process as an endpoint. It answers bodies as our server does, without HTTP."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paceline.serve.responses import styles_of, whole
 from paceline.serve.settings import Settings
 from paceline.serve.worker import Worker
 
-WAITING = 1 << 30  # requests that may wait: the caller knows how many it has
+WAITING = 1 << 30  # No limit on waiting requests: the caller decides how many there are.
 STOP_SECONDS = 60.0
 
 
 class Local(Endpoint):
-    """An engine, asked by many at once; its rounds run in a thread of their own.
+    """An engine that answers many requests at once. Its rounds run in a thread of their own.
 
-    name    for results; drafts: names that a request's field `draft` may choose, for a drafter of `by_request`.
+    name    name in results; drafts: names for a request's field `draft`, if the drafter is `by_request`.
 
-    A request's field `user` names whose it is: a drafter may keep a memory for each (`Row.client`). A tokenizer is
-    needed. Raises PacelineError where there is none."""
+    A request's field `user` names its client, for whom a drafter may keep a memory (`Row.client`). Raises PacelineError
+    if the engine has no tokenizer."""
 
     has_our_noise = in_process = True
 
@@ -41,7 +41,7 @@ class Local(Endpoint):
         self._chats = Chats(self._worker, settings)
 
     def ask(self, bodies: Sequence[Body], slots: int | None = None) -> list[Completion]:
-        """As every endpoint's. Requests that are asked together join and leave as the engine has it."""
+        """Ask as `Endpoint.ask`. The engine decides when requests that are asked together join its batch."""
         return super().ask(bodies, 1 if slots == 1 else max(len(bodies), 1))
 
     async def complete(self, body: Body) -> Completion:

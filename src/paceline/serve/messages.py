@@ -36,20 +36,20 @@ class OwnTool(Strict):
     description: str | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    defer_loading: bool | None = None  # it is offered at once
+    defer_loading: bool | None = None  # All tools are loaded at once.
     eager_input_streaming: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
 
 
 class TheirTool(BaseModel):
-    """A tool that Anthropic runs itself. It is left out, and named once."""
+    """A tool that Anthropic runs. It is left out, and named once."""
 
     model_config = ConfigDict(extra="allow")
     type: Annotated[str, Field(pattern=THEIRS)]
 
 
 def _whose(tool: Any) -> str:
-    """The tag of a tool."""
+    """The tag of a tool in the union: "custom" or "theirs"."""
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "custom" if kind in (None, "custom") else "theirs"
 
@@ -66,7 +66,7 @@ class Choice(Strict):
 
 
 class Edit(Strict):
-    """What is to be taken out of the conversation: nothing."""
+    """An edit of the conversation that removes nothing; others are refused."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
@@ -99,7 +99,7 @@ class MessagesRequest(Strict):
     seed: Seed = None
     draft: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # These name things for the caller, or ask for what there is anyway.
+    # These name things for the caller, or ask for what the server does anyway.
     metadata: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     betas: list[str] | None = None
@@ -109,7 +109,7 @@ class MessagesRequest(Strict):
     @field_validator("tools", mode="before")
     @classmethod
     def refuse_what_has_no_schema(cls, given: Any) -> Any:
-        """Refused for tools that run at the client and whose form Anthropic's models alone know."""
+        """Raise Refused for the client's tools in a form that only Anthropic's models know."""
         for tool in given if isinstance(given, list) else []:
             kind = str(tool.get("type") or "custom") if isinstance(tool, dict) else "custom"
             if kind != "custom" and not re.match(THEIRS, kind):
@@ -125,7 +125,7 @@ class MessagesRequest(Strict):
         given |= {"messages": self._messages(), "stop": self.stop_sequences, "tools": self._tools()}
         given["thinking"] = self.thinking and self.thinking.model_dump(exclude_none=True)
         output = self.output_config or Output()
-        if output.effort != "high":  # which asks for nothing
+        if output.effort != "high":  # "high" is the default.
             given["reasoning_effort"] = output.effort
         if output.format is not None:
             if output.format.get("type") != "json_schema" or not isinstance(output.format.get("schema"), dict):
@@ -161,7 +161,7 @@ class MessagesRequest(Strict):
 
 
 def _is_billing(block: dict[str, Any]) -> bool:
-    """Whether a block of the system prompt is no part of it."""
+    """Whether a block of the system prompt is only for billing, and so left out."""
     billing = str(block.get("text")).startswith(BILLING)
     if billing:
         once(f"the block {BILLING!r}, which differs by session, is left out of system prompts")
@@ -169,7 +169,7 @@ def _is_billing(block: dict[str, Any]) -> bool:
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
-    """A content, which is a text, a list of blocks or null, as blocks."""
+    """The blocks of a content that is a text, a list of blocks or null."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(blocks, list) or not all(isinstance(one, dict) for one in blocks):
         raise Refused(f"{where} must be a text or a list of content blocks", where)
@@ -177,7 +177,7 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _turn(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message as those of a chat: each result of a tool is one, and what is said between them."""
+    """The messages of a chat for one message: one for each tool result, and one for each text between them."""
     role, made = message.get("role"), list[dict[str, Any]]()
     if role not in ("user", "assistant", "system"):
         raise Refused(f"{where}: role is {shortened(repr(role))}; it can be user, assistant or system", where)
@@ -196,7 +196,7 @@ def _turn(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
             calls.append({"id": _field(block, "id", where), "type": "function", "function": function})
         elif role == "assistant" and kind == "thinking":
             thought += _field(block, "thinking", where)
-        elif role != "assistant" or kind != "redacted_thinking":  # which nobody here can read
+        elif role != "assistant" or kind != "redacted_thinking":  # Redacted thinking cannot be read.
             text.append(block)
     if text or not made:
         own: dict[str, Any] = {"role": role, "content": _text(text, where)}
@@ -212,7 +212,7 @@ def _field(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _text(blocks: Iterable[dict[str, Any]], where: str, *, images: bool = False, between: str = "") -> str:
-    """Blocks as one text. images: a line stands for each; else they are refused."""
+    """One text of blocks. images: whether a line stands for each image; else images are refused."""
     texts = []
     for block in blocks:
         kind = block.get("type")
@@ -226,11 +226,11 @@ def _text(blocks: Iterable[dict[str, Any]], where: str, *, images: bool = False,
     return between.join(texts)
 
 
-# What goes back -------------------------------------------------------------------------------------------------------
+# Answers --------------------------------------------------------------------------------------------------------------
 
 
 class Blocks(Parts):
-    """The content blocks of an answer, and the events of a stream."""
+    """Builds an answer's content blocks and a stream's events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Blocks(Parts):
 
 
 class Message(Form):
-    """The message of one request, as it stands, and its events. prompt: its token ids."""
+    """The message of a request as it grows, and its events. prompt: token ids."""
 
     def __init__(self, chats: Chats, asked: ChatRequest, prompt: list[int]):
         self._tokenizer, self._prompt, self._out = chats.tokenizer, prompt, Blocks()
@@ -315,13 +315,14 @@ class Message(Form):
 
 
 def _stop_after(done: Completion, stops: list[str], tokenizer: Tokenizer) -> str | None:
-    """The stop sequence that cut an answer, which its tokens go on with."""
+    """The stop sequence that ended an answer; None if none did.
+    The answer's tokens go on with it, its text does not."""
     rest = tokenizer.decode(done.tokens).removeprefix(done.text) if stops else ""
     return next((stop for stop in stops if rest.startswith(stop)), None)
 
 
 def used(done: Completion) -> dict[str, int]:
-    """Tokens of prompt and answer; those that were reused are counted apart, as Anthropic does."""
+    """Tokens of prompt and answer. Reused tokens are counted apart, as Anthropic does."""
     return {
         "input_tokens": done.prompt_tokens - done.reused, "output_tokens": done.new_tokens,
         "cache_read_input_tokens": done.reused, "cache_creation_input_tokens": 0,

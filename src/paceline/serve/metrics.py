@@ -1,7 +1,7 @@
-"""What is noted of requests: counters for Prometheus and, if asked for, a log of every prompt and answer.
+"""Counters of requests for Prometheus and, if asked for, a log of every prompt and answer.
 
 Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM names them. The log is JSON Lines that
-`paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
+`paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, so
 everything that users wrote and got."""
 
 import logging
@@ -88,7 +88,7 @@ class Metrics:
                 log.removeHandler(handler)
 
     def round(self, deltas: list[Delta]) -> None:
-        """Count a round. Runs in the engine's thread, where a counter costs microseconds: each is moved once."""
+        """Count a round. Runs in the engine's thread. A counter costs microseconds, so each is changed once."""
         now = perf_counter()
         spoken = [delta for delta in deltas if delta.tokens and delta.row.id in self._jobs]
         for delta in spoken:
@@ -132,7 +132,7 @@ class Metrics:
             self.of_request.observe(stats.accepted_tokens / stats.draft_tokens)
 
     def now(self) -> dict[str, Any]:
-        """Sums that the page shows."""
+        """Sums for the page."""
         return {
             "running": self._worker.running,
             "waiting": self._worker.waiting,
@@ -152,8 +152,8 @@ class Metrics:
 
 
 class RequestLog:
-    """The log, its owner's alone. A line is written in one piece. Where the file was renamed or removed, as logrotate
-    does, a new one is begun."""
+    """The log, which only its owner may read. Lines are written in one piece. If the file was renamed or removed, as by
+    logrotate, a new one is begun."""
 
     def __init__(self, file: Path):
         self._file, self._lines = file, Appender.open(file, REQUESTS, private=True)

@@ -1,5 +1,5 @@
 """Ollama's chats, /api/chat: a request becomes a chat, and its answer goes back as one object, or as a line of JSON for
-each part. The routes beside it say what there is, for clients that ask first."""
+each part. The routes beside it list the model and its abilities, for clients that ask first."""
 
 import json
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ class Options(Strict):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # What decides how a model is loaded, and no answer.
+    # These decide how a model is loaded, and change no answer.
     num_ctx: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None
@@ -48,7 +48,7 @@ class OllamaRequest(Strict):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options = Options()
     stream: bool = True
-    keep_alive: str | float | None = None  # the model stays as long as the server
+    keep_alive: str | float | None = None  # The model stays as long as the server.
 
     def chat(self) -> ChatRequest:
         """The same request as a chat."""
@@ -59,7 +59,7 @@ class OllamaRequest(Strict):
         given["messages"] = [_message(one, f"messages.{i}") for i, one in enumerate(self.messages)]
         given["tools"] = self.tools and [tool.model_dump(exclude_none=True) for tool in self.tools]
         most = self.options.num_predict
-        given["max_tokens"] = None if most is None or most < 0 else most  # -1: as many as fit
+        given["max_tokens"] = None if most is None or most < 0 else most  # -1 means as many as fit.
         given["enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"] = self.think
         if self.format:
             schema = {"type": "json_schema", "json_schema": {"schema": self.format}}
@@ -69,11 +69,11 @@ class OllamaRequest(Strict):
 
 class ShowRequest(Strict):
     model: str | None = None
-    verbose: bool | None = None  # there is little to say
+    verbose: bool | None = None  # The answer is the same either way.
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """A message as chats have it; Refused for images."""
+    """A message in the form of chats. Raises Refused for images."""
     if message.get("images"):
         raise Refused(f"{where}: images are not supported; this model reads text, so give text", where)
     names = {"thinking": "reasoning_content", "tool_name": "name"}
@@ -87,7 +87,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 class Lines(Form):
-    """The answer to one request, and its parts."""
+    """Writes the answer to a request, whole or as lines."""
 
     def __init__(self, chats: Chats):
         self._model = chats.settings.model
@@ -118,7 +118,7 @@ class Lines(Form):
         return json.dumps(self._made(pieces, done), ensure_ascii=False) + "\n"
 
     def _made(self, pieces: list[Piece], done: Completion | None) -> dict[str, Any]:
-        """An object with what `pieces` say. done: the answer, once it is over. Times are in nanoseconds."""
+        """An object with the text of `pieces`. done: the whole answer, once it is over. Times are in nanoseconds."""
         said: dict[str, list[str]] = {kind: [] for kind in ("content", "reasoning", "call", "arguments")}
         for piece in pieces:
             said[piece.kind].append(piece.text)
@@ -140,7 +140,7 @@ class Lines(Form):
 
 
 def now() -> str:
-    """The time as Ollama writes it."""
+    """The time in Ollama's form."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -150,7 +150,7 @@ def listed(name: str) -> dict[str, Any]:
 
 
 def shown(chats: Chats) -> dict[str, Any]:
-    """The model in /api/show: what it can do, and how many tokens a request may have."""
+    """The model in /api/show: its abilities, and its longest context."""
     skills = ["completion", *["tools"] * bool(chats.formats), *["thinking"] * (chats.marks is not None)]
     facts = {"general.architecture": "paceline", "paceline.context_length": chats.engine.longest}
     return {"capabilities": skills, "model_info": facts, "details": {}, "modified_at": now()}

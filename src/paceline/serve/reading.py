@@ -4,9 +4,9 @@
     pieces = reader.push("I add.\\n<tool_call>") + ... + reader.end()
     answer = message(pieces)
 
-One reader serves whole answers and streams, so both say the same however the text is cut. What looks like a call and
-is none comes back as text: JSON that is broken, a function that was not offered. So a call is held back until it is
-whole: clients cannot be told that a call which has begun was none."""
+The same reader serves whole answers and streams, so both read alike however the text is cut. Text that looks like a
+call but is not, such as broken JSON or a function that was not offered, comes back as text. A call is held back until
+it is whole, because clients cannot be told to forget a call that has begun."""
 
 import ast
 import json
@@ -25,11 +25,12 @@ from paceline.jsonl import NotJSON, loads
 
 @dataclass(frozen=True)
 class Writing:
-    """A way to write a call that is no JSON object.
+    """A way to write a call other than as a JSON object.
 
-    begin   what it begins with; its group is the function's name. so_far: what may still become that.
-    end     what ends it. stays: the format's `close` is that end.
-    read    the arguments, of the text between and the function's schema; None where that is not whole, or is none."""
+    begin   beginning of a call, with the function's name as its group; so_far: text that may still become `begin`.
+    end     end of a call; stays: whether this end is also the format's `close`.
+    read    returns the arguments, given the text between and the function's schema;
+            None if they are not whole or broken."""
 
     begin: re.Pattern[str]
     so_far: re.Pattern[str]
@@ -40,16 +41,16 @@ class Writing:
 
 @dataclass(frozen=True)
 class Format:
-    """How models write calls: after one of `opens` JSON objects with a name and arguments (or parameters), alone or in
-    a list, up to `close`, which may be missing.
+    """A format of calls: one of `opens`, then JSON objects with a name and arguments (or parameters), alone or in a
+    list, then `close`, which may be missing.
 
-    bare     an answer that begins with such an object is a call too.
-    named    calls are also written as a name, [ARGS] and the arguments.
-    heads    what begins a call of which the model has left out the mark; only at the beginning of a line.
-    bound    calls have a name and arguments and nothing else, so that the list of the prompt's tools is none.
-    written  other ways to write them.
-    inner    marks within calls, by which the format is known from others with the same `opens`.
-    after    what ends all calls."""
+    bare     whether an answer that begins with such an object is a call.
+    named    whether calls may also be a name, [ARGS] and the arguments.
+    heads    beginnings of a call whose mark the model left out; they count only at the beginning of a line.
+    bound    whether a call has nothing but name and arguments, so that a repeated list of tools is no call.
+    written  other ways to write calls.
+    inner    marks within calls, which tell the format from others with the same `opens`.
+    after    mark that ends all calls."""
 
     opens: tuple[str, ...]
     close: str = ""
@@ -63,8 +64,8 @@ class Format:
 
 
 def _elements(name: str, begin: str, end: str) -> Callable[[str, Mapping[str, Any]], dict[str, Any] | None]:
-    """Reads arguments that stand one after the other, each with its name and its value, which `begin` and `end` stand
-    around. `end` within a value is text; the name of another argument there says that an `end` is missing."""
+    """Make a function that reads a sequence of arguments, each a name and a value between `begin` and `end`. `end`
+    within a value is text; another argument's name within a value shows that an `end` is missing."""
     one = re.compile(rf"\s*{name}\s*{begin}(.*?){end}\s*(?={name}|\Z)", re.DOTALL)
     names = re.compile(name, re.DOTALL)
 
@@ -83,7 +84,7 @@ def _elements(name: str, begin: str, end: str) -> Callable[[str, Mapping[str, An
 
 
 def _kinds(schema: Any) -> set[str]:
-    """Types of a value, as far as its schema says."""
+    """Types that a schema allows for a value, as far as it says."""
     if not isinstance(schema, dict):
         return set()
     kinds = schema.get("type", [])
@@ -101,7 +102,7 @@ _KINDS = {
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A value that is written as it is if it is a text, else as JSON."""
+    """Read a value that is written plainly if it is a text, else as JSON."""
     kinds = _kinds(schema)
     if kinds - {"string"}:
         word = text.strip()
@@ -113,7 +114,7 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments as Python writes them: x=1, y="a"."""
+    """Read arguments in Python's form: x=1, y="a". Returns None if they are broken."""
     try:
         call = _Words().visit(ast.parse(f"f({text})", mode="eval").body)
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -125,7 +126,7 @@ def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class _Words(ast.NodeTransformer):
-    """Words of JSON as constants."""
+    """Replaces JSON's words (true, false, null) by Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         words = {"true": True, "false": False, "null": None}
@@ -133,7 +134,7 @@ class _Words(ast.NodeTransformer):
 
 
 def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A JSON object, which may end with a fence."""
+    """Read a JSON object, which may end with a code fence. Returns None if it is broken."""
     try:
         value = _value(text.strip().removesuffix("```"))
     except NotJSON:
@@ -171,16 +172,16 @@ FORMATS = {
     "deepseek": Format(("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), "<｜tool▁call▁end｜>", written=(DEEPSEEK,),
                        inner=("<｜tool▁sep｜>",), after="<｜tool▁calls▁end｜>"),
 }  # fmt: skip
-LISTED = Format(("<tools>",), "</tools>", bound=True)  # as small models answer to a prompt that lists tools so
-BARE = Format((), bare=True)  # what a grammar forces: a call and nothing else
+LISTED = Format(("<tools>",), "</tools>", bound=True)  # Small models repeat this mark from the prompt's list of tools.
+BARE = Format((), bare=True)  # A grammar forces this: a call and nothing else.
 REASONING = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed": ("<seed:think>", "</seed:think>"),
 }
 
-LONGEST = 512  # characters up to a call's arguments: a name that never ends must not be read again for each token
-MOST_ENDS = 64  # of a call that are tried: each reads it from its beginning
+LONGEST = 512  # Most characters before a call's arguments: an endless name must not be read again for each token.
+MOST_ENDS = 64  # Most ends of a call to try, since each try reads it from its beginning.
 _HEAD = re.compile(r'\{\{?\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?(?=\{)")
 _NAMED_MARKS = ("[CALL_ID]", "[ARGS]")
@@ -191,7 +192,7 @@ _BETWEEN = re.compile(r"[\s,;\[\]]*")
 
 
 def tool_formats(parser: str) -> tuple[Format, ...]:
-    """The formats that --tool-parser names; PacelineError if it names none."""
+    """The formats of --tool-parser. Raises PacelineError for an unknown name."""
     if parser == "auto":
         return (*FORMATS.values(), LISTED)
     if parser != "none" and parser not in FORMATS:
@@ -200,7 +201,7 @@ def tool_formats(parser: str) -> tuple[Format, ...]:
 
 
 def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
-    """What begins and ends reasoning, by --reasoning-parser; auto: what the chat template mentions."""
+    """The marks around reasoning, by --reasoning-parser. auto: marks that the chat template mentions."""
     if parser == "auto":
         return next((marks for marks in REASONING.values() if marks[1] in template), None)
     if parser != "none" and parser not in REASONING:
@@ -209,19 +210,19 @@ def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
 
 
 def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> list[str]:
-    """Every mark that is looked for."""
+    """Every mark to look for."""
     own = (mark for one in formats for mark in (*one.opens, one.close, *one.inner, one.after))
     return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ())]
 
 
 def usual_marks(template: str) -> list[str]:
-    """Every mark that a server looks for unless its options say otherwise."""
+    """Every mark to look for by a server's default options."""
     return all_marks(tool_formats("auto"), reasoning_marks("auto", template))
 
 
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
     """Both parsers in words, for the server's start."""
-    tool_formats(tool_parser)  # refuses a name that is none
+    tool_formats(tool_parser)  # This raises PacelineError for an unknown name.
     read = tool_parser
     if read == "auto":
         own = [name for name, one in FORMATS.items() if any(mark in template for mark in one.inner or one.opens)]
@@ -241,8 +242,8 @@ class Piece(NamedTuple):
 
 
 class _Nesting:
-    """Finds the end of a JSON object or list in a text that grows, or of the arguments of a call in Python. end: index
-    after it, once it is there."""
+    """Finds the end of a JSON object or list, or of a Python call's arguments, in a growing text. end: index after it,
+    0 until it is found."""
 
     def __init__(self, at: int, *, python: bool = False):
         self.at, self.end = at, 0
@@ -250,9 +251,9 @@ class _Nesting:
         self._quotes, self._opens, self._closes = ("'\"", "{[(", "}])") if python else ('"', "{[", "}]")
 
     def read(self, text: str) -> str:
-        """Go on with the next piece of the text; what follows the end is not read.
+        """Read the new part of the text, up to the end.
 
-        Returns the piece with control characters in strings escaped: models write line breaks as they are."""
+        Returns the part with control characters in strings escaped, because models write plain line breaks there."""
         clean = []
         while not self.end and self.at < len(text):
             char = text[self.at]
@@ -281,11 +282,11 @@ class Reader:
     """Reads one answer.
 
     formats    formats of calls.
-    names      functions that were offered; by name their schemas, where they are known.
-    reasoning  marks that begin and end reasoning. inside: the prompt has begun it.
-    most       calls to read; what follows them is left out.
-    strict     by function, whether arguments fit. A call whose arguments do not fit is none.
-    called     how many calls have been read."""
+    names      names of the offered functions, or a mapping to their schemas.
+    reasoning  marks that begin and end reasoning; inside: whether the prompt has begun it.
+    most       most calls to read; text after them is left out.
+    strict     checks of arguments, by function. A call whose arguments do not fit is no call.
+    called     number of calls read so far."""
 
     def __init__(
         self, formats: Sequence[Format] = (), names: Iterable[str] | Mapping[str, Any] = (),
@@ -296,10 +297,10 @@ class Reader:
         self._names = names if isinstance(names, Mapping) else dict.fromkeys(names)
         self._strict = strict
         self._marks, self._inside = reasoning, inside
-        self._text, self._over = "", False  # what is not read yet; whether no more comes
-        self._held = ""  # white space, which is dropped beside calls and reasoning
+        self._text, self._over = "", False  # Text not read yet, and whether it is the last.
+        self._held = ""  # White space held back; it is dropped beside calls and reasoning.
         self.called, self._said = 0, False
-        self._odd = False  # whether there was a mark without a call
+        self._odd = False  # Whether there was a mark without a call.
         self._out: list[Piece] = []
         self._steps = self._read()
 
@@ -315,7 +316,7 @@ class Reader:
         self._over = True
         return self.push("")
 
-    # Each of these yields where it has to wait for more text ------------------------------------------------------
+    # Each of these generators yields when it needs more text ------------------------------------------------------
 
     def _read(self) -> Waiting:
         if self._marks is not None:
@@ -346,7 +347,7 @@ class Reader:
             self._out.append(Piece("content", self._held))
 
     def _reasoning(self, begin: str, end: str) -> Waiting:
-        """Reasoning, if the answer begins with it, without the white space around it."""
+        """Read reasoning, if the answer begins with it, without the white space around it."""
         if not self._inside:
             yield from self._space()
             while begin != self._text and begin.startswith(self._text) and not self._over:
@@ -361,7 +362,7 @@ class Reader:
         self._held = ""
 
     def _space(self) -> Waiting:
-        """Hold white space back, up to something else or the end."""
+        """Hold white space back, up to other text or the end."""
         while True:
             rest = self._text.lstrip()
             self._held += self._text[: len(self._text) - len(rest)]
@@ -371,7 +372,7 @@ class Reader:
             yield
 
     def _until(self, kind: str, marks: tuple[str, ...]) -> Generator[None, None, str]:
-        """Hand out text up to the first of some marks, which is returned; "" where the answer ends without."""
+        """Hand out text up to the first of `marks`. Returns this mark, "" if the answer ends without one."""
         while True:
             at, mark = min(((at, mark) for mark in marks if (at := self._text.find(mark)) >= 0), default=(-1, ""))
             if mark:
@@ -387,7 +388,7 @@ class Reader:
             yield
 
     def _say(self, kind: str, text: str, hold: bool = True) -> None:
-        """Hand out text; white space at its end is held back."""
+        """Hand out text. hold: whether white space at its end is held back."""
         text = self._held + text
         if kind == "content" and self.called and not self._said:
             text = text.lstrip()
@@ -398,7 +399,7 @@ class Reader:
             self._said = self._said or kind == "content"
 
     def _calls(self, mark: str, form: Format) -> Waiting:
-        """The calls after a mark. Where there is none, the mark is text, and so is what follows it."""
+        """Read the calls after a mark. If there is no call, the mark and the text after it are text."""
         while self._most is None or self.called < self._most:
             between = yield from self._between(form.close)
             if not mark and form.close and self._text.startswith(form.close):
@@ -406,7 +407,7 @@ class Reader:
                 return
             if not (yield from self._call(form)):
                 if mark:
-                    self._odd = self._odd or mark.startswith("<")  # code in a fence is no sign of a call
+                    self._odd = self._odd or mark.startswith("<")  # A code fence is no sign of a call.
                     self._say("content", mark)
                 elif self.called:
                     between = _LIST_END.sub("", between)
@@ -415,8 +416,8 @@ class Reader:
             mark, self._held = "", ""
 
     def _headed(self, head: str, form: Format) -> Waiting:
-        """The calls from one on that has no mark in front. None where text stands before it on its line, or where the
-        answer has had something like a call that was none: `head` may be a part of that."""
+        """Read calls whose mark is missing. There are none if text precedes `head` on its line, or if the answer had a
+        broken call before, of which `head` may be a part."""
         before, self._text = self.called, head + self._text
         if not self._odd and ("\n" in self._held or not self._said):
             yield from self._calls("", form)
@@ -426,7 +427,7 @@ class Reader:
             self._text = self._text[len(head) :]
 
     def _between(self, close: str) -> Generator[None, None, str]:
-        """Skip what stands between calls, and return it."""
+        """Skip the text between calls, and return it."""
         skipped = ""
         while True:
             end = _BETWEEN.match(self._text).end()  # type: ignore[union-attr]
@@ -436,7 +437,7 @@ class Reader:
             yield
 
     def _call(self, form: Format) -> Generator[None, None, bool]:
-        """Take one call from the beginning of the text; False, and nothing is taken, where there is none."""
+        """Take a call from the beginning of the text. Returns False, and takes nothing, if there is none."""
         head, key = None, None
         if self._text.startswith("{"):
             while (key := _KEY.match(self._text)) is None and not self._over:
@@ -462,7 +463,7 @@ class Reader:
         return call is not None and call[0] in self._names and self._take(*call, object_.end)
 
     def _written(self, way: Writing, begun: re.Match[str]) -> Generator[None, None, bool]:
-        """As `_call`, for a call that is no JSON object."""
+        """As `_call`, for a call in another form than a JSON object."""
         name, start, at = begun[1], begun.end(), begun.end()
         arguments: dict[str, Any] | None = None
         nesting, ends = _Nesting(start - 1, python=True) if way is PYTHONIC else None, 0
@@ -472,7 +473,7 @@ class Reader:
                 end = nesting.end - 1
             else:
                 end = self._text.find(way.end, at)
-            if end >= 0:  # the end may stand within an argument too
+            if end >= 0:  # The end's text may also be within an argument.
                 at, ends = end + len(way.end), ends + 1
                 arguments = way.read(self._text[start:end], self._names[name] or {})
                 if arguments is None and (nesting is not None or ends == MOST_ENDS):
@@ -485,7 +486,7 @@ class Reader:
         return self._take(name, json.dumps(arguments, ensure_ascii=False), end if way.stays else at)
 
     def _take(self, name: str, arguments: str, end: int) -> bool:
-        """Hand out a whole call, which ends at `end`; False if the arguments do not fit a strict function."""
+        """Hand out a whole call that ends at `end`. Returns False if the arguments do not fit a strict function."""
         if name in self._strict and not self._strict[name](arguments):
             return False
         self._out += [Piece("call", name, self.called), Piece("arguments", arguments, self.called)]
@@ -495,9 +496,9 @@ class Reader:
 
 
 def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str, str] | None:
-    """Name and arguments of a call, as JSON text; None if it is broken. named: what stands before its arguments. bound:
-    as in `Format`."""
-    if text.startswith("{{"):  # as the template of Qwen2.5-Coder shows calls, and the model writes them
+    """Name and arguments of a call, as JSON text; None if it is broken. named: match of the text before its arguments;
+    bound: as in `Format`."""
+    if text.startswith("{{"):  # Qwen2.5-Coder's template shows calls in double braces, and the model copies them.
         text = text[1:-1]
     head = named or _HEAD.match(text)
     as_written = _Nesting(head.end()).read(text) if head else ""
@@ -519,7 +520,7 @@ def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str
 
 
 def _value(text: str) -> Any:
-    """A value as models write JSON; NotJSON also for a number that is none, or that is too large to go back as one."""
+    """Parse JSON as models write it. Raises NotJSON also for NaN and numbers too large for JSON."""
     value = loads(text, raw=True)
     try:
         json.dumps(value, allow_nan=False)
@@ -528,11 +529,11 @@ def _value(text: str) -> Any:
     return value
 
 
-# What clients get ------------------------------------------------------------------------------------------------
+# For clients -----------------------------------------------------------------------------------------------------
 
 
 def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Pieces as the delta of a stream's chunk."""
+    """Make the delta of a stream's chunk from pieces."""
     made: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for kind, text, number in pieces:
@@ -549,7 +550,7 @@ def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
 
 
 def message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Pieces of a whole answer as an assistant's message."""
+    """Make an assistant's message from the pieces of a whole answer."""
     made = delta(pieces)
     calls = [{key: call[key] for key in ("id", "type", "function")} for call in made.pop("tool_calls", [])]
     nothing = None if calls or made else ""

@@ -1,5 +1,5 @@
-"""What goes back to a client: OpenAI's objects, whole or as a stream of server-sent events, with vLLM's statistics of
-speculation. A stream is the role, pieces, how it ended, usage, [DONE]."""
+"""Write answers as OpenAI's objects, whole or as a stream of server-sent events, with vLLM's statistics of speculation.
+A stream has the role, pieces, reason of the end, usage, [DONE]."""
 
 import asyncio
 import json
@@ -21,32 +21,32 @@ from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem
 from paceline.serve.worker import Job, Unavailable
 
-MANY = 200  # log-probabilities that are written down in a thread
+MANY = 200  # So many log-probabilities or more are written in a thread.
 Made = TypeVar("Made")
 DONE = "data: [DONE]\n\n"
-LEAST = -9999.0  # a log-probability that JSON can hold
+LEAST = -9999.0  # JSON has no -inf; this stands for it.
 REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
 
 
 class Spelling:
-    """The tokens of one answer as text and bytes, and where each begins in the answer's text.
+    """Spells the tokens of an answer as text and bytes, and finds where each begins in its text.
 
-    prompt  token ids before the answer; empty where the answer echoes them."""
+    prompt  token ids before the answer; empty if the answer echoes them."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
         self._tokenizer, self._prompt = tokenizer, prompt
         self._detokenizer = tokenizer.detokenizer(prompt)
         self._at, self._begun = 0, False
-        self._held = b""  # of tokens whose text is held back
+        self._held = b""  # Bytes of tokens whose text is held back.
 
     def of(self, token: int) -> tuple[str, bytes | None]:
-        """(text, bytes) of a token that may come next. A part of a character is spelled as OpenAI does, bytes:\\xc3.
-        None: the token has a name, such as </s>, but no part in the text."""
+        """(text, bytes) of a token that may come next. Part of a character is spelled in OpenAI's way, bytes:\\xc3.
+        bytes is None if the token has a name, such as </s>, but no text."""
         piece = self._tokenizer.spelling(token)
         raw = piece.encode() if isinstance(piece, str) else piece
         if not raw:
             return str(self._tokenizer.inner.decode([token])), None
-        if not self._begun and raw.startswith(b" "):  # some tokenizers drop the space that begins a text
+        if not self._begun and raw.startswith(b" "):  # Some tokenizers drop the first space of a text.
             first = self._tokenizer.detokenizer(self._prompt)
             if first.push(token) + first.flush() == raw[1:].decode(errors="replace"):
                 raw = raw[1:]
@@ -56,7 +56,7 @@ class Spelling:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
     def next(self, token: int) -> tuple[str, bytes | None, int]:
-        """Text, bytes and place, in characters, of the next token."""
+        """(text, bytes, place in characters) of the next token."""
         text, raw = self.of(token)
         new, at = self._detokenizer.push(token), self._at
         self._at += len(new)
@@ -64,7 +64,7 @@ class Spelling:
         place = at + len(self._held.decode(errors="ignore"))
         if new and raw is None:
             place = self._at
-        elif raw is not None and new.endswith(text):  # what was held back comes before this token's own text
+        elif raw is not None and new.endswith(text):  # Text held back comes before the token's own.
             place = self._at - len(text)
         self._held = b"" if new else self._held + (raw or b"")
         return text, raw, place
@@ -72,7 +72,7 @@ class Spelling:
 
 @dataclass
 class Frame:
-    """What every object of one answer has."""
+    """The fields that all objects of an answer share."""
 
     kind: str  # chat.completion or text_completion
     model: str
@@ -87,7 +87,7 @@ class Frame:
         return {**self._head(self.kind), "choices": choices, **statistics(completions, **counts)}
 
     def chunk(self, choice: dict[str, Any] | None, **more: Any) -> str:
-        """A piece of a stream, as server-sent events have it; None: no choice, as with usage."""
+        """A piece of a stream as a server-sent event. choice: None if it has none, as with usage."""
         kind = "chat.completion.chunk" if self.kind == "chat.completion" else self.kind
         body = {**self._head(kind), "choices": [] if choice is None else [choice], **more}
         return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
@@ -96,7 +96,7 @@ class Frame:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def entries(self, logprobs: Sequence[TokenLogprob], spelling: Spelling) -> list[dict[str, Any]]:
-        """Log-probabilities as chats have them."""
+        """Log-probabilities in the form of chats."""
         made = []
         for one in logprobs:
             top = [_entry(*spelling.of(token), logprob) for token, logprob in one.top]
@@ -104,7 +104,8 @@ class Frame:
         return made
 
     def columns(self, logprobs: Sequence[TokenLogprob | None], spelling: Spelling, first: int) -> dict[str, Any]:
-        """Log-probabilities as text completions have them; None: the prompt's first token, which nothing predicts."""
+        """Log-probabilities in the form of text completions.
+        None stands for the prompt's first token, which nothing predicts."""
         rows = list[tuple[str, float | None, dict[str, float] | None, int]]()
         for one in logprobs:
             if one is None:
@@ -125,15 +126,15 @@ def _entry(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
 
 
 def statistics(completions: Sequence[Completion], **counts: int) -> dict[str, Any]:
-    """The usage, and the speculation of a single answer."""
+    """The usage and, if there is a single answer, its speculation."""
     metrics = {"speculative_decoding": speculation(completions[0].stats) if len(completions) == 1 else None}
     return {"usage": usage(completions, **counts), "metrics": metrics}
 
 
 def usage(completions: Sequence[Completion], predicted: int = 0, prompt: int | None = None) -> dict[str, Any]:
-    """Tokens of prompts and answers.
+    """Numbers of tokens of prompts and answers.
 
-    predicted: of the request's prediction; prompt: of all prompts; None: the answers have one prompt."""
+    predicted: tokens of the request's prediction; prompt: tokens of all prompts; None: all answers share one prompt."""
     prompt = completions[0].prompt_tokens if prompt is None else prompt
     new = sum(done.new_tokens for done in completions)
     facts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
@@ -168,18 +169,18 @@ def speculation(stats: RowStats) -> dict[str, Any]:
 
 
 def choice(index: int, body: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-    """A choice, or what a chunk adds to it. reason: why the answer ended; None: it has not."""
+    """A choice, or a chunk's addition to it. reason: why the answer ended; None: it has not."""
     return {"index": index, **body, "logprobs": logprobs, "finish_reason": reason}
 
 
 @dataclass
 class Style:
-    """How a request is answered, whole or as a stream.
+    """How a request's answers are written, whole or as a stream.
 
-    reader    makes the reader of an answer to a chat; None for text completions.
-    pieces    whether chunks say which drafter wrote what.
-    echo      the prompt's text, where it comes back.
-    _spelling  by choice, once it is needed."""
+    reader    makes a reader for each answer to a chat; None for text completions.
+    pieces    whether chunks name the drafter of each piece.
+    echo      the prompt's text, if it is to come back.
+    _spelling  spelling of each choice, made when it is needed."""
 
     frame: Frame
     request: Common
@@ -191,7 +192,7 @@ class Style:
     _spelling: dict[int, Spelling] = field(default_factory=dict)
 
     def whole(self, index: int, done: Completion, scored: Sequence[TokenLogprob | None] = ()) -> dict[str, Any]:
-        """The choice with a whole answer. scored: log-probabilities of the tokens of a prompt that comes back."""
+        """The choice with a whole answer. scored: log-probabilities of an echoed prompt."""
         reader = self.reader() if self.reader else None
         body: dict[str, Any] = {"text": (self.echo or "") + done.text}
         if reader is not None:
@@ -203,7 +204,7 @@ class Style:
         return made | {"token_ids": done.tokens} | ({} if reader else {"prompt_token_ids": self.prompt})
 
     def piece(self, index: int, delta: Delta, pieces: list[Piece]) -> dict[str, Any]:
-        """The choice with what one round adds to answer `index`."""
+        """The choice with a round's addition to answer `index`."""
         body: dict[str, Any] = {"text": delta.text}
         if self.reader is not None:
             body = {"delta": reading.delta(pieces) or {"content": ""}}
@@ -221,7 +222,7 @@ class Style:
         return choice(index, {"delta": {}} if self.reader else {"text": ""}, reason=reason)
 
     def _logs(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any] | None:
-        """Log-probabilities of the next tokens of answer `index`, if the request wants them."""
+        """Log-probabilities of the next tokens of answer `index`; None if the request does not want them."""
         if not self.logprobs:
             return None
         if index not in self._spelling:
@@ -234,19 +235,19 @@ class Style:
 
 
 def reason_of(done: Completion, called: bool) -> str:
-    """Why an answer ended. called: it has a whole call."""
+    """Why an answer ended. called: whether it has a whole call."""
     reason = REASONS[done.finish_reason]
     return "tool_calls" if called and reason == "stop" else reason
 
 
 def closed(job: Job) -> dict[str, Any]:
-    """What a choice says where the number of tokens decided how the answer's JSON ends (`on_length`)."""
+    """Fields of a choice if the limit of tokens decided how the answer's JSON ends (`on_length`); else {}."""
     limited = getattr(job.params.grammar, "was_limited", None)
     return {"finish_reason": "length", "closed": True} if limited and limited(job.completion.tokens) else {}
 
 
 def styles_of(chats: Chats, request: Common, prompted: Sequence[Prompted], pieces: bool = False) -> list[Style]:
-    """How the answers to each prompt are written. pieces: as in `Style`."""
+    """The style of the answers to each prompt. pieces: as in `Style`."""
     frame = Frame("chat.completion" if isinstance(request, ChatRequest) else "text_completion",
                   chats.settings.model, chats.tokenizer)  # fmt: skip
     logprobs = request.logprobs if isinstance(request, ChatRequest) else getattr(request, "logprobs", None) is not None
@@ -259,15 +260,15 @@ def styles_of(chats: Chats, request: Common, prompted: Sequence[Prompted], piece
 async def whole(
     chats: Chats, styles: Sequence[Style], submitted: Sequence[list[Job]], written: Callable[[dict[str, Any]], Made]
 ) -> Made:
-    """The whole answer to every prompt, each in its style. written: the form it is wanted in; a long answer is written
-    in a thread."""
+    """Wait for the whole answers to every prompt, and write them in their styles. written: makes the result of the
+    object; runs in a thread for long answers."""
     frame, request = styles[0].frame, styles[0].request
     jobs = [job for some in submitted for job in some]
     every: list[tuple[Style, Completion, list[TokenLogprob | None], dict[str, Any]]] = []
     try:
         for style, some in zip(styles, submitted, strict=True):
             completions = await chats.finished(some)
-            if only_echo(request):  # of which there may be no job
+            if only_echo(request):  # An echo alone may have no job.
                 completions = [Completion(0, "", [], len(style.prompt), "length", 0.0, RowStats(), [])]
             for done, job in zip_longest(completions, some):
                 scored = job.row.prompt_logprobs if job and job.row else []
@@ -275,7 +276,7 @@ async def whole(
     except Unavailable:
         chats.note(jobs)
         raise
-    finally:  # where one fails or the client leaves, nobody waits for the others
+    finally:  # If an answer fails or the client leaves, nobody waits for the rest.
         chats.abort(jobs)
 
     def body() -> Made:
@@ -291,7 +292,7 @@ async def whole(
 
 
 class Chunks(Form):
-    """A stream of chats or texts. styles: of each job."""
+    """Writes a stream of chats or texts. styles: a style for each job."""
 
     def __init__(self, styles: Sequence[Style], jobs: Sequence[Job]):
         self._styles, self._jobs, self._frame = styles, jobs, styles[0].frame
@@ -316,7 +317,7 @@ class Chunks(Form):
 
     async def more(self, i: int, delta: Delta, pieces: list[Piece]) -> str:
         made, style = "", self._styles[i]
-        if i in self._unscored:  # the first tokens come when the prompt has been run
+        if i in self._unscored:  # The prompt has been run once the first tokens come.
             self._unscored.remove(i)
             made = self._frame.chunk(await asyncio.to_thread(style.echoed, i, self._jobs[i]), **self._none)
         if not delta.text and not delta.tokens:
@@ -340,6 +341,6 @@ class Chunks(Form):
 
     def broken(self, error: PacelineError, left: dict[int, Job]) -> str:
         made = f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
-        for i, job in left.items():  # for clients that look for nothing else
+        for i, job in left.items():  # Some clients look for nothing else.
             made += self._frame.chunk(self._styles[i].end(i, REASONS[job.completion.finish_reason]), **self._none)
         return made + DONE

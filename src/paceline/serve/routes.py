@@ -1,6 +1,7 @@
-"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, Ollama's chats, tokens, health, a page to see.
+"""The routes: OpenAI's chats, texts and responses, Anthropic's messages, Ollama's chats, tokens, health,
+and a web page.
 
-Whatever is wrong with a request is an error object with one line; a request that fails fails alone."""
+Every error is an object with one line, and a failed request harms no other."""
 
 import asyncio
 import json
@@ -40,7 +41,7 @@ EVENTS = "text/event-stream"
 
 
 def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None) -> FastAPI:
-    """The routes of a server, over a worker that runs the engine. log: keeps answered requests, as token ids."""
+    """Make the server's app, over a worker that runs the engine. log: keeps answered requests, as token ids."""
     chats, metrics, bodies = Chats(worker, settings, log), Metrics(worker, settings.metrics_prefix), Bodies(settings)
 
     @asynccontextmanager
@@ -83,7 +84,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
 
     @app.post("/infill")
     async def infill(http: Request, wanted: InfillRequest = Depends(bodies.of(InfillRequest))) -> Response:
-        """llama.cpp's fill in the middle, whole."""
+        """llama.cpp's fill in the middle, without streams."""
         began, most = perf_counter(), chats.engine.longest
         request = await bodies.worked(http, lambda: wanted.text(chats.tokenizer, most))
         done = await answer(http, request)
@@ -101,7 +102,7 @@ def _answers(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
 
     @app.post("/v1/responses")
     async def responses(http: Request, request: ItemsRequest = Depends(bodies.of(ItemsRequest))) -> Response:
-        """OpenAI's responses: text, streams, functions and structured output, without anything that is kept."""
+        """OpenAI's responses: text, streams, functions and structured output. Nothing is kept."""
         chat = await bodies.worked(http, request.chat)
         (one,), (jobs,) = await asked(http, chat)
         return await formed(http, chat, one, jobs, Answer(chats, request))
@@ -161,7 +162,7 @@ def _models(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
 
     @app.post("/api/show")
     async def show(request: ShowRequest = Depends(bodies.of(ShowRequest))) -> dict[str, Any]:
-        """What the model can do, for clients of Ollama."""
+        """The model's abilities, for clients of Ollama."""
         chats.check_model(request.model)
         return shown(chats)
 
@@ -196,7 +197,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
 
     @app.post("/v1/messages/count_tokens")
     async def count(http: Request, request: MessagesRequest = Depends(bodies.of(MessagesRequest))) -> dict[str, int]:
-        """How many tokens Anthropic's messages are as a prompt of this model."""
+        """The number of tokens of Anthropic's messages as a prompt of this model."""
 
         def counted() -> int:
             chat = request.chat()
@@ -224,7 +225,7 @@ def _tokens(app: FastAPI, chats: Chats, bodies: Bodies) -> None:
 def _watching(app: FastAPI, chats: Chats, metrics: Metrics, audit: "Audit | None") -> None:
     @app.get("/health")
     async def health() -> Response:
-        """200 while requests are taken."""
+        """Answer 200 while the server takes requests."""
         chats.worker.check()
         return Response(status_code=200)
 
@@ -238,14 +239,14 @@ def _watching(app: FastAPI, chats: Chats, metrics: Metrics, audit: "Audit | None
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
-        """What the page shows."""
+        """Figures for the page."""
         return {"model": chats.settings.model, "drafts": list(chats.drafts), **metrics.now()}
 
     if audit is not None:
 
         @app.get("/audit")
         async def found() -> dict[str, Any]:
-            """What was found in the answers that were scored again."""
+            """Findings of the audit."""
             return audit.now()
 
     @app.head("/", include_in_schema=False)
@@ -263,7 +264,7 @@ def _watching(app: FastAPI, chats: Chats, metrics: Metrics, audit: "Audit | None
 
 
 def audited(worker: Worker, settings: Settings, metrics: Metrics) -> "Audit":
-    """An audit of what the worker answers, while it has nothing to do."""
+    """Make an audit of the worker's answers, which runs while the worker is idle."""
     from paceline.serve.audit import Audit
 
     audit = Audit(

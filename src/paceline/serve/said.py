@@ -1,5 +1,5 @@
-"""What strangers may read of errors and names: one line that UTF-8 can carry, without folders of this server's disk.
-And what whoever watches the server reads."""
+"""Errors and names for strangers: one line of valid UTF-8, without folders of the server's disk.
+Also the server's log."""
 
 import logging
 import re
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-serving = logging.getLogger("paceline.serving")  # lines for whoever watches the server
-notices = logging.getLogger("paceline.serving.notices")  # those that `serve --quiet` shows too
+serving = logging.getLogger("paceline.serving")  # Lines of the server's log.
+notices = logging.getLogger("paceline.serving.notices")  # Lines that `serve --quiet` shows too.
 
 
 @lru_cache(1024)
 def once(line: str) -> None:
-    """Say, the first time, what of requests is left out or ignored."""
+    """Log, the first time only, what is ignored in requests."""
     notices.info("%s", readable(line))
 
 
@@ -30,12 +30,12 @@ _KINDS = {
 
 
 def problem_of_messages(message: str, status: int) -> dict[str, Any]:
-    """An error object in Anthropic's shape, which is an event of a stream too."""
+    """An error object in Anthropic's shape; also an event of a stream."""
     return {"type": "error", "error": {"type": _KINDS.get(status, "invalid_request_error"), "message": public(message)}}
 
 
 def problem_of_ollama(message: str) -> dict[str, Any]:
-    """An error in Ollama's shape, which is a line of a stream too."""
+    """An error in Ollama's shape; also a line of a stream."""
     return {"error": public(message)}
 
 
@@ -44,12 +44,12 @@ _PATH = re.compile(r"(?<![\w./~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
 
 
 def public(message: str) -> str:
-    """An error's message as strangers may read it: without folders of the server's disk."""
+    """An error's message for strangers: without folders of the server's disk."""
     return _PATH.sub("", readable(message))
 
 
 def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
-    """Specs by the names under which strangers see them: without the folders of checkpoints and files."""
+    """Specs by the names shown to strangers, which leave out folders of checkpoints and files."""
     names: dict[str, str] = {}
     for spec in specs:
         name = re.sub(r"[^\s:|+,;=\"]*/(?=[^/])", "", spec)
@@ -58,6 +58,6 @@ def shown_drafts(specs: Sequence[str]) -> dict[str, str]:
 
 
 def readable(message: str) -> str:
-    """One line that UTF-8 can carry, though a client sent half of a surrogate pair, line breaks or other controls."""
+    """The message as one line of valid UTF-8, without lone surrogates, line breaks and other control characters."""
     whole = message.encode("utf-8", "replace").decode()
     return "".join(char if char.isprintable() else " " for char in whole)

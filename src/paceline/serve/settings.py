@@ -1,6 +1,6 @@
-"""What the server allows: its settings, and how much one request may ask for.
+"""The server's settings, and limits of a request.
 
-Counts are checked before anything is made of a body. Imports nothing that the extra `serve` brings."""
+Counts are checked before a body is used. Needs no package of the extra `serve`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -11,12 +11,12 @@ from paceline.core.rules import SAMPLING, check
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant, shortened
 
-PIECE = 1 << 16  # bytes that are looked at in one go; other threads run in between
-ACCESS, LOAD, ANSWERS, WATCHING = "Access", "Load", "Requests and answers", "Watching it"  # groups of options
+PIECE = 1 << 16  # Bytes to look at in one go; other threads run in between.
+ACCESS, LOAD, ANSWERS, WATCHING = "Access", "Load", "Requests and answers", "Watching it"  # Groups in the help.
 
 
 class Refused(PacelineError):
-    """A request that cannot be answered. param: the field that is wrong; code, kind: OpenAI's words for it."""
+    """A request that cannot be answered. param: the wrong field; code, kind: OpenAI's words for the error."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str | None = None,
@@ -32,7 +32,7 @@ def _most(default: int, what: str) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most of everything that one request may ask for."""
+    """The most that a request may ask for, by kind."""
 
     messages: int = _most(2048, "messages in a chat")
     parts: int = _most(2048, "content parts and tool calls in all messages of a chat")
@@ -50,24 +50,24 @@ class Limits:
     values: int = _most(250_000, "JSON values in a request body")
 
     def check(self, body: dict[str, Any]) -> None:
-        """Refused for a body that asks for more. What has a wrong type is left to the fields' own check."""
+        """Raise Refused if a body asks for more. Wrong types are left to the check of fields."""
         for name, param, size in _sizes(body):
             self.check_size(name, param, size)
 
     def check_numbers(self, request: object) -> None:
-        """Refused for fields, as they were read, that ask for more."""
+        """Raise Refused if numbers in a checked request ask for more."""
         for name, limit in (("n", "answers"), ("logprobs", "logprobs"), ("top_logprobs", "logprobs")):
             self.check_size(limit, name, getattr(request, name, None) or 0)
 
     def check_size(self, name: str, param: str, size: int) -> None:
-        """Refused if the field `param` has a size above the limit `name`."""
+        """Raise Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
             (unit,) = (one.metadata["what"] for one in fields(self) if one.name == name)
             flag = f"--limit {name.replace('_', '-')}=N"
             raise Refused(f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({flag})", param)
 
     def check_raw(self, raw: bytes) -> None:
-        """Refused for a body of more JSON values than may be, before it is parsed: parsing cannot be interrupted."""
+        """Raise Refused if a body has too many JSON values, before it is parsed: parsing cannot be interrupted."""
         most = self.values
         if sum(map(raw.count, (b"[", b"{", b","))) <= most // 5:
             return
@@ -80,8 +80,8 @@ class Limits:
 
 
 def _outside_strings(raw: bytes) -> Iterator[bytes]:
-    """What stands outside the strings of a JSON text, piece by piece."""
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is escaped ends no string
+    """Yield the text outside the strings of a JSON text, piece by piece."""
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # Escaped quotes end no string.
     inside = 0
     for at in range(0, len(plain), PIECE):
         parts = plain[at : at + PIECE].split(b'"')
@@ -90,7 +90,7 @@ def _outside_strings(raw: bytes) -> Iterator[bytes]:
 
 
 def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(limit, field, size) of everything in a body that is counted."""
+    """Yield (limit, field, size) of everything counted in a body."""
     counted = {"messages": "messages", "input": "messages", "tools": "tools", "stop_token_ids": "stop_ids"}
     for name, limit in counted.items():
         yield limit, name, _length(body.get(name), list)
@@ -118,16 +118,16 @@ def _list(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the routes need to know.
+    """Settings of the routes.
 
-    model        the model's name in answers; also: other names by which requests may ask for it; "*" for any.
-    api_keys     any of them opens the server; none leaves it open.
-    hosts        names of this server beside localhost and addresses, which browsers may ask for where no key is asked
-                 for; "*" for all. So no page of somebody else's can be one of this server by its own DNS.
+    model        the model's name in answers; also: other names for it in requests; "*" for any.
+    api_keys     keys, each of which opens the server; without keys it is open to all.
+    hosts        without keys, browsers may use only these names of the server, localhost and addresses; "*" for all.
+                 So no foreign page can pose as this server's by its own DNS.
     origins      pages that may ask this server, such as https://chat.example; "*" for all.
-    corpora      folders whose text `suffix` and `sam` copy from too: of the first, unless a request names another.
-    drafts       names that requests may choose from; the first is the default.
-    protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
+    corpora      folders whose text `suffix` and `sam` copy from: from the first, unless a request names another.
+    drafts       drafters that requests may choose; the first is the default.
+    protect_all  whether every route but /health needs the key; load balancers ask /health."""
 
     GROUP: ClassVar = ANSWERS
 
@@ -201,9 +201,9 @@ class Settings:
             raise PacelineError("--protect-all needs an --api-key")
 
     def defaults(self, checkpoint: Mapping[str, float]) -> dict[str, float]:
-        """Parameters of requests that do not say, by --sampling; PacelineError where that cannot be read.
+        """Defaults of sampling parameters, by --sampling. Raises PacelineError if that cannot be read.
 
-        checkpoint  what the model's checkpoint says."""
+        checkpoint  defaults in the model's checkpoint."""
         made = {} if self.sampling.startswith("none") else dict(checkpoint)
         for part in filter(None, self.sampling.removeprefix("none").removeprefix("checkpoint").split(",")):
             name, is_given, text = (word.strip() for word in part.partition("="))
@@ -231,12 +231,12 @@ LIMITS: dict[str, tuple[Any, int, str]] = {
 
 
 def most_of(given: Iterable[str]) -> dict[str, Any]:
-    """Every limit by its name, as --limit NAME=N and the defaults say."""
+    """Every limit by name, from --limit NAME=N and the defaults."""
     return {name: default for name, (default, *_) in LIMITS.items()} | dict(map(limit, given))
 
 
 def limit(text: str) -> tuple[str, int]:
-    """The name and the number of --limit NAME=N; PacelineError for what is none."""
+    """Name and number of --limit NAME=N. Raises PacelineError if it is wrong."""
     name, _, number = text.partition("=")
     if name not in LIMITS:
         raise PacelineError(f"there is no limit {name!r}.{meant(name, LIMITS)} Limits: {', '.join(LIMITS)}")

@@ -1,8 +1,8 @@
-"""Grammars: what may come next in an answer that must be JSON, fit a schema or be a tool call. By llguidance.
+"""Grammars: masks of the next token in an answer that must be JSON, fit a schema or be a tool call. By llguidance.
 
-The mask is a function of the answer's tokens alone: the matcher goes back to where two answers part and reads on from
-there, so that the nodes of a tree are judged like committed tokens. Draft and target are masked alike; the distribution
-is that of plain constrained decoding."""
+The mask is a function of the answer's tokens alone: the matcher goes back to where two answers part and reads on, so
+nodes of a tree are judged like committed tokens. Draft and target are masked alike, so the distribution is that of
+plain constrained decoding."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 }
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
-CACHED = 64  # most compiled grammars in memory
-TRIED, LEAST_TRIED = 4096, 4  # most tokens that are tried at one place, whether the text can close after them
-WORK = 1 << 18  # of a place: a try takes the square of the closing's length, and all rows wait for it
-DROPPED = 32  # most bytes by which a token is expected to shorten a closing
-LONGEST = 4096  # most steps of a search for a closing
-LETTERS = 8  # bytes of a token in a closing that is looked for, at most
-MUCH = 1 << 20  # more tokens than any answer has
+CACHED = 64  # Most compiled grammars in memory.
+TRIED, LEAST_TRIED = 4096, 4  # Most tokens to try at a place for a closing after them, for short and for long closings.
+WORK = 1 << 18  # Most work at a place, since all rows wait: a try costs the square of the closing's length.
+DROPPED = 32  # Most bytes by which a token is expected to shorten a closing.
+LONGEST = 4096  # Most steps of a search for a closing.
+LETTERS = 8  # Most bytes of a token in a closing that is searched for.
+MUCH = 1 << 20  # More tokens than any answer has.
 
 
 class _Answers:
-    """Answers, of which numbers alone are kept: a long answer may have one at each of its tokens."""
+    """A set of answers, kept as hashes, because a long answer may have one at each of its tokens."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[int, int]] = set()
@@ -53,7 +53,7 @@ class _Answers:
         self._seen.add((len(answer), hash(tuple(answer))))
 
     def begin(self, answer: Sequence[int]) -> bool:
-        """Whether one of them is a beginning of `answer`, and not all of it."""
+        """Whether a proper beginning of `answer` is in the set."""
         lengths = sorted({length for length, _ in self._seen if length < len(answer)})
         return any((length, hash(tuple(answer[:length]))) in self._seen for length in lengths)
 
@@ -66,9 +66,9 @@ class Matched:
         self._begin()
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer, bool [size]. PacelineError if the grammar fails there, or
+        """Which of `size` tokens may come after the answer, bool [size]. Raises PacelineError if the grammar fails, or
         if the answer does not fit it."""
-        for _ in range(2):  # a draft may have brought the matcher into an error, which it never leaves
+        for _ in range(2):  # A draft may have left the matcher in an error, which needs a new matcher.
             bits = self._matcher.compute_bitmask() if self.goes_on(answer) else None
             if not self._matcher.is_error():
                 if bits is None and not self._matcher.is_stopped():
@@ -79,7 +79,8 @@ class Matched:
         raise PacelineError(f"the answer's grammar failed: {error}")
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """Tokens that must come next, as far as only one text is possible. A guess: other tokens may spell it."""
+        """Tokens that must come next, while only one text is possible.
+        This is a guess: other tokens may spell the text."""
         return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
     def is_whole(self, answer: Sequence[int]) -> bool:
@@ -89,7 +90,7 @@ class Matched:
         return read and bool(self._matcher.is_accepting())
 
     def fresh(self) -> Self:
-        """The same grammar, which has read nothing: in another thread than this one."""
+        """The same grammar before its first token, for use in another thread."""
         made = copy(self)
         made._begin()
         return made
@@ -112,22 +113,23 @@ class Matched:
 
 
 class Closing(Matched):
-    """A grammar whose text closes within `most` tokens: what is allowed leaves room for a closing.
+    """A grammar whose text closes within `most` tokens: every allowed token leaves room for a closing.
 
-    A closing of every answer so far is carried along, and its next token is always allowed. Another token is, if the
-    grammar allows it and a closing after it fits: the same one, an end of it, or one that is looked for. While there is
-    more room than any token can take (`grows`), none is tried; of those that have to be, the first TRIED are, fewer
-    where the closing is long, and the rest is not allowed. Still a function of the answer alone.
+    A closing of the answer so far is carried along, and its next token is always allowed. Another token is allowed if
+    the grammar allows it and a closing fits after it: the same closing, an end of it, or a new one that is searched
+    for. While there is more room than any token can take (`grows`), no token is tried. Otherwise the first TRIED
+    doubtful tokens are tried, fewer if the closing is long, and the rest is forbidden.
+    The mask depends on the answer alone.
 
-    tokens  llguidance's tokenizer. most: tokens of the whole answer.
-    grows   tokens by which a closing can become longer, at most: at a sign of JSON, and by a letter of free text."""
+    tokens  llguidance's tokenizer; most: most tokens of the whole answer.
+    grows   most tokens by which a closing can become longer: at a sign of JSON, and by a letter of free text."""
 
     def __init__(self, matcher: Any, ends: Sequence[int], tokens: Any, grows: tuple[int, int], most: int):
         super().__init__(matcher, ends)
         self._tokens, self._grows, self.most = tokens, grows, most
         self._signs, self._letters = _spelled(tokens)
         self._walked, self._closings = list[int](), [self._closing()]
-        self._limited = _Answers()  # after which something did not fit
+        self._limited = _Answers()  # Answers after which a token did not fit.
 
     def fresh(self) -> Self:
         made = super().fresh()
@@ -136,7 +138,7 @@ class Closing(Matched):
 
     @property
     def least(self) -> int:
-        """Tokens of the shortest answer that is known."""
+        """The length in tokens of the shortest known answer."""
         return len(self._closings[0])
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
@@ -145,7 +147,7 @@ class Closing(Matched):
         if room < 0 or not self.goes_on(answer):
             return mask
         legal, (at_sign, by_letter) = np.flatnonzero(mask.numpy()), self._grows
-        by_letter = by_letter if len(legal) > TRIED else at_sign  # a letter of a name or word may decide much
+        by_letter = by_letter if len(legal) > TRIED else at_sign  # A letter of a name or word may decide much.
         doubtful = legal[at_sign * self._signs[legal] + by_letter > room - len(closing)]
         tried = doubtful[: min(TRIED, max(WORK // max(len(closing), 1) ** 2, LEAST_TRIED))].tolist()
         kept = [token for token in tried if token in self._ends or self._fits(token, closing, room)]
@@ -161,7 +163,7 @@ class Closing(Matched):
         return closing if self.most - len(answer) <= len(closing) else super().forced(answer)
 
     def was_limited(self, answer: Sequence[int]) -> bool:
-        """Whether the number of tokens decided any of the answer's."""
+        """Whether the limit of tokens decided any token of the answer."""
         return self._limited.begin(answer)
 
     def _closing_of(self, answer: Sequence[int]) -> list[int]:
@@ -191,7 +193,7 @@ class Closing(Matched):
             self._matcher.rollback(1)
 
     def _shortest(self, before: list[int], steps: int = LONGEST) -> list[int]:
-        """A closing here, where `before` was one a token earlier."""
+        """A closing at the matcher's place. before: a closing one token earlier."""
         text = self._tokens.decode_bytes(before)
         for begin in dict.fromkeys([*range(min(len(text), DROPPED) + 1), len(text)]):
             closing = self._tokens.tokenize_bytes(text[begin:])
@@ -203,7 +205,7 @@ class Closing(Matched):
         return bool(self._matcher.validate_tokens([*tokens, self._tokens.eos_token]) == len(tokens) + 1)
 
     def _closing(self, steps: int = LONGEST) -> list[int]:
-        """Close the text byte by byte. PacelineError if no closing is found in so many steps."""
+        """Close the text byte by byte. Raises PacelineError if `steps` find no closing."""
         for order in (b'}]"', b'"}]'):
             copy, found = self._matcher.deep_copy(), list[int]()
             while not copy.is_accepting() and len(found) < min(steps, LONGEST):
@@ -219,7 +221,7 @@ class Closing(Matched):
     def _step(self, matcher: Any, order: bytes, step: int) -> list[int]:
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         legal = {byte: token for byte, token in self._letters.items() if mask[token]}
-        in_text = sum(byte in legal for byte in b"aeiou") > 2  # where } and ] are text
+        in_text = sum(byte in legal for byte in b"aeiou") > 2  # Inside a text } and ] close nothing.
         first = b'"' if in_text else order + b"0123456789ntf[{:,"
         chosen = next((legal[byte] for byte in first if byte in legal), None)
         others = list(legal.values())
@@ -227,10 +229,10 @@ class Closing(Matched):
 
 
 class AfterReasoning:
-    """A grammar of what follows the reasoning. Reasoning is free, but the answer cannot end in it.
+    """A grammar for the text after reasoning. Reasoning is free, but the answer cannot end in it.
 
-    begin, end   the marks of reasoning. begin "": the prompt has begun it; else the answer may, or not. With a
-                 grammar that closes, reasoning ends while there is room for what follows."""
+    begin, end   marks of reasoning. begin "": the prompt has begun it; else the answer may begin it. With a grammar
+                 that closes, reasoning ends while there is room for the rest."""
 
     def __init__(self, grammar: Matched, tokenizer: Tokenizer, begin: str, end: str, ends: Sequence[int]):
         self._grammar, self._tokenizer, self._end, self._ends = grammar, tokenizer, end, list(ends)
@@ -240,13 +242,13 @@ class AfterReasoning:
         self._closes, self._limited = _written(end, tokenizer), _Answers()
         if self._bound is not None:
             self._most, self._gap = self._bound.most, self._gap if len(self._gap) == 1 else []
-            # Its mark, perhaps begun in other tokens, and an empty line.
+            # Room for the closing mark, perhaps begun in other tokens, and an empty line.
             self._reserve = self._bound.least + 2 * len(self._closes) + 2
             if not begin and self._reserve > self._most:
                 raise _refused(self._most, self._reserve)
         self._spelled: dict[int, str] = {}
         self._read: list[int] = []
-        self._tails: list[str] = []  # the text's end after each token that was read
+        self._tails: list[str] = []  # The end of the text after each token read.
 
     def fresh(self) -> Self:
         """As `Matched.fresh`."""
@@ -275,7 +277,7 @@ class AfterReasoning:
         return mask
 
     def _next_of_mark(self, answer: Sequence[int]) -> int:
-        """The token that goes on with the mark at the end of reasoning, or begins it."""
+        """The token that begins or continues the mark that ends reasoning."""
         mark = self._closes
         begun = range(min(len(mark) - 1, len(answer)), -1, -1)
         return mark[next(n for n in begun if list(answer[len(answer) - n :]) == mark[:n])]
@@ -290,13 +292,13 @@ class AfterReasoning:
         """Tokens that must come next."""
         try:
             rest, optional = self._after(answer)
-        except PacelineError:  # `allowed` will say so
+        except PacelineError:  # `allowed` will raise it.
             return []
         return [] if rest is None or optional else self._grammar.forced(rest)
 
     def _after(self, answer: Sequence[int]) -> tuple[list[int] | None, list[int]]:
-        """(tokens for the grammar to read, None within reasoning and its marks; tokens that are allowed besides: the
-        next one of the opening mark, or of the empty line after reasoning)."""
+        """(tokens for the grammar to read, None within reasoning and its marks; other allowed tokens: the next token of
+        the opening mark, or of the empty line after reasoning)."""
         opening, answer = self._opening, list(answer)
         if answer[: len(opening)] != opening:
             begun = answer == opening[: len(answer)]
@@ -315,7 +317,8 @@ class AfterReasoning:
         return rest + answer, []
 
     def _end_of(self, tokens: list[int]) -> tuple[int, list[int]] | None:
-        """(number of tokens up to the closing mark, tokens of the text that follows the mark within the last one)."""
+        """(number of tokens up to the closing mark, tokens of the text after the mark within its last token); None
+        without one."""
         same = in_common(self._read, tokens)
         del self._read[same:], self._tails[same:]
         for token in tokens[same:]:
@@ -332,7 +335,7 @@ class AfterReasoning:
 
 
 def _written(mark: str, tokenizer: Tokenizer) -> list[int]:
-    """A mark's tokens: one of its own, if there is one."""
+    """A mark's tokens: its own token, if it has one, else those of its text."""
     own = tokenizer.inner.convert_tokens_to_ids(mark)
     return [own] if own is not None and tokenizer.inner.decode([own]) == mark else tokenizer.encode_text(mark)
 
@@ -355,7 +358,7 @@ def _reason(matcher: Any) -> str:
 
 
 def _short(what: object) -> str:
-    """An error of the library, which may repeat the whole schema."""
+    """Shorten an error of the library, which may repeat the whole schema."""
     return shortened(" ".join(str(what).split()), 400)
 
 
@@ -365,10 +368,10 @@ def _refused(most: int, least: int) -> Refused:
 
 
 def _without_marks(inner: Any) -> str:
-    """A fast tokenizer in JSON, whose marks have names that no text has.
+    """A fast tokenizer in JSON, with its marks renamed to strings that no text contains.
 
-    Text that a grammar forces is then spelled in ordinary tokens. The library takes a mark for no text, so a text in
-    which the tokenizer finds one would never fit. Every token keeps its id, and marks are masked in free text."""
+    Text that a grammar forces is then spelled in ordinary tokens. The library takes no mark for text, so a text in
+    which the tokenizer found a mark would never fit. Every token keeps its id, and marks are masked in free text."""
     backend = copy(inner.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
@@ -376,7 +379,8 @@ def _without_marks(inner: Any) -> str:
     model, named = made["model"], dict[str, str]()
     for one in made["added_tokens"]:
         name = one["content"]
-        if one["special"] or re.fullmatch("<.*>", name, re.DOTALL) or not name.isascii():  # which it reads wrongly
+        # The library misreads names that are not ASCII.
+        if one["special"] or re.fullmatch("<.*>", name, re.DOTALL) or not name.isascii():
             one["content"] = named[name] = f"<{uuid4().hex}>"
     if isinstance(model["vocab"], dict):
         model["vocab"] = {named.get(token, token): id for token, id in model["vocab"].items()}
@@ -391,15 +395,15 @@ def _without_marks(inner: Any) -> str:
 
 @lru_cache(4)
 def _spelled(tokens: Any) -> tuple[IntArray, dict[int, int]]:
-    """Signs of JSON in each token, and the tokens of one byte."""
+    """Returns the number of JSON's signs in each token, and the tokens of one byte by their byte."""
     texts = [tokens.decode_bytes([token]) for token in range(tokens.vocab_size)]
     signs = np.array([sum(map(text.count, (b"{", b"[", b",", b":", b'"', b"\\"))) for text in texts])
     return signs, {text[0]: token for token, text in reversed([*enumerate(texts)]) if len(text) == 1}
 
 
 def growth(schema: str) -> tuple[int, int]:
-    """Bytes, and so tokens, by which a closing can become longer at one sign of JSON, and by a letter of free text: no
-    value that a schema asks for is longer than its text, and no word than its patterns, times the least numbers."""
+    """Most bytes, and so tokens, by which a closing can become longer: at a sign of JSON, and by a letter of free text.
+    No value that a schema demands is longer than its text, and no word than its patterns, times its least counts."""
     least = re.findall(r'"min(?:Items|Length|Properties|Contains)": (\d+)|\{(\d+)', schema)
     times = prod(max(int(a or b), 1) for a, b in least)
     words = sum(map(len, re.findall(r'"(?:pattern|format)": "(?:[^"\\]|\\.)*"', schema)))
@@ -407,7 +411,8 @@ def growth(schema: str) -> tuple[int, int]:
 
 
 class Grammars:
-    """Makes grammars for one tokenizer. PacelineError, with the library's reason, for a schema it cannot keep to."""
+    """Makes grammars for a tokenizer. Raises PacelineError, with the library's reason, for a schema it cannot
+    enforce."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int], white_space: str = "limited"):
         from llguidance import LLTokenizer
@@ -446,7 +451,7 @@ class Grammars:
             raise PacelineError(f"the JSON schema cannot be kept to: {_short(error)}") from None
 
     def check(self, schema: Any) -> None:
-        """PacelineError for a schema that `fits` cannot read."""
+        """Raise PacelineError for a schema that `fits` cannot read."""
         self.json_schema(schema, WHITE_SPACE["any"])
 
     def fits(self, schema: Any, text: str) -> bool:
@@ -454,7 +459,7 @@ class Grammars:
         return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokens.tokenize_str(text))
 
     def closing(self, grammar: Matched, schema: Any, most: int) -> Closing:
-        """A grammar that closes within `most` tokens. Refused, with the number it needs, if it cannot."""
+        """A grammar that closes within `most` tokens. Raises Refused, with the number it needs, if it cannot."""
         made = Closing(grammar.new, self._ends, self._tokens, growth(json.dumps(schema)), most)
         if made.least > most:
             raise _refused(most, made.least)
@@ -471,7 +476,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
-        for text in ("", "{"):  # many a grammar fails at its first token only
+        for text in ("", "{"):  # Some grammars fail only at the first token.
             begun = matcher.deep_copy()
             begun.try_consume_tokens(self._tokens.tokenize_str(text))
             begun.compute_bitmask()

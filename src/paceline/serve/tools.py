@@ -1,5 +1,5 @@
-"""What a chat template is given of a request: its tools, and variables that a client sets; and the schema that makes a
-model call a tool."""
+"""Variables of a chat template from a request: its tools, and variables that a client sets. Also the schema that makes
+a model call a tool."""
 
 import inspect
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _FIXED = {"messages", "tools", "raise_exception", "strftime_now", *jinja2.Enviro
 
 
 def chosen(request: Conversation) -> list[Tool]:
-    """The tools that the answer may call; PacelineError for a choice that names none of them."""
+    """The tools that the answer may call. Raises PacelineError if tool_choice names another."""
     tools, choice = request.tools or [], request.tool_choice
     if choice == "none":
         return []
@@ -59,7 +59,7 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """JSON schema of a function's arguments, which are an object; Refused for one that is of another type."""
+    """JSON schema of a function's arguments. Raises Refused if its type is not object."""
     given = tool.function.parameters or {}
     kinds = given.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
@@ -69,12 +69,11 @@ def parameters(tool: Tool) -> dict[str, Any]:
 
 
 def thinking(request: Conversation, template: str, may_think: bool, *, refuse: bool = True) -> dict[str, Any]:
-    """What a request says of thinking and of length, as variables of a template: enable_thinking, reasoning_effort,
-    verbosity. An effort of "none" turns thinking off where that is all the template knows.
+    """Variables of a template for a request's thinking and length: enable_thinking, reasoning_effort, verbosity. An
+    effort of "none" turns thinking off if the template knows no effort.
 
     may_think  whether the model's answers have reasoning.
-    refuse     PacelineError for a field that asks for something and that the template does not read; else it is
-               ignored, and named once."""
+    refuse     whether a field that the template does not read raises Refused; else it is ignored, and named once."""
     (says, effort), (tells, thinks) = request.effort, request.thinks
     if effort == "none" and "reasoning_effort" not in template and thinks is None:
         tells, thinks, effort = says, False, None
@@ -100,7 +99,7 @@ def unread(what: str, field: str, refuse: bool) -> None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """transformers' own tag, {% generation %}."""
+    """Parses transformers' own tag, {% generation %}."""
 
     tags = {"generation"}
 
@@ -119,9 +118,9 @@ def _variables(template: str) -> frozenset[str]:
 
 
 def variables(tokenizer: Tokenizer, *, tools: bool = False) -> frozenset[str]:
-    """Variables of the model's chat template that a client may set. tools: of the one for requests with tools.
+    """Variables of the model's chat template that a client may set. tools: of the template for requests with tools.
 
-    The parameters of `apply_chat_template`, such as chat_template and tokenize, and the special tokens are none."""
+    Parameters of `apply_chat_template`, such as chat_template and tokenize, and special tokens are not among them."""
     inner = tokenizer.inner
     if not tokenizer.has_chat_template:
         return frozenset()
@@ -133,7 +132,8 @@ def variables(tokenizer: Tokenizer, *, tools: bool = False) -> frozenset[str]:
 def unread_variables(
     tokenizer: Tokenizer, given: dict[str, Any], *, tools: bool = False, refuse: bool = True
 ) -> list[str]:
-    """Names that are no variables of the model's chat template. refuse: Refused for the first."""
+    """Names in `given` that are no variables of the model's chat template.
+    refuse: whether to raise Refused for the first."""
     allowed = variables(tokenizer, tools=tools) if given else frozenset()
     wrong, where = sorted(set(given) - allowed), "chat_template_kwargs"
     if wrong and refuse:

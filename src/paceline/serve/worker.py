@@ -1,7 +1,7 @@
-"""The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
+"""The engine's thread: requests come in, each round's tokens go out, and nobody waits for a client.
 
-Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
-whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP."""
+Commands reach the engine between two rounds. Deltas are kept for a slow client; the caller aborts the jobs of a client
+that is gone. When the worker ends, every open job ends with an error. Knows no HTTP."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ from paceline.serve.ahead import ReadAhead
 
 log = logging.getLogger("paceline.engine")
 
-FAILED_ROUNDS = 3  # rounds in a row that may fail as a whole before the worker gives up
+FAILED_ROUNDS = 3  # The worker gives up after so many failed rounds in a row.
 
 T = TypeVar("T")
-Item = Delta | Exception | None  # what a job is handed: a round's tokens, why it failed, or None at its end
+Item = Delta | Exception | None  # A round's tokens, the error of a job, or None at its end.
 
 
 class Busy(PacelineError):
-    """As many requests wait as may."""
+    """No more requests may wait."""
 
 
 class EngineFailed(PacelineError):
@@ -38,7 +38,7 @@ class EngineFailed(PacelineError):
 
 
 class Unavailable(PacelineError):
-    """The worker answers no more requests. code: why, for programs."""
+    """The worker takes no more requests. code: why, for programs."""
 
     def __init__(self, message: str, code: str):
         super().__init__(message)
@@ -49,8 +49,8 @@ class Unavailable(PacelineError):
 class Job:
     """One request in the worker. Iterating gives its deltas; `completion` is there after the last.
 
-    private  nothing of it is to be kept after its end.
-    next     tokens with which the next request of its conversation begins, for `read_ahead`.
+    private  whether nothing of it may be kept after its end.
+    next     first tokens of the conversation's next request, for `read_ahead`.
     on_answer  called once the answer is whole."""
 
     prompt: Prompt
@@ -66,11 +66,11 @@ class Job:
     _deltas: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
     def put(self, item: Item) -> None:
-        """What comes next; from the thread of the loop."""
+        """Hand the job its next item. Runs in the loop's thread."""
         self._deltas.put_nowait(item)
 
     async def get(self) -> Delta | None:
-        """The next delta; None after the last. Raises why the job failed."""
+        """The next delta; None after the last. Raises the error of a failed job."""
         if isinstance(item := await self._deltas.get(), Exception):
             raise item
         return item
@@ -81,17 +81,17 @@ class Job:
 
     @property
     def completion(self) -> Completion:
-        """The answer as it stands; it counts as given up until it has ended."""
+        """The answer so far; its finish_reason is "abort" until it has ended."""
         if self.row is None:
             return Completion(0, "", [], len(self.prompt), "abort", 0.0, RowStats(), [])
         return Completion.of(0, self.row)
 
 
 def in_passing(work: Callable[[], T]) -> T:
-    """Do something in a thread that ends with it, such as to open the engine of a Worker.
+    """Run `work` in a thread of its own and return its result, for example to open the engine of a Worker.
 
-    Torch's OpenMP gives helpers to every thread that ran a product and lives. Where they are more than the cores, it
-    lets those that wait sleep sooner, and a round in the Worker's thread takes a fifth longer."""
+    Torch's OpenMP gives helpers to every living thread that ran a product. With more helpers than cores, waiting ones
+    sleep sooner, and a round in the Worker's thread takes a fifth longer."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -102,7 +102,7 @@ def in_passing(work: Callable[[], T]) -> T:
 
     thread = Thread(target=run, daemon=True)
     thread.start()
-    result = done.result()  # unlike `join`, it raises the error
+    result = done.result()  # Unlike `join`, this raises the error.
     thread.join()
     return result
 
@@ -110,13 +110,13 @@ def in_passing(work: Callable[[], T]) -> T:
 class Worker:
     """Owns the engine.
 
-    most_waiting  jobs that may wait.
-    deadline_s    seconds from arrival after which an answer is ended where it is.
-    on_round      called with the deltas of every round; on_end: with every job that has ended.
-    on_idle       called while there is nothing to do, for a short piece of other work; returns whether there was any.
-    ahead         reads ahead what `read_ahead` is given.
-    jobs          by row id, those in the engine. open: those whose end has not been delivered yet.
-    closed        why no more requests are taken, and a code for it; None while they are.
+    most_waiting  most jobs that may wait.
+    deadline_s    seconds from a request's arrival after which its answer is cut off.
+    on_round      called with the deltas of every round; on_end: called with every job that has ended.
+    on_idle       called while idle, to do a short piece of other work; returns whether there was any.
+    ahead         reads ahead for `read_ahead`.
+    jobs          jobs in the engine, by row id; open: jobs whose end is not delivered yet.
+    closed        why no more requests are taken, and a code for it; None while they are taken.
     error         the bug that ended the thread."""
 
     def __init__(self, engine: Engine, most_waiting: int = 256, deadline_s: float | None = None):
@@ -129,7 +129,7 @@ class Worker:
         self.closed: tuple[str, str] | None = None
         self.error: Exception | None = None
         self._failed_rounds = 0
-        self._submitted = self._added = 0  # each is written by one thread alone
+        self._submitted = self._added = 0  # Only one thread writes each of them.
         self._undelivered: list[tuple[Job, Item]] = []
         self._inbox: SimpleQueue[tuple[Callable[[Job], None], Job] | None] = SimpleQueue()
         self.ahead = ReadAhead(engine, self._inbox.empty)
@@ -143,18 +143,19 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Requests that are not in the batch yet."""
+        """Requests not in the batch yet."""
         return self._submitted - self._added + len(self.engine.waiting)
 
     def submit(
         self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop, client: str = "",
         private: bool = False,
     ) -> Job:  # fmt: skip
-        """Queue a request; client as in `Row`. Busy if too many wait, Unavailable once the worker is closed."""
+        """Queue a request. client: as in `Row`.
+        Raises Busy if too many wait, and Unavailable once the worker is closed."""
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop, client, private)
-        self.open.add(job)  # first, for the thread closes the worker before it looks who is open: nobody is missed
+        self.open.add(job)  # Added before the check, because a closing worker looks at `open` last.
         try:
             self.check()
         except Unavailable:
@@ -165,38 +166,38 @@ class Worker:
         return job
 
     def abort(self, job: Job) -> None:
-        """End a request where it is; nothing happens if it has ended."""
+        """End a request now, unless it has ended."""
         self._inbox.put((self._abort, job))
 
     def read_ahead(self, job: Job) -> None:
-        """Compute `job.next` while there is nothing else to do."""
+        """Compute `job.next` while the worker is idle."""
         self._inbox.put((self._read_ahead, job))
 
     def close(self, message: str, code: str) -> None:
-        """Take no more requests; those that are open go on."""
+        """Take no more requests. Open requests go on."""
         self.closed = message, code
 
     def check(self) -> None:
-        """Unavailable if the worker is closed."""
+        """Raise Unavailable if the worker is closed."""
         if self.closed is not None:
             raise Unavailable(*self.closed)
 
     def end_all(self) -> None:
-        """End every open job now, in the middle of a round too. From the thread of the loop, after `close`."""
+        """End every open job now, even in the middle of a round. Runs in the loop's thread, after `close`."""
         assert self.closed is not None
         for job in self.open:
             job.put(Unavailable(*self.closed))
         self.open.clear()
 
     def stop(self, seconds: float = 1.0) -> bool:
-        """End the thread after the round that runs, and what is open with it; whether it ended within `seconds`."""
+        """End the thread after the current round, and all open jobs. Returns whether it ended within `seconds`."""
         if self.closed is None:
             self.close("the server is shutting down", "shutting_down")
         self._inbox.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    # From here on in the worker's thread.
+    # From here on all runs in the worker's thread, except where noted.
 
     def _run(self) -> None:
         try:
@@ -212,7 +213,7 @@ class Worker:
     def _work(self) -> None:
         while True:
             while not self._inbox.empty() or not self.engine.has_work:
-                self._deliver()  # before there may be nothing to do for long
+                self._deliver()  # Deliver before a long pause.
                 if self._inbox.empty() and (self.ahead.work() or self.on_idle()):
                     continue
                 if (command := self._inbox.get()) is None:
@@ -227,14 +228,14 @@ class Worker:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Hand the jobs what there is for them, all at once: waking the loop costs more than what it is handed."""
+        """Hand the jobs their items all at once, because waking the loop costs more than the items."""
         items, self._undelivered = self._undelivered, []
         for loop in {job.loop for job, _ in items}:
             with suppress(RuntimeError):  # the loop has gone, and its clients with it
                 loop.call_soon_threadsafe(self._receive, [(job, item) for job, item in items if job.loop is loop])
 
     def _receive(self, items: list[tuple[Job, Item]]) -> None:
-        """In the thread of the loop."""
+        """Hand jobs their items. Runs in the loop's thread."""
         for job, item in items:
             job.put(item)
             if not isinstance(item, Delta):
@@ -250,7 +251,7 @@ class Worker:
     def _step(self) -> None:
         try:
             deltas = self.engine.step()
-        except Exception:  # outside any request: a bug, and those who wait must hear of it
+        except Exception:  # An error outside any request is a bug, and waiting clients must hear of it.
             self._failed_rounds += 1
             if self._failed_rounds == FAILED_ROUNDS:
                 raise
@@ -261,7 +262,7 @@ class Worker:
         self._failed_rounds = 0
         served = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
         self._undelivered += served
-        self._deliver()  # before the counters, so that tokens do not wait for them
+        self._deliver()  # Tokens do not wait for the counters.
         self.on_round(deltas)
         for job, delta in served:
             if delta.finished:

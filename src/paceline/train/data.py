@@ -32,7 +32,7 @@ from paceline.train.loss import IGNORE
 Message = dict[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "assistant")
 HUB = "hf:"
-TEXT_CHUNK = 8000  # least characters of a document that is cut from a plain-text file, at a paragraph
+TEXT_CHUNK = 8000  # Least characters of a document cut from a plain-text file, at a paragraph.
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _hub_rows(source: Source) -> Iterable[Any]:
     name, _, config = name.partition(":")
     try:
         return datasets.load_dataset(name, config or None, split=split or "train")
-    except (OSError, ValueError, RuntimeError) as error:  # unreachable, unknown, a wrong configuration or split
+    except (OSError, ValueError, RuntimeError) as error:  # The hub or the data may be missing, or a name wrong.
         why = " ".join(str(error).split())[:200]
         raise PacelineError(
             f"source {source.name!r}: {source.path} cannot be loaded from the hub ({why}); "

@@ -35,8 +35,8 @@ from paceline.train.student import Student, known_depths
 from paceline.train.trainer import Trainer, train_head
 from paceline.train.unrolled import UnrolledLayer, begin_as_last
 
-SURE_OF = 256  # most positions of a batch by which the confidence head learns: each costs both distributions once more
-KERNEL, GROUP = 2, 16  # of DFlash2's convolutions: positions, and channels that share what is added to the kernel
+SURE_OF = 256  # Most positions of a batch for the confidence head: each costs both distributions once more.
+KERNEL, GROUP = 2, 16  # DFlash2's convolutions: positions, and channels that share the kernel's addend.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class BlockModule(nn.Module):
         places = (at[..., None] + torch.arange(self.block, device=at.device)).flatten(1)
         positions = torch.cat([text.expand(batch, -1), places.clamp_max(len(self.cos) - 1)], 1)
         number = number.repeat_interleave(self.block)
-        before = text < at.repeat_interleave(self.block, 1)[..., None]  # strictly: the first token has no states yet
+        before = text < at.repeat_interleave(self.block, 1)[..., None]  # The first token has no states yet.
         if self.window:
             before = before & (places[..., None] - text < self.window)
         mask = torch.cat([before, (number[:, None] == number).expand(batch, -1, -1)], -1)[:, None]
@@ -213,7 +213,7 @@ class BlockLoss(TapsLoss):
         super().__init__(teacher, keep, config, of_trainer)
         self.config, self.depths = config, config.block
         self.module = BlockModule(teacher, config, len(self.reads))
-        with torch.no_grad():  # logits begin near 0: the target's own norm would make an untrained block sure
+        with torch.no_grad():  # Begin with logits near 0: the target's norm would make an untrained block sure.
             self.module.norm.weight.fill_(0.25 / self.of_target.norm(dim=1).mean())
 
     def inputs(self, read: Tensor, before: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class BlockLoss(TapsLoss):
         known, steps = known_depths(labels, self.depths), torch.arange(self.depths, device=last.device)
         at, chosen = self._anchors(known[:, :-1, 0])
         rows = torch.arange(len(at), device=at.device)[:, None, None]
-        there = (at[..., None] + 1 + steps).clamp_max(input_ids.shape[1] - 1)  # before the predicted tokens
+        there = (at[..., None] + 1 + steps).clamp_max(input_ids.shape[1] - 1)  # Before the predicted token.
         where, weights = known[rows[..., 0], at] & chosen[..., None], (self.config.decay**steps).expand_as(there)
         hidden = self.inputs(self.filled(context, input_ids, at), input_ids[rows, there])
         return self.of_drafts(hidden, last[rows, there], labels[rows, there], where, weights)
@@ -302,7 +302,8 @@ class DFlashLoss(BlockLoss):
         return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
 
     def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """Cross-entropy of the confidence head with the overlaps of both distributions; blocks learn nothing of it."""
+        """Cross-entropy of the confidence head with the overlaps of both distributions.
+        Its gradient does not reach the blocks."""
         some = torch.linspace(0, len(hidden) - 1, min(len(hidden), SURE_OF), device=hidden.device).long()
         hidden, weights, head = hidden[some].detach(), weights[some], self.module.confidence_head["proj"]
         accepted = overlaps(hidden, self.table(), target[some], self.of_target)
@@ -341,7 +342,7 @@ class DFlash2Loss(BlockLoss):
         [N, H + rank]. The positions' own logits do not learn of the choice."""
         read, edges = hidden.split([self.of_target.shape[1], self.config.rank], -1)
         count, selector = min(self.config.best, len(self.of_target)), self.module.candidate_selector
-        with torch.no_grad():  # in chunks: the logits of all are never held
+        with torch.no_grad():  # In chunks, so that not all logits are held at once.
             pairs = [(part @ self.of_target.T).topk(count) for part in read.split(CHUNK)]
         values, columns = (torch.cat([pair[n] for pair in pairs]) for n in (0, 1))
         after = F.embedding(columns, selector.successor_codebook)
@@ -357,7 +358,7 @@ class DFlash2Loss(BlockLoss):
         loss = distance(self.loss, read, self.of_target, target, self.of_target, where, weights=weights)
         columns, logits = self.candidates(hidden[where])
         is_text = self.tokens[columns] == text[where][:, None]
-        shares = weights[where] * is_text.any(-1)  # nothing is learnt where the text's token is no candidate
+        shares = weights[where] * is_text.any(-1)  # Learn only if the text's token is a candidate.
         each = F.cross_entropy(logits, is_text.int().argmax(-1), reduction="none")
         return loss + (shares * each).sum() / shares.sum().clamp_min(1e-20)
 

@@ -121,6 +121,6 @@ def begin_embedding(network: Any, table: Tensor) -> None:
     differ most, scaled to rows of length 1: with a large vocabulary most of a draft is its embedding."""
     own = network.get_input_embeddings().weight
     size = min(own.shape[1], table.shape[1])
-    rows = table - table.mean(0)  # what all rows share changes no probability
+    rows = table - table.mean(0)  # A part shared by all rows changes no probability.
     rows = rows @ torch.linalg.eigh(rows.T @ rows)[1][:, -size:].flip(1)
     own[:, :size] = rows / rows.norm(dim=1).mean()

@@ -36,9 +36,9 @@ from paceline.train.student import Student, spread
 from paceline.train.trainer import HeadConfig, Trainer, train_head
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer, begin_as_last
 
-LARGE = 32_768  # a vocabulary of more tokens is large
-MICRO = 4096 if torch.cuda.is_available() else 1024  # tokens in a forward; with few rows more positions are left out
-SERVED = 3  # default number of tokens that a server drafts with EAGLE-3
+LARGE = 32_768  # A vocabulary of more tokens is large.
+MICRO = 4096 if torch.cuda.is_available() else 1024  # Tokens in a forward; with few rows more positions are left out.
+SERVED = 3  # Default number of tokens that a server drafts with EAGLE-3.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,10 @@ from paceline.outputs import write_json
 from paceline.runs.runs import Lines, check_identity
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 
-BATCH = 64  # prompts answered at once
-OPENING = (16, 64)  # least and most tokens of a plain text that are a prompt, which the target continues
+BATCH = 64  # Prompts answered at once.
+OPENING = (16, 64)  # Least and most tokens of a plain text that serve as a prompt.
 
-Progress = Callable[[int, int], None]  # called with the number of answers so far, and in all
+Progress = Callable[[int, int], None]  # Called with the number of answers so far, and in all.
 
 Question = tuple[str, list[int], SamplingParams]  # source, prompt, sampling parameters
 

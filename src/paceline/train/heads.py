@@ -258,7 +258,7 @@ class HydraLoss(HeadsLoss):
             "hydra_num_layers": self.layers,
             "hydra_head_arch": "mlp" if self.prefix is None else "prefix-mlp",
             "grounded_heads": True,
-            "tied": True,  # the blocks after a head's first share their weights, which are in the file once
+            "tied": True,  # A head's blocks after the first share weights, which are stored once.
         }
 
 
@@ -292,7 +292,7 @@ class AmphistaLoss(HeadsLoss):
         super().__init__(teacher, config)
         shape, width = teacher.config, teacher.config.hidden_size
         self.stage1, self.stage2 = DecoderLayers(teacher, 1), DecoderLayers(teacher, 1)
-        self.fusion2 = nn.Linear(2 * width, width, bias=False)  # before stage 2
+        self.fusion2 = nn.Linear(2 * width, width, bias=False)  # It comes before stage 2.
         with torch.no_grad():
             self.fusion2.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], 1))
         self.ffn = config.encoder_ffn
@@ -307,7 +307,7 @@ class AmphistaLoss(HeadsLoss):
     def adapted(self, input_ids: Tensor, states: Tensor) -> Tensor:
         """The states [B, T, H] after both stages."""
         turns = self.turns(states)
-        following = self.embedded(input_ids).roll(-1, 1)  # the last position gets a wrong token, but has no label
+        following = self.embedded(input_ids).roll(-1, 1)  # The last position gets a wrong token, but has no label.
         return self.stage2(self.fusion2(concat_scaled(self.stage1(states, turns), following)), turns)
 
     def facts(self) -> dict[str, Any]:

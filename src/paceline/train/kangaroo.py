@@ -30,7 +30,7 @@ from paceline.train.unrolled import Memory, UnrolledAttention
 class KangarooConfig(HeadConfig):
     """An adapter's place and rate."""
 
-    passes: ClassVar[int] = 10  # the authors make 20
+    passes: ClassVar[int] = 10  # The authors make 20.
     # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
     own = {"optimiser": "adamw", "weight_decay": 0.01}
 

@@ -94,7 +94,7 @@ def block_attention(
 def register() -> str:
     """Register the attention with transformers. Returns the name to set as `attn_implementation`."""
     AttentionInterface.register(NAME, block_attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # causal by construction, never padded
+    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # It is causal by construction.
     return NAME
 
 

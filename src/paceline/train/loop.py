@@ -33,11 +33,11 @@ from paceline.train.saving import save_tensors
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # of norms under autocast: as intended
+warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # Intended for norms.
 
 Batch = dict[str, Tensor]
-LOG = "log.jsonl"  # the log of a run, in its folder
-CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --checkpoints
+LOG = "log.jsonl"  # The log of a run, in its folder.
+CHECKPOINT = "checkpoint.safetensors"  # A training's checkpoint, in the folder of --checkpoints.
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.
@@ -47,17 +47,17 @@ CHECKPOINT = "checkpoint.safetensors"  # of a training, in the folder of --check
 class LoopConfig:
     """How long and how to train. Give either `tokens` or `minutes`."""
 
-    tokens: int | None = None  # budget, input tokens
-    minutes: float | None = None  # budget, wall clock, pauses included
+    tokens: int | None = None  # The budget in input tokens.
+    minutes: float | None = None  # The budget in minutes of wall clock, pauses included.
     optimiser: str = "muon"  # Muon for matrices inside the model; "adamw": AdamW for all parameters
     peak_lr: float = 2e-3
-    final_lr: float = 0.02  # share of the peak
+    final_lr: float = 0.02  # A share of the peak rate.
     warmup_steps: int = 100
-    decay: float = 0.25  # last share of the budget, in which the learning rate falls linearly
+    decay: float = 0.25  # The learning rate falls linearly in this last share of the budget.
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # gradient norm
-    micro_tokens: int = 4096  # tokens in one forward pass; larger batches are cut into several
+    micro_tokens: int = 4096  # Tokens in one forward pass; larger batches are cut into several.
     mixed_precision: str = "bf16"  # or "no"
     seed: int = 0
     log_every: int = 20  # steps
@@ -117,7 +117,7 @@ def save_checkpoint(
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
     tensors["rng"] = torch.get_rng_state()
-    if torch.cuda.is_available():  # of this process's device: every process draws as many numbers as the first one
+    if torch.cuda.is_available():  # This device's state is enough: all processes draw equally many numbers.
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
     header = {"progress": vars(progress), "stream": stream.state_dict()}
     with replacing(path) as file:
@@ -287,7 +287,7 @@ def train(
     validation  held-out batches by source.
     look        called whenever these are read, with the tokens read so far.
     stop_after  a step after which to stop as on a signal; for tests."""
-    from accelerate import Accelerator  # not for --help, which needs no extra
+    from accelerate import Accelerator  # Imported late, because --help needs no extra.
 
     torch.manual_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available())

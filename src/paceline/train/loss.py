@@ -17,11 +17,11 @@ from torch.nn.functional import pad
 
 from paceline.train.layers import use_blocks
 
-IGNORE = -100  # label of a position that is not trained on
+IGNORE = -100  # Label of a position that is not trained on.
 
-CHUNK = 256  # positions whose logits are held at once
+CHUNK = 256  # Positions whose logits are held at once.
 
-LK_DECAY = 3.0  # how fast the share of KL in `lk` falls with the acceptance rate: the value that its authors find best
+LK_DECAY = 3.0  # How fast the share of KL in `lk` falls with the acceptance rate: the authors' best value.
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
@@ -185,7 +185,7 @@ def _mean(
     weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
     weights = weights / weights.sum().clamp_min(1e-20)
     if compiled:
-        rest = -len(hidden) % chunk  # padding, of weight 0, gives the step a single shape
+        rest = -len(hidden) % chunk  # Padding of weight 0 gives the step a single shape.
         hidden, weights, targets = (
             pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets)
         )

@@ -1,4 +1,4 @@
-"""How good a drafter is: figures of held-out text, which are the same for every recipe.
+"""Measure a drafter on held-out text, with the same figures for every recipe.
 
 Drafts are measured below texts that the target wrote: at every position of an answer, and at every depth as far as the
 text goes on. `Fit` has the figures of one depth.
@@ -28,8 +28,8 @@ from paceline.target.load import load, load_tokenizer
 from paceline.train.data import Example, Rows, batches, read_examples
 from paceline.train.student import Student, known_depths
 
-RANKS = 10  # candidates of each depth that are counted
-SHOWN = (8, 16, 32, 63)  # sizes in nodes of the example trees in slots.json
+RANKS = 10  # Candidates to count at each depth.
+SHOWN = (8, 16, 32, 63)  # Sizes in nodes of the example trees in slots.json.
 
 
 class Fit:
@@ -103,7 +103,7 @@ class Fit:
         return both
 
 
-Fits = dict[str, list[Fit]]  # by source, and over all sources as "all": a fit for every depth, exit or stream
+Fits = dict[str, list[Fit]]  # By source, and "all" for all sources: a fit for every depth, exit or stream.
 
 
 def with_all(fits: Fits) -> Fits:

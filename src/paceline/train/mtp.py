@@ -30,7 +30,7 @@ from paceline.train.student import Student
 from paceline.train.trainer import Trainer, train_head, training_folder
 from paceline.train.unrolled import Memory, Unrolled, attend, begin_as_last
 
-ATTENTION = "paceline_unrolled"  # transformers' name for the attention of steps
+ATTENTION = "paceline_unrolled"  # transformers' name for the attention of steps.
 
 
 @dataclass(frozen=True, kw_only=True)

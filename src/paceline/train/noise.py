@@ -34,8 +34,8 @@ from paceline.train.options import Compiled, DrafterOptions
 from paceline.train.saving import adapter_tensors, save_adapter, with_adapters
 from paceline.train.trainer import Trainer, TrainerConfig, Training, dtype_of, open_teacher, pad_token, training_folder
 
-SLOTS = 5  # slots that are measured, as many as `jacobi` has
-MOST_ROWS, PLACES = 12, 3  # held-out rows measured per source, and measurements per row
+SLOTS = 5  # Slots to measure: as many as `jacobi` has.
+MOST_ROWS, PLACES = 12, 3  # Held-out rows to measure per source, and measurements per row.
 Source = Literal["prefix", "vocabulary", "mask"]
 """Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 
@@ -45,7 +45,7 @@ class Lengths(tuple[int, ...]):
 
     @classmethod
     def parse(cls, text: Any) -> Self:
-        """PacelineError for anything else."""
+        """Read "5" or "3-6". Raises PacelineError for anything else."""
         least, _, most = text.partition("-") if isinstance(text, str) else (text[0], "", text[1])
         try:
             return cls((int(least), int(most or least)))

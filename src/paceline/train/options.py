@@ -29,14 +29,14 @@ from paceline.textfiles import objects, readable_or_folders
 if TYPE_CHECKING:
     from paceline.train.trainer import TrainerConfig, Training
 
-ANSWERING = 1 / 3  # of --hours, at most, for answers
+ANSWERING = 1 / 3  # Largest share of --hours for answers.
 _OURS = re.compile(rb'"(paceline\w*|medusa|tuned_from)"')
 """In config.json, or `folder.TUNED_FILE`, of a model that a training has written."""
 
 
 @output
 def check_trained(out: Path | None) -> Path | None:
-    """`out`; PacelineError unless it is a folder as in `check_folder`, without a model that came from elsewhere."""
+    """Return `out`, or raise PacelineError unless it passes `check_folder` and has no model from elsewhere."""
     if (checked := check_folder(out)) is not None and (config := checked / "config.json").is_file():
         from paceline.formats.folder import TUNED_FILE
 
@@ -155,7 +155,7 @@ class DrafterOptions(AnswerOptions):
     save_every: SaveEvery = 5.0
 
     def __post_init__(self) -> None:
-        """PacelineError for two budgets, and for a night of several processes."""
+        """Raises PacelineError for two budgets, and for a night of several processes."""
         budgets = {"--hours": self.hours, "--minutes": self.minutes, "--tokens": self.tokens}
         given = [name for name, budget in budgets.items() if budget is not None]
         if len(given) > 1:
@@ -223,7 +223,7 @@ def use_threads(count: int) -> None:
 
     keep_freed_memory()
     torch.set_num_threads(count)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # This is for the tokenizers.
 
 
 def keep_freed_memory() -> bool:
@@ -239,7 +239,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # of malloc.h
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # Constants of malloc.h.
     settings = {arena_max: 1, mmap_max: 0, trim_threshold: 2**31 - 1, top_pad: 64 << 20}
     done = [mallopt(name, value) == 1 for name, value in settings.items()]
     return all(done)

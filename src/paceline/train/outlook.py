@@ -1,5 +1,5 @@
-"""What a head in training is expected to bring, said now and then while it trains: tokens a round, the speed-up that
-this machine's times make of them, and what twice as much training would add.
+"""Forecast a head's gain while it trains: tokens a round, the speed-up with this machine's times, and the gain of twice
+as much training.
 
 Tokens a round are those of a greedy chain over held-out answers (`measure.py`). The target's forwards are timed here,
 again each time: the least counts, so that other programs that run at the start do not decide. A draft is taken to cost
@@ -26,12 +26,12 @@ from paceline.train.data import Rows
 from paceline.train.measure import Fit, measure
 from paceline.train.student import Student
 
-TOKENS = 1 << 12  # tokens of held-out rows that are measured each time, over all sources; a row of each at least
-HALF = 0.6  # share of the tokens read up to which an earlier figure counts as one of half the training
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of the trees that `time_forwards` runs, the root included
+TOKENS = 1 << 12  # Held-out tokens to measure each time, over all sources, but at least a row of each.
+HALF = 0.6  # An earlier figure counts as half the training if it had at most this share of the tokens.
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # Nodes of the trees that `time_forwards` runs, with the root.
 REPEATS = 4
-CONTEXT = 32  # tokens of the row below which those trees are verified
-LITTLE = 0.01  # share of the tokens a round below which twice the training is hardly worth it
+CONTEXT = 32  # Those trees are verified after so many tokens.
+LITTLE = 0.01  # Twice the training is hardly worth a smaller share of the tokens a round.
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Outlook:
         """The outlook of a head for `target`, named as in `load`, which is timed; log: the rows so far."""
         model = load(target)
         forward = time_forwards(model)
-        wide = 2.0 if model.quantised is None else 34 / 32  # bytes of a head's weight, stored as its target's are
+        wide = 2.0 if model.quantised is None else 34 / 32  # Bytes of a head's weight, stored like its target's.
         once, each = (count * wide / model.weight_bytes for count in student.read_weights())
         few = {
             name: (ids[:count], labels[:count])
@@ -91,7 +91,7 @@ class Outlook:
         return float(self.forward[1 + drafted] / self.forward[1]) + draft
 
     def _doubling(self, tokens_read: int, now: float) -> float | None:
-        """What twice the training would add: what the second half of it did, since gains fall as its logarithm does."""
+        """The gain of twice the training: as much as the second half brought, if gains follow its logarithm."""
         before = [tokens for read, tokens in self.seen if 0 < read <= HALF * tokens_read]
         return now - before[-1] if before else None
 

@@ -191,8 +191,8 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 
 @torch.no_grad()
 def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows]) -> tuple[Fits, ExitRecord]:
-    """(figures of every exit on held-out answers; the exits' predictions, in which all sources weigh the same)."""
-    states_of = SortedLoss(model, exits).eval().hidden  # a new one: training runs the other's forward in bfloat16
+    """Returns held-out figures per exit, and the exits' predictions with equal weight per source."""
+    states_of = SortedLoss(model, exits).eval().hidden  # Anew: training runs the other in bfloat16.
     fits: Fits = {}
     sure, right, share = [], [], []
     for name, rows in held.items():
@@ -218,7 +218,7 @@ def measure(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, R
 
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
-LONGEST = 16  # most tokens of a draft. Longer ones do not pay at the acceptance rates that a part of a target reaches
+LONGEST = 16  # Most tokens of a draft. Longer drafts do not pay at the acceptance rates of a part of a target.
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class ExitRecord:
         rate = float(self.share @ self.right[np.arange(len(at)), at])
         call = float(self.share @ (np.asarray(self.layers) + self.head * tried)[at])
         lengths = np.arange(1, LONGEST + 1)
-        tokens = 1 + np.cumprod(np.full(LONGEST, rate)).cumsum()  # of a round, the target's own included
+        tokens = 1 + np.cumprod(np.full(LONGEST, rate)).cumsum()  # Tokens of a round, the target's own included.
         return float((tokens / (1 + lengths * call)).max())
 
     def _climb(self, thresholds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
@@ -263,7 +263,7 @@ class ExitRecord:
             for exit in range(len(thresholds)):
                 moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
                 speeds = ((self.speed(choice), choice) for choice in [*moved, thresholds])
-                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # the lowest of equal ones
+                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # Of equal speeds the lowest thresholds win.
         return thresholds, speed
 
 

@@ -54,7 +54,7 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
     except SafetensorError as error:
         raise OSError(str(error)) from None
-    file.chmod(0o644)  # safetensors writes for the owner alone
+    file.chmod(0o644)  # safetensors lets only the owner read.
 
 
 # Adapters --------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def save_adapter(out: Path, config: Any, tensors: Mapping[str, Tensor], target: 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / ADAPTER) as file:
         save_tensors(file, {name: tensor.to(dtype) for name, tensor in tensors.items()}, {"format": "pt"})
-    (out / WEIGHTS).unlink(missing_ok=True)  # of a whole model that an earlier training wrote
+    (out / WEIGHTS).unlink(missing_ok=True)  # An earlier training may have written a whole model.
     base = Path(target).expanduser()
     config.base_model_name_or_path = str(base.resolve() if base.exists() else target)
     config.inference_mode = True

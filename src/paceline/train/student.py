@@ -1,4 +1,4 @@
-"""A drafter in training: what it reads of its frozen target, its distance from it, and what it drafts.
+"""A drafter in training: the states it reads of its frozen target, its distance from the target, and its drafts.
 
 A recipe subclasses `Student`. Its loss and its held-out figures (`measure.py`) then come from here. A further distance
 is a function in `loss.DISTANCES`, a further figure a field of `measure.Fit`; all recipes have it then.
@@ -109,7 +109,7 @@ class Student(nn.Module):
         table = self.table()
         head = table.shape[1] * (len(table) if self.tokens is None else len(self.tokens))
         if any(name.endswith(("lm_head.weight", "output.weight")) for name in tensors):
-            head = 0  # it is among its own
+            head = 0  # The head is among its own weights.
         return (own + head, 0) if self.at_once else (0, own + head)
 
     def saved(self) -> dict[str, Tensor]:
@@ -181,7 +181,7 @@ class StateCache:
     def open(cls, folder: Path, fingerprint: str, run: States, rows: Iterable[np.ndarray], width: int) -> Self:
         """The cache of these rows [length] and the target with this fingerprint; made if it is not there."""
         folder.mkdir(parents=True, exist_ok=True)
-        every = {_key(row): row for row in rows}  # equal rows once
+        every = {_key(row): row for row in rows}  # Equal rows are kept once.
         digest = hashlib.sha256(b"".join([fingerprint.encode(), *every])).hexdigest()[:16]
         return cls(folder / f"states-{digest}", run, every, width)
 
@@ -210,7 +210,7 @@ class StateCache:
                 states[rows] = out[new, :, place].cpu()
                 with Path(f"{self._name}-{layer}.bin").open("rb") as file:
                     os.fsync(file.fileno())
-                filled[rows] = 1  # after the states, on the disk too: another process may read, or the power fail
+                filled[rows] = 1  # Marked after the states are on the disk, for other processes and power cuts.
         return out.float()
 
     def _of_layer(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ from paceline.train.outlook import Outlook
 from paceline.train.saving import coverage, drop_adapter, must_keep, save_drafter, save_folder
 from paceline.train.student import StateCache, Student, target_states
 
-MEASURED = 1 << 15  # most tokens of held-out rows that are measured
+MEASURED = 1 << 15  # Most tokens of held-out rows to measure.
 OF_RUN = {"coverage", "loss", "speculators_config", "speculators_version"}
 """Entries of a head's config.json that say how it was trained and is served, not what it computes."""
 
@@ -82,7 +82,7 @@ class TrainerConfig:
 
     length: int = option(512, "Number of tokens in a training row.", least=8)
     rows: int = option(16, "Number of rows in a batch.", least=1)
-    held_out: float = 0.05  # share of the prompts
+    held_out: float = 0.05  # Share of the prompts.
     lr: float = option(2e-3, "Peak learning rate.", least=0)
 
     @property
@@ -91,7 +91,8 @@ class TrainerConfig:
         return {**self.own, "peak_lr": self.lr}
 
     def check(self, target: Path) -> None:
-        """PacelineError if the recipe cannot work with the model in `target`. Called before answers are generated."""
+        """Raise PacelineError if the recipe cannot work with the model in `target`.
+        Called before answers are generated."""
 
 
 LOSS_HELP = "Distance from the target's distribution: soft (cross-entropy), kl+tv (plus total variation), lk (LK loss)."
@@ -189,7 +190,7 @@ class Trainer:
     def target_facts(self) -> TargetFacts:
         """The target's entry in a drafter's folder."""
         config, target = self.teacher.config, self.training.target
-        if is_gguf(target):  # as `load` names it
+        if is_gguf(target):  # `load` names it so.
             file = GGUF(gguf_of(target))
             name, weights = file.path.stem, weights_of(file, config)
         else:
@@ -275,7 +276,7 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         self.tokenizer.inner.save_pretrained(out)
         network.generation_config.save_pretrained(out)
-        weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+        weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # Tied weights are kept once.
         drop_adapter(out)
         save_folder(out, model_config(network, dtype) | dict(facts), weights)
 
@@ -296,7 +297,7 @@ class HeadConfig(StudentConfig):
     )
 
     def check(self, target: Path) -> None:
-        """PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
+        """Raise PacelineError if the native decoder, which heads need, cannot run the model in `target`."""
         if reason := unsupported(read_config(target)):
             raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
 
@@ -361,7 +362,7 @@ def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[s
 
 def open_teacher(target: Path) -> Any:
     """The target as a transformers model in float32. ModelError if it has no `model` and `lm_head`, as Llamas have."""
-    with quiet():  # it would report a head in the checkpoint as unexpected weights
+    with quiet():  # It would report a head in the checkpoint as unexpected weights.
         teacher: Any = AutoModelForCausalLM.from_pretrained(target, config=read_config(target), dtype=torch.float32)
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")

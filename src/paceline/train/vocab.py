@@ -28,15 +28,15 @@ from paceline.train.data import Example, read_examples
 from paceline.train.options import AnswerOptions, TargetName, use_threads
 from paceline.train.saving import coverage, must_keep, save_vocabulary
 
-ASIDE = 10  # one prompt in this number is kept aside for the report, with its answers
-ENOUGH = 50  # counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept
+ASIDE = 10  # One prompt in so many is kept aside for the report, with its answers.
+ENOUGH = 50  # Counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept.
 LARGE, LARGE_KEEP = 100_000, 32_768
 """A vocabulary of at least LARGE tokens is trimmed to LARGE_KEEP, a smaller one to a quarter."""
-VOCABULARY = rb'(?s).{8}\{"__metadata__":\{"paceline"'  # how such a file begins
-SHARES = (16, 8, 4, 2)  # coverage is reported for the vocabulary's size divided by these
+VOCABULARY = rb'(?s).{8}\{"__metadata__":\{"paceline"'  # Such a file begins so.
+SHARES = (16, 8, 4, 2)  # Coverage is reported for the vocabulary's size divided by these.
 
-Counts = dict[str, Tensor]  # by source, how often each token was counted, int64 [V]
-Covered = dict[str, Any]  # a row of `covered`
+Counts = dict[str, Tensor]  # How often each token was counted, int64 [V], by source.
+Covered = dict[str, Any]  # A row of `covered`.
 
 
 def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts, int]:

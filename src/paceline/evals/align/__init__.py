@@ -2,7 +2,7 @@
 
 Zhang et al. 2025, "Reasoning over Boundaries: Enhancing Specification Alignment via Test-time Deliberation" (arXiv
 2509.14760). A scenario has safety rules and behavioural rules; a method answers every prompt under them; a judge
-labels every rule of every answer; the Specification Alignment Rate (SAR) is the one figure for all of it:
+labels every rule of every answer; the Specification Alignment Rate (SAR) sums it up:
 
     data -> method(backend) -> generations.jsonl -> judge(backend) -> judgements.jsonl -> figures -> report
 

@@ -91,9 +91,9 @@ def continued(request: Request, prompt: str) -> Request:
 
 
 class Backend:
-    """A model that is asked for turns of conversations, which may have a beginning.
+    """Asks a model for turns of conversations, which may have a forced beginning.
 
-    endpoint   where it is asked; label: its name in reports and files.
+    endpoint   the model's endpoint; label: its name in reports and files.
     tokenizer  renders prefixes and counts injected tokens. Without one a prefix is sent to /chat/completions as an
                assistant message to continue (vLLM's `continue_final_message`), and the server's chat template must
                not remove thoughts.
@@ -156,6 +156,6 @@ class Backend:
 
 
 def _speculation(done: Completion) -> dict[str, Any] | None:
-    """Rounds and drafted tokens, where a server reports them as vLLM and ours do."""
+    """Rounds and drafted tokens, if the server reports them, as vLLM and ours do; else None."""
     found = {"rounds": done.rounds, "draft_tokens": done.speculation.get("num_draft_tokens")}
     return found if all(isinstance(count, int) for count in found.values()) else None

@@ -73,7 +73,7 @@ def _load(source: str) -> list[Loaded]:
 
 
 def _folder(path: Path) -> list[Loaded]:
-    """Folders of the repository, or tables of the hub's layout, or your own files."""
+    """Load a folder: folders of the repository, tables of the hub's layout, or your own files."""
     folders = [path, *sorted(inner for inner in path.iterdir() if inner.is_dir())]
     if loaded := [_repository(folder) for folder in folders if (folder / PROMPTS).is_file()]:
         return loaded
@@ -117,7 +117,7 @@ def _hub(name: str) -> list[Loaded]:
         splits = datasets.load_dataset(name)
     except ImportError:
         raise PacelineError(f"reading from the hub needs the package datasets; {install('eval')}") from None
-    except Exception as error:  # datasets raises many kinds
+    except Exception as error:  # The package raises many kinds of errors.
         why = " ".join(str(error).split())[:200]
         raise PacelineError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
     return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
@@ -152,7 +152,7 @@ def _columns(row: Mapping[str, Any], prefix: str) -> list[str]:
     return [str(text) for _, text in sorted(named) if text]
 
 
-# What every layout comes down to --------------------------------------------------------------------------------------
+# The common form of all layouts ---------------------------------------------------------------------------------------
 
 Text = Annotated[str, Field(pattern=r"\S")]
 

@@ -57,9 +57,9 @@ class ModelJudge:
         return [self.label, asdict(self.config), prompts.JUDGE_VERSION]
 
     async def judge(self, item: Item, scenario: Scenario, asked: str, response: str) -> Judgement:
-        """The verdict on one answer: on all rules together, or on one after another, as the configuration says.
+        """Judge an answer by all rules together, or rule by rule, as configured.
 
-        asked: the prompt as the writer had it, with its rules."""
+        asked: the prompt with its rules, as the model got it."""
         config, calls = self.config, list[Call]()
         query = item.prompt if config.sees == "plain" else asked
         shown = response[: config.characters]
@@ -197,15 +197,15 @@ on `response` to the query `asked`, or CompletionError if the judge fails."""
 
 @dataclass(frozen=True)
 class Scorer:
-    """Rates answers. label: its name in a run's description; score: of an item under a scenario, the query as it was
-    asked and a response to it, the higher the better, and the calls that it cost."""
+    """Rates answers. label: its name in a run's description; score: takes item, scenario, query as asked and response;
+    returns a score, the higher the better, and the calls that it cost."""
 
     label: str
     score: Callable[[Item, Scenario, str, str], Awaitable[tuple[float, list[Call]]]]
 
 
 def open_scorer(reward: str, judges: Sequence[Judge], scoring: Scoring, retry: Retry = Retry()) -> Scorer:
-    """The first judge for "judge", a scoring server for an address, else a reward model's folder."""
+    """Open a scorer: the first judge for "judge", a scoring server for an address, else a reward model's folder."""
     if reward != "judge":
         rate = _of_server(reward, retry) if is_url(reward) else _of_model(reward)
 

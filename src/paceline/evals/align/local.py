@@ -1,8 +1,8 @@
 """Our own engine as a backend, in this process.
 
-A prefix is prefilled, never decoded. Where it repeats an earlier response it has the tokens that were generated. The
-drafter remembers texts within a request's scope. Prompts with a common prefix share keys and values, unless the drafter
-must see every token of a prompt."""
+A prefix is prefilled, never decoded. If it repeats an earlier response, it has the generated tokens. The drafter
+remembers texts within a request's scope. Prompts with a common prefix share keys and values, unless the drafter must
+see every token of a prompt."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from paceline.net.completion import Completion
 from paceline.serve.local import Local
 from paceline.target.base import Needs
 
-MOST_TURNS = 256  # turns whose tokens are remembered, for prefixes that continue them
-MOST_SCOPES = 128  # scopes whose drafters are remembered; more than can be active at once
+MOST_TURNS = 256  # Most turns whose tokens are kept, for prefixes that continue them.
+MOST_SCOPES = 128  # Most scopes whose drafters are kept; more than can be active at once.
 
 
 class LocalBackend(Backend):
@@ -52,7 +52,7 @@ class LocalBackend(Backend):
             **{"temperature": 0.0, **request.seeded.body()},
             "prompt": [*self.tokenizer.encode_chat(request.messages), *self._prefix(request)],
             "stop": list(request.stop),
-            "stop_token_ids": [ids[0] for ids in stops if len(ids) == 1],  # special tokens are not in the text
+            "stop_token_ids": [ids[0] for ids in stops if len(ids) == 1],  # Special tokens are not in the text.
             "user": request.scope,
             "return_token_ids": True,
         }
@@ -62,16 +62,16 @@ class LocalBackend(Backend):
         return super()._call(request, completion)
 
     def _prefix(self, request: Request) -> list[int]:
-        """Tokens of the prefix: the generated ones as far as it repeats an earlier response, then the tokenizer's.
+        """Tokens of the prefix: generated tokens while it repeats an earlier response, then the tokenizer's.
 
-        A model may write a text in other tokens than the tokenizer; it must continue from those that it wrote."""
+        A model may spell a text in other tokens than the tokenizer, and must continue from its own tokens."""
         if not request.prefix:
             return []
         assert self.tokenizer is not None
         decode, written = self.tokenizer.decode, self._turns.get(_turn(request), [])
         end = next((n for n in range(len(written), 0, -1) if request.prefix.startswith(decode(written[:n]))), 0)
         text = decode(written[:end])
-        while end and decode(written[: end - 1]) == text:  # end tokens, which have no text
+        while end and decode(written[: end - 1]) == text:  # This drops end tokens, which have no text.
             end -= 1
         return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
 

@@ -1,4 +1,4 @@
-"""The methods: which requests lead to an answer. `--method vanilla,align3,steps=132`.
+"""The methods, which lead from requests to an answer. `--method vanilla,align3,steps=132`.
 
 Each is an async function of a `Task` and of its options, a dataclass. Align3, more-think and zero-think force a text
 into the model's own turn: it becomes the prefix of the next request, which prefills it and does not decode it."""
@@ -75,7 +75,7 @@ class Task:
     async def answers(
         self, messages: Sequence[prompts.Message], phase: str, samples: range
     ) -> tuple[list[Output], list[float]]:
-        """Several at once, with their scores: -1e9 for what is no answer."""
+        """Ask for several answers at once. Returns them with their scores, -1e9 if there is no answer."""
         answers = await asyncio.gather(*(self.answer(messages, phase, sample=sample) for sample in samples))
         return answers, await asyncio.gather(*map(self._score, answers))
 
@@ -118,7 +118,7 @@ async def zero_think(task: Task, _: None) -> Generation:
 
 
 async def _think(task: Task, forced: Sequence[tuple[str, str]], step_tokens: int = 0) -> tuple[Completion, str]:
-    """One thought over several requests: the last response, and the prefix that it continues.
+    """Make one thought over several requests. Returns the last response, and the prefix that it continues.
 
     forced       the phase of each request, and the text that is appended to the thought so far. All requests but the
                  last stop where the thought would end.
@@ -139,7 +139,7 @@ class MoreThinkOptions(Options):
 
 
 async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
-    """Where a thought ends "Wait" is appended, and the model thinks again. One pass forces only the opening marker."""
+    """Append "Wait" where a thought ends, and let the model think again. One pass forces only the opening marker."""
     texts = [f"{OPEN}\n", *[f"\n\n{prompts.WAIT}"] * (options.passes - 1)]
     response, prefix = await _think(task, [(f"pass {n}", text) for n, text in enumerate(texts, 1)])
     return task.done(task.split(response, prefix.removeprefix(OPEN)))
@@ -265,7 +265,7 @@ class Method:
 
     @property
     def identity(self) -> list[Any]:
-        """All that decides the outcome: the name and every option, defaults included."""
+        """The name and every option, defaults included, which decide the outcome."""
         return [self.name, None if self.options is None else asdict(self.options)]
 
     @property

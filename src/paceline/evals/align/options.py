@@ -9,8 +9,8 @@ from paceline.engine.options import Draft, ModelOptions
 from paceline.net.keys import Keys
 from paceline.outputs import check_folder
 
-ALPHA = 0.3  # the paper's; it recommends 0.2 to 0.5
-COMPAT_CHARACTERS = 8000  # characters of an answer that the official code shows the judge
+ALPHA = 0.3  # The paper's value; it recommends 0.2 to 0.5.
+COMPAT_CHARACTERS = 8000  # The official code shows the judge so many characters of an answer.
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class AlignOptions(ModelOptions):
 
     @property
     def judge_keys(self) -> Keys:
-        """Whose key judges get."""
+        """The options for the judges' API key."""
         return Keys(self.judge_api_key_env, self.judge_api_key_file, self.keys.key_over_http)
 
     def with_compat(self) -> Self:
-        """With the official code's choices if `compat` is set; options that were given win."""
+        """The options with the official code's choices if `compat` is set. Given options win."""
         if not self.compat:
             return self
         sees, characters = self.judging.sees or "plain", self.judging.characters or COMPAT_CHARACTERS

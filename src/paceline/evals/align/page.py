@@ -34,7 +34,7 @@ from paceline.runs.report import (
 
 COLUMNS, SAID = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8")).values()
 TABLE, CHOICES = (Path(__file__).with_name(f"{name}.jinja") for name in ("table.md", "choices.txt"))
-SHOWN = 3  # answers shown of each scenario and method
+SHOWN = 3  # Answers to show of each scenario and method.
 MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
 Row = dict[str, Any]
 """A row of `figures.results`."""
@@ -76,7 +76,7 @@ def page(folder: Path) -> str:
 
 
 def _left_out(r: Row) -> str:
-    """Why items of a row have no answer, and what the judge did not see."""
+    """Why items of a row have no answer, and how many answers the judge saw only in part."""
     why = f"; no answer: {words(r['unanswered_why'])}" if r["unanswered"] else ""
     return why + (f"; {r['cut_for_judge']} answers were shown to the judge in part" if r["cut_for_judge"] else "")
 
@@ -137,7 +137,7 @@ def markdown(folder: Path) -> str:
 
 
 def to_come(rows: Sequence[dict[str, Any]]) -> str:
-    """That a run is not complete, and how much of it is there, in a sentence; "" for a complete one."""
+    """A sentence on how much of an incomplete run is done; "" for a complete run."""
     overall = [row for row in rows if row["scenario"] == OVERALL]
     done, every = (sum(row[name] for row in overall for name in names) for names in (DONE, ("items",)))
     return f"The run is not complete: {done} of {every} answers are judged, failed or empty." if done < every else ""

@@ -1,7 +1,7 @@
 """`paceline eval align`: answers every item with every method, judges the answers, and writes each row at once.
 
-A bounded number of items is under way at once; each is answered, then judged. Rows in the folder are not computed
-again. Items that failed in an earlier run come last. A failed item does not stop the others.
+A bounded number of items is under way at once; each is answered, then judged. Rows in the folder are kept. Items that
+failed in an earlier run come last. A failed item does not stop the others.
 
     run.json            what was asked, with the rules and the items
     generations.jsonl   a row for each item and method
@@ -38,13 +38,13 @@ from paceline.net.keys import Keys
 from paceline.runs.progress import Progress
 from paceline.runs.runs import Lines, Run, new_folder
 
-SELF = "self"  # the judge that is the model under test
-HOPELESS = 20  # failures in a row, in addition to one for each item under way, that end a run
+SELF = "self"  # The name of the judge that is the model under test.
+HOPELESS = 20  # A run ends after so many failures in a row, plus one for each item under way.
 
 
 @dataclass
 class State:
-    """How far a run is. stop: if set, no further items are begun."""
+    """Progress of a run. stop: if set, no further items are begun."""
 
     total: int = 0
     done: int = 0
@@ -84,14 +84,15 @@ class Plan:
 
 
 def align(asked: AlignOptions, progress: Progress = Progress()) -> Outcome:
-    """Begin or go on with the run in `asked.out`; None: runs/align-DATE-TIME. Refuses impossible options first."""
+    """Begin or continue the run in `asked.out`; None: runs/align-DATE-TIME.
+    Raises PacelineError for impossible options."""
     asked, out = asked.with_compat(), asked.out or new_folder("align")
     data, methods = read(asked.data, listed(asked.scenario), asked.limit), read_methods(asked.method)
     judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
     _check(asked, methods, judges)
     try:
         return asyncio.run(_align(asked, out, data, methods, judges, State(progress=progress)))
-    except asyncio.CancelledError:  # a second Ctrl-C
+    except asyncio.CancelledError:  # The user pressed Ctrl-C a second time.
         raise KeyboardInterrupt from None
 
 
@@ -141,7 +142,7 @@ async def _align(
 
 
 async def open_backend(spec: str, asked: AlignOptions, keys: Keys) -> Backend:
-    """An endpoint, or our engine if `spec` is a folder; PacelineError in one line if it cannot be opened."""
+    """Open an endpoint, or our engine if `spec` is a folder. Raises PacelineError if it cannot be opened."""
     if not is_url(spec):
         from paceline.evals.align.local import LocalBackend
 
@@ -177,7 +178,7 @@ def _retry(asked: AlignOptions) -> Retry:
 
 
 def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
-    """The content of run.json: under "identity" what decides the answers; the rest is for reports."""
+    """The content of run.json: facts that decide the answers under "identity", the rest for reports."""
     ours = not is_url(asked.model)
     return {
         "paceline": __version__,
@@ -233,7 +234,7 @@ async def _work(plan: Plan, state: State, queue: Iterator[Case]) -> None:
         except Exception as error:
             case.note(error)
             state.failed += 1
-            state.in_a_row += not isinstance(error, Unjudged)  # the backend did answer
+            state.in_a_row += not isinstance(error, Unjudged)  # An unreadable judgement is an answer of the backend.
             state.last_error = f"{type(error).__name__}: {error}"
             if state.in_a_row > plan.concurrency + HOPELESS:
                 raise PacelineError(f"{state.in_a_row} items failed in a row; the last: {error}") from None
@@ -245,7 +246,7 @@ async def _work(plan: Plan, state: State, queue: Iterator[Case]) -> None:
 
 @dataclass
 class Case:
-    """One item by one method, with every judge."""
+    """An item, answered by a method and judged by every judge."""
 
     item: Item
     method: Method
@@ -270,7 +271,7 @@ class Case:
         )  # fmt: skip
 
     async def do(self) -> None:
-        """Answer and judge what is missing."""
+        """Make the missing answer and judgements."""
         row = self.generations.get(self.key)
         if row is None:
             row = await self._generate()
@@ -282,7 +283,7 @@ class Case:
             if key not in self.judgements:
                 try:
                     await self._judge(judge, key, row)
-                except Exception as error:  # the other judges are still asked
+                except Exception as error:  # The other judges are still asked.
                     errors.append(error)
         for other in errors[:-1]:
             self.note(other)

@@ -16,7 +16,7 @@ Mark = Literal["YES", "NO", "NA"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A written rule. index: from 1 within its kind. weight: of a behavioural rule, in the behaviour score."""
+    """A written rule. index: from 1 within its kind; weight: a behavioural rule's weight in the behaviour score."""
 
     kind: Kind
     index: int
@@ -109,7 +109,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Output:
-    """A response, split. unanswered: why `response` is empty, else None. open: the thought never ended."""
+    """A response split into thought and answer. unanswered: why `response` is empty, else None; open: whether the
+    thought never ended."""
 
     thought: str
     response: str

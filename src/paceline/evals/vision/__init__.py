@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def child(*role: object) -> np.random.Generator:
-    """Random numbers that depend on what they are for, not on what was drawn before.
+    """A random generator that depends on its role alone, not on earlier draws.
 
-    role: a build's seed, the case, and what is chosen there, as in child(7, "count", 12, "colours")."""
+    role: a build's seed, the case, and the choice to make, as in child(7, "count", 12, "colours")."""
     import numpy as np
 
     name = "/".join(map(str, role)).encode()

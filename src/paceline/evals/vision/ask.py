@@ -1,4 +1,4 @@
-"""Questions to generative models about cases, as chat messages with pictures; what the replies mean; their figures.
+"""Ask generative models about cases, in chat messages with pictures; read the replies; work out the figures.
 
 choice     one picture and K lettered captions; one caption and K pictures, each a picture of its own, because a montage
            has a top left corner of its own. Letters are in a random order for each query
@@ -6,8 +6,8 @@ circular   the same K times, the order moved on by one each time (MMBench, Liu e
 yesno      does this caption fit this picture, for all K x K of a case
 question   how many or where, for count and absolute position
 
-Where the picture stays and the captions change, the picture comes first, so that servers can reuse its keys and values.
-Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again."""
+If only the captions change, the picture comes first, so that servers can reuse its keys and values. Replies are
+appended to replies.jsonl as they come, and their questions are not asked again."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ from paceline.net.endpoint import Body, Remote, answer_all
 from paceline.net.keys import Keys
 from paceline.runs.runs import Lines
 
-PROMPTS = 2  # version of the wordings below; other wordings are other questions
+PROMPTS = 2  # Version of the wordings below: other wordings are other questions.
 YES_NO = 'Does this caption fit the picture? "{caption}"\nAnswer yes or no.'
 DIRECT = {
     "count": "How many of this are in the picture: {thing}? Answer with a number.",
@@ -47,8 +47,8 @@ LETTERS = "ABCDEFGHI"
 GREY = (127, 127, 127)
 REPLIES = "replies.jsonl"
 RETRY = Retry(tries=5)
-TOP_TOKENS = 20  # most probable tokens that are asked for where probabilities are scores
-FAILURES = 3  # questions in a row that fail at the beginning before no more are asked
+TOP_TOKENS = 20  # Tokens to ask for if probabilities are scores.
+FAILURES = 3  # Asking ends if so many first questions fail.
 
 Part = dict[str, Any]  # text or a picture of a message
 Reply = dict[str, Any]  # a row of replies.jsonl
@@ -65,10 +65,10 @@ class Question:
     way: str  # i2t, t2i, yesno or question
     query: int
     order: tuple[int, ...]
-    content: Callable[[], list[Part]]  # called when the question is sent, because pictures are large
+    content: Callable[[], list[Part]]  # Called when the question is sent, because pictures are large.
 
     def key(self, **more: Any) -> str:
-        """What makes two questions the same, as a digest. more: what else does."""
+        """A digest that is equal for equal questions. more: further settings that count."""
         identity = [self.subset, self.case, self.way, self.query, self.order, PROMPTS, more]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -246,7 +246,7 @@ def _place(text: str) -> str:
 
 
 def figures(data: Data, replies: list[Reply], options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each subset's figures, and what else is known of the replies: letters, invalid ones, tokens."""
+    """Returns each subset's figures, and counts of letters, invalid replies and tokens."""
     cases, read = {case.name: case for case in data.cases}, dict[str, Read]()
     for reply in replies:
         name = f"{reply['subset']}/{reply['case']}"
@@ -285,7 +285,7 @@ def _subset(subset: str, answered: list[tuple[Case, Read]], ask: str) -> dict[st
 
 
 def _scores(k: int, pairs: Read) -> np.ndarray:
-    """(K, K): picture by caption, -inf where the reply means nothing."""
+    """Scores, (K, K), picture by caption; -inf if the reply cannot be read."""
     scores = np.full((k, k), -np.inf)
     for reply, meaning in pairs:
         if meaning is not None:
@@ -303,7 +303,7 @@ def _by_query(pairs: Read, way: str) -> dict[int, list[Any]]:
 
 
 def _choices(k: int, pairs: Read, way: str) -> np.ndarray:
-    """(K, K): row q has 1 at the key that query q chose; a row of NaN where it chose none, or not always the same."""
+    """Choices, (K, K): row q has 1 at the key chosen for query q. The row is NaN if no key, or several, were chosen."""
     table = np.full((k, k), np.nan)
     for query, keys in _by_query(pairs, way).items():
         if len(set(keys)) == 1 and keys[0] is not None:

@@ -1,6 +1,6 @@
-"""Checks of a data set that need no model: is it what it says, and does something trivial give the answers away?
+"""Check a data set without a model: is it as described, and do trivial features give the answers away?
 
-What needs boxes or a seed is checked of our own data sets only."""
+Checks that need boxes or a seed run only on our own data sets."""
 
 import hashlib
 import json
@@ -22,10 +22,10 @@ from paceline.evals.vision.evaluate import geometry_scores
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import MANIFEST
 
-REDRAWN = 5  # cases of each subset that are drawn once more
-SLACK = 10.0  # points above chance that a probe of trivial features may reach
-UNLIKELY = 1e-4  # probability below which the places of labels do not pass for uniform
-FEWEST = 20  # cases of a subset that a probe needs
+REDRAWN = 5  # Cases of each subset to draw once more.
+SLACK = 10.0  # A probe of trivial features may reach so many points above chance.
+UNLIKELY = 1e-4  # Below this p-value the places of labels are not uniform.
+FEWEST = 20  # A probe needs so many cases of a subset.
 FOLDS = 5
 SIDE = 96
 """Pixels to which pictures are scaled before features are measured: features are coarse, and pictures are many."""
@@ -43,7 +43,8 @@ Check = dict[str, Any]
 
 
 def audit(source: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """All checks that the data set allows, each {"name", "ok", "says"}; ok is None where nothing could be judged."""
+    """Run all checks that the data set allows.
+    Returns {"name", "ok", "says"} of each; ok is None if it cannot be judged."""
     data = read_data(source)
     problems, twice, outside = list(data.problems), [], []
     seen: dict[str, str] = {}
@@ -75,7 +76,7 @@ def audit(source: Path, progress: Callable[[int, int], None] = lambda done, tota
 
 
 def _check(name: str, problems: Sequence[str], fine: str) -> Check:
-    """A check that passes without problems. fine: what it says then."""
+    """A check that passes if there are no problems. fine: its text then."""
     says = f"{len(problems)}, the first: {problems[0]}" if problems else fine
     return {"name": name, "ok": not problems, "says": says}
 
@@ -152,8 +153,8 @@ def features(pictures: Sequence[Image.Image], boxes: Sequence[Sequence[Any]] | N
 def probe(cases: np.ndarray, with_case: bool = False) -> tuple[float, float]:
     """Percent of the pictures whose value a classifier tells from their features, and its standard error.
 
-    cases: (cases, K, features). with_case: the classifier also reads the features minus their mean over the case, as
-    someone can who sees all K pictures. It is tested on cases that it was not fitted on."""
+    cases: (cases, K, features). with_case: whether the classifier also reads the features minus their mean over the
+    case, as if it saw all K pictures. It is tested on cases that it was not fitted on."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.model_selection import GroupKFold, cross_val_predict
 

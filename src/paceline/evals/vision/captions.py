@@ -1,5 +1,5 @@
-"""What captions say: the six subsets, their values, and sentences in which only the value changes. And whether they are
-true of a picture, by the names and boxes of its objects alone.
+"""Captions: the six subsets, their values, and sentences in which only the value changes. Also checks whether a caption
+is true of a picture, by the names and boxes of its objects alone.
 
 Names and values follow the paper's figures (Peng et al. 2024, SPEC, overview and README). `holds` checks every layout.
 """
@@ -24,7 +24,7 @@ HELD_OUT_TEMPLATES = 2
 
 
 def caption(subset: str, template: int, value: str, nouns: Sequence[Noun]) -> str:
-    """The caption of `value` in a subset's template number `template`; the first noun is what it is about."""
+    """The caption of `value` by a subset's template number `template`, about the first noun."""
     a = nouns[0]
     b = nouns[1] if len(nouns) > 1 else a
     if subset == "existence":
@@ -42,11 +42,11 @@ def templates(subset: str, split: str) -> range:
 
 
 def plain(nouns: Sequence[Noun]) -> str:
-    """A caption that names what is there and says nothing of where, how large or how many."""
+    """A caption that names the objects, and says nothing of place, size or number."""
     return "a photo of " + " and ".join(noun.with_article for noun in nouns)
 
 
-# What is true of a picture -------------------------------------------------------------------------------------------
+# Whether captions are true -------------------------------------------------------------------------------------------
 
 Box = tuple[str, int, int, int, int]
 """(name, x, y, width, height) in pixels; x and y are the upper left corner's."""

@@ -59,7 +59,7 @@ class Data:
     problems: list[str]
 
     def picture(self, name: str) -> Image.Image:
-        """RGB. Raises PacelineError with one line that says what is wrong with the file."""
+        """A picture in RGB. Raises PacelineError, one line, if the file is wrong."""
         picture = read_picture(self.root / name).convert("RGB")
         if picture.width != picture.height:
             size = f"{picture.width} x {picture.height}"
@@ -67,7 +67,7 @@ class Data:
         return picture
 
     def pictures(self, case: Case, problems: list[str]) -> list[Image.Image] | None:
-        """A case's pictures; None, and one more of `problems`, where one cannot be read."""
+        """A case's pictures. If a picture cannot be read, returns None and adds to `problems`."""
         try:
             return [self.picture(image) for image in case.images]
         except PacelineError as error:
@@ -86,7 +86,7 @@ class Data:
 
 
 def read_picture(file: Root) -> Image.Image:
-    """A picture as it is in its file. Raises PacelineError with one line if it cannot be read."""
+    """Read a picture unchanged. Raises PacelineError, one line, if it cannot be read."""
     try:
         picture = Image.open(BytesIO(file.read_bytes()))
         picture.load()
@@ -96,8 +96,8 @@ def read_picture(file: Root) -> Image.Image:
 
 
 def _check_inside(name: str) -> None:
-    """PacelineError for the name of a picture that is not below the folder it is named in: such a picture would be
-    sent to whoever is asked about it."""
+    """Raise PacelineError if a picture's name leaves the data set's folder, because the picture would be sent to the
+    model's server."""
     if ".." in (parts := re.split(r"[/\\]", name)) or not parts[0] or ":" in parts[0]:
         raise PacelineError(f"{name!r} is no path below the data set's folder")
 
@@ -110,13 +110,14 @@ def data_url(picture: Image.Image, format: str = "PNG", **settings: Any) -> str:
 
 
 def values_of(subset: str, cases: Sequence[Case]) -> tuple[str, ...]:
-    """The subset's values, if cases.jsonl says that these cases have them in this order; otherwise none."""
+    """The subset's values in order, if cases.jsonl confirms the order; else ()."""
     values = VALUES[subset]
     return values if all(case.facts.get("values") == list(values) for case in cases) else ()
 
 
 def _open(source: Path) -> Root:
-    """The folder with the subsets, in a folder or in a .zip, where it may be below another, such as "data/"."""
+    """Open the folder with the subsets: `source`, or in a .zip,
+    where it may be below another folder such as "data/"."""
     if source.is_dir():
         return source
     if not source.is_file():
@@ -217,7 +218,7 @@ def _wrong(query: Any) -> str:
 
 
 def _descriptions(data: Data) -> dict[tuple[str, str], Facts]:
-    """Lines of cases.jsonl by subset and first picture in order of names."""
+    """Lines of cases.jsonl, by subset and by the picture whose name sorts first."""
     file = data.root / "cases.jsonl"
     if not file.is_file():
         return {}

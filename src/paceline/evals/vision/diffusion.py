@@ -1,4 +1,4 @@
-"""The paper's own way to pictures, with a text-to-image model of diffusers (an optional package).
+"""Make pictures as in the paper, with a text-to-image model of diffusers (an optional package).
 
 Four steps (Peng et al. 2024, poster): (1) generate a picture of one object, (2) cut the object out, (3) place the
 cut-outs, (4) paint the background. So that all pictures of a case share their background, it is first painted around
@@ -29,7 +29,7 @@ from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
 BACKGROUND = "a plain indoor scene, out of focus"
-PATCH = 1.4  # side of the patch of the first painting that goes with an object, in sides of the object
+PATCH = 1.4  # Side of the first painting's patch around an object, in sides of the object.
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Painter:
             pipeline.set_progress_bar_config(disable=True)
 
     def object(self, name: str, seed: int) -> Image.Image:
-        """Steps 1 and 2: a picture of `name`, cut out; the cache's folder holds it from then on."""
+        """Steps 1 and 2: make a picture of `name`, cut out, and keep it in the cache's folder."""
         prompt = PROMPT.format(name=name)
         identity = f"{self.options}/{prompt}/{seed}"
         file = Path(self.options.cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:20]}.png"
@@ -130,7 +130,7 @@ def painted(
         canvas.paste(ground, (0, 0), ImageChops.darker(hole, covered))
         picture = painter.fill(canvas, ImageChops.darker(hole, ImageChops.invert(covered)), seed)
         for (_, x, y, _, _), one in zip(scene, own, strict=True):
-            picture.paste(one, (x, y), one)  # once more: their soft edges stand on what was painted
+            picture.paste(one, (x, y), one)  # Pasted once more, so that soft edges blend into the painting.
         pictures.append(picture)
     return pictures
 

@@ -1,7 +1,7 @@
 """The objects that pictures show: shapes in a square of 100 by 100, y downwards, and their pixels, drawn by Pillow.
 
-Their data are objects/*.json; docs/research/eval-vision.md says how kinds are written. They are drawn here so that no
-picture has an owner or a licence to ask about. Curves are cut into short straight pieces."""
+Their data are objects/*.json; docs/research/eval-vision.md describes the format. They are drawn here, so that no
+picture has a foreign owner or licence. Curves are cut into short straight pieces."""
 
 import json
 import re
@@ -26,8 +26,8 @@ OUTLINE_SHADE = -0.45
 PIECES = 18  # straight pieces of a Bézier curve
 LIGHT, DARK = 0.22, -0.16
 """How much lighter a filled shape is at its upper left, and how much darker at its lower right."""
-SUPERSAMPLING = 4  # pixels drawn per pixel of a row, because Pillow does not smooth edges
-COVER_SIDE = 96  # longer side, in pixels, of the sprite by which a drawing's cover is measured
+SUPERSAMPLING = 4  # Pixels drawn per pixel of a row, because Pillow does not smooth edges.
+COVER_SIDE = 96  # A drawing's cover is measured on a sprite with this longer side, in pixels.
 
 COLOURS = tomllib.loads(Path(__file__).with_name("palette.toml").read_text("utf-8"))
 BRIGHT = COLOURS["bright"]
@@ -90,7 +90,7 @@ class Kind(Noun):
     colours: tuple[str, ...]  # as "#rrggbb"
     held_out: bool
     """Builds of the split "train" never show it, those of "test" show no other; some of every file are held out."""
-    shows: frozenset[str]  # other names that a picture of it is true of: its parts, and what it is a kind of
+    shows: frozenset[str]  # Other names that a picture of it fits: its parts, and the kinds it belongs to.
     shapes: tuple[dict[str, Any], ...]  # as in the file
 
     def draw(self, colour: str) -> Drawing:

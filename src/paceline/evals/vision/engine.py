@@ -1,5 +1,5 @@
-"""Cases from a seed: which objects, where, what the captions say (`compose`), and the pictures (`render`) on their
-backgrounds: pale, low in contrast, drawn from random numbers; or square pieces of pictures in a folder.
+"""Make cases from a seed: objects, places and captions (`compose`), and pictures (`render`) on backgrounds, which are
+pale, low in contrast and drawn from random numbers, or square pieces of pictures in a folder.
 
 The paper's engine paints backgrounds around copied objects with a diffusion model; here all pictures of a case share
 the same array of pixels, which is stricter."""
@@ -24,11 +24,11 @@ from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
 from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.providers import Cutout, Folder, Procedural
 
-ENGINE = 2  # version of what a seed makes: the cases of another version are others
+ENGINE = 2  # Version of the cases that a seed makes.
 PLAIN = ("plain", "classes")
 """Pairs beside the six subsets: pictures of one to three objects, and of single ones; captions name them alone."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of pictures in a folder of backgrounds
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # Endings of pictures in a folder of backgrounds.
 
 Pixels = NDArray[np.float64]  # (size, size, 3), 0 to 255
 
@@ -43,7 +43,7 @@ def open_provider(spec: str) -> "Procedural | Folder":
 
 
 def build_facts(options: BuildOptions) -> dict[str, Any]:
-    """What must be equal for two builds to be equal byte by byte: what was asked for, and what drew it."""
+    """The facts that decide a build byte by byte: its options and the renderer."""
     return {**asdict(options), "renderer": RENDERER, "engine_version": ENGINE}
 
 

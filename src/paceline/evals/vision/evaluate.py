@@ -60,8 +60,8 @@ def geometry_scores(case: Case) -> Scores:
 BASELINES: dict[str, Baseline] = {
     "oracle": lambda case: np.eye(case.k),
     "geometry": geometry_scores,
-    "swapped": lambda case: np.roll(np.eye(case.k), 1, axis=1),  # takes each value for the next one
-    "constant": lambda case: np.ones((case.k, case.k)),  # what a collapsed model scores
+    "swapped": lambda case: np.roll(np.eye(case.k), 1, axis=1),  # It takes each value for the next.
+    "constant": lambda case: np.ones((case.k, case.k)),  # A collapsed model scores so.
 }
 
 Model = DualEncoder | Baseline
@@ -80,7 +80,7 @@ def open_model(name: str, options: Any) -> Model:
 
 @dataclass
 class Scored:
-    """The matrix of each case that could be scored, by the case's name, and what was wrong with the others."""
+    """The matrices of the scored cases, by name, and the problems of the others."""
 
     data: Data
     matrices: dict[str, Scores] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _score_dual(model: DualEncoder, scored: Scored, batch: int, progress: Callab
 def run(
     source: Path, asked: RunOptions, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Score the model that is asked for; the report, which is written to `asked.out` too.
+    """Score the model of the options. Returns the report, which is also written to `asked.out`.
 
     Raises PacelineError if there is nothing to score."""
     name, options = read_model(asked.model)
@@ -155,7 +155,7 @@ def run(
         found = _ask(data, options, keys, asked.out, progress)
     else:
         found = _score(data, open_model(name, options), asked, progress)
-        if hasattr(options, "checkpoint"):  # a model that `paceline eval vision train` wrote says how it came to be
+        if hasattr(options, "checkpoint"):  # `paceline eval vision train` writes the history of a model beside it.
             files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
             found |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
     about = {"data": str(source.resolve()), "model": asked.model, "paceline": __version__, "ties": asked.ties}

@@ -1,4 +1,4 @@
-"""Where things stand in the pictures of a case: the same but for the one value that its captions name.
+"""Place the things in the pictures of a case, which differ only in the value that the captions name.
 
 Every random choice is made once for the case, so that its pictures differ in nothing else. Lengths without a unit are
 shares of the picture's side. The paper gives no numbers; these are ours."""
@@ -10,7 +10,7 @@ import numpy as np
 from paceline.evals.vision.captions import RATIOS, SAME, SIDES, VALUES, Box
 from paceline.evals.vision.providers import Cutout
 
-PAIR = 0.56  # most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)
+PAIR = 0.56  # Largest sqrt(a^2 + b^2) of the longer sides a and b of two compared objects.
 GAP = 0.05  # least distance of two objects
 SLACK = 0.9 * SAME
 """Largest ratio of the longer sides of compared objects of equal area; the rest of SAME is for whole pixels."""
@@ -102,9 +102,9 @@ def existence(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> 
 
 
 def count(rng: np.random.Generator, things: Sequence[Cutout], size: int, one_size: bool = True) -> list[Scene]:
-    """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more.
+    """One to nine of a kind, in cells of a grid. Each picture adds an object to the one before.
 
-    one_size: for all pictures of the case; otherwise each picture has a size of its own, whatever its number."""
+    one_size: whether all pictures share a size; else each picture has a random size, independent of its number."""
     side = rng.uniform(0.16, 0.27)
     sides = rng.uniform(0.12, 0.27, 9)
     spots = _grid(rng, 0.03)

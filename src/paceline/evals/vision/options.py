@@ -1,5 +1,5 @@
-"""What a build, a model and a training can be asked: dataclasses whose fields are options of the command line, or of a
-model's name. Imports neither NumPy nor torch, so that the help of commands is quick."""
+"""Options of a build, a model and a training: dataclasses whose fields are options of the command line, or of a model's
+name. Imports neither NumPy nor torch, so that the help of commands is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ Negatives = Literal["both", "text", "image"]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What decides every byte of a build."""
+    """Options that decide every byte of a build."""
 
     seed: int = option(0, "Seed of the data; the same seed gives the same bytes.", least=0)
     size: int = option(512, "Width and height of a picture in pixels.", least=32)
@@ -68,7 +68,7 @@ class TuneOptions:
 
 @output
 def check_tuned(out: Path | None) -> Path | None:
-    """As `check_folder`; PacelineError also for the folder of a model that no training here has written."""
+    """As `check_folder`, but also raises PacelineError for the folder of a model that no training here has written."""
     if out is not None and (out / "config.json").exists() and not (out / "training.json").exists():
         raise PacelineError(f"{out} holds a model that no training has written; name another folder to write")
     return check_folder(out)
@@ -118,7 +118,7 @@ class EndpointOptions:
     concurrency: int = 4
     max_tokens: int = 16
     seed: int = 0
-    blind: bool = False  # send a grey picture instead, to see what captions alone give away
+    blind: bool = False  # Send a grey picture instead, to see how much captions give away.
     detail: Literal["low", "high", "auto"] = "high"
     key: str | None = None
     """Environment variable that holds the API key, as --api-key-env."""

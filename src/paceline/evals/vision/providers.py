@@ -1,8 +1,8 @@
 """Where the objects of the pictures come from: drawn by code, cut-outs in a folder, or a diffusion model.
 
 A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
-"plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused: someone
-will publish what is made of it."""
+"plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused,
+because its results may be published."""
 
 import json
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from paceline.evals.vision.dataset import read_picture
 from paceline.evals.vision.drawing import KINDS, Drawing, Kind, Noun, article_of, cover, sprite
 
 SIDECAR = "objects.json"
-OURS = "Apache-2.0"  # licence of what our own code draws
-NEAR = 40  # distance of a colour from the border's, in RGB, up to which it is background
+OURS = "Apache-2.0"  # Licence of our own drawings.
+NEAR = 40  # Colours up to this distance from the border's, in RGB, are background.
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Cutout:
 
 class Procedural:
     def names(self, split: str) -> Sequence[str]:
-        """What is there for "all", "train" or "test", sorted."""
+        """Sorted names of the objects for "all", "train" or "test"."""
         return sorted(kind.name for kind in KINDS.values() if split == "all" or kind.held_out == (split == "test"))
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
@@ -112,9 +112,9 @@ def _cut(file: Path) -> Image.Image:
 
 
 def cut_out(picture: Image.Image) -> Image.Image:
-    """The object before a plain backdrop, RGBA and cropped: what differs from the colour of the border, without specks.
+    """Cut the object out of a plain backdrop, RGBA and cropped: pixels unlike the border's colour, without specks.
 
-    A picture that shows nothing stays whole; the contact sheet of a build lets people see that."""
+    A picture without an object stays whole, which shows in the contact sheet of a build."""
     pixels = np.asarray(picture.convert("RGB"), np.float64)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     inside = np.linalg.norm(pixels - np.median(border, 0), axis=2) > NEAR

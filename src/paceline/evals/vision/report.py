@@ -1,4 +1,4 @@
-"""The page of one or more runs: figures beside published ones, what was confused, and the pictures themselves.
+"""The page of one or more runs: figures beside published ones, confusions, and the pictures.
 
 The page loads nothing; small pictures are inside it, if the data set is still where it was."""
 
@@ -24,7 +24,7 @@ WAYS = {"i2t": "picture to text", "t2i": "text to picture"}
 SIDE = 132  # pixels of a picture on the page
 Shown = dict[str, Any]
 """A run's report, with its folder, its name and its results by subset ("table")."""
-SHOWN = 2  # right and wrong queries of each subset and direction that are shown
+SHOWN = 2  # Right and wrong queries to show of each subset and direction.
 
 
 def read_reports(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def _frontier(frontier: dict[str, Any]) -> Any:
 
 
 def _examples(report: dict[str, Any], folder: Path) -> list[tuple[str, Markup]]:
-    """Queries of each subset that were answered right and wrong, with their pictures; none where scores are lacking."""
+    """Queries of each subset that were answered right and wrong, with their pictures; empty without scores."""
     if not (folder / SCORES).exists() or not Path(report["data"]).exists():
         return []
     data, shown = read_data(Path(report["data"])), list[tuple[str, Markup]]()

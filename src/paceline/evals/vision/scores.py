@@ -16,7 +16,7 @@ Keys = NDArray[np.int64]
 
 
 def correct(scores: Matrix, keys: Keys | None = None) -> NDArray[np.float64]:
-    """(K,): the credit of each row's query, whose right answer is its own number.
+    """The credit of each row's query, (K,). The right answer has the row's number.
 
     n best keys share the credit, 1/n each. keys: (K, K), the order in which each query lists its keys; the first of the
     best keys counts then, as in the official evaluation's argmax. A row of NaN gets 0."""
@@ -65,7 +65,7 @@ def summarise(
     subset: str, matrices: Sequence[Matrix], values: Sequence[str], *, to_image: Sequence[Matrix] | None = None,
     orders: Sequence[tuple[Keys, Keys]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One subset's figures in percent, standard errors over cases, and what was confused with what.
+    """A subset's figures in percent, standard errors over cases, and the confusions.
 
     to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), to
     give ties to the first key; None shares them."""
@@ -80,7 +80,7 @@ def summarise(
     result: dict[str, Any] = {"subset": subset, "cases": len(matrices), "k": k}
     result |= {name: round(float(100 * column.mean()), 4) for name, column in zip(names, table.T, strict=True)}
     result["chance"] = {"i2t": 100 / k, "group_i2t": 100 / k**k, "permutation": 100 / factorial(k)}
-    errors = 100 * table.std(0) / len(table) ** 0.5  # what a bootstrap over the cases estimates
+    errors = 100 * table.std(0) / len(table) ** 0.5  # A bootstrap over the cases estimates the same.
     result["stderr"] = {name: round(float(error), 4) for name, error in zip(names, errors, strict=True)}
     if len(values) == k:
         result["values"] = list(values)

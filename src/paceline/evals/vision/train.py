@@ -5,8 +5,8 @@
 A case is K pairs that differ in one value, so the hard negatives of a pair are the other pairs of its case; nothing has
 to be mined. Without cases the same loop trains a model from nothing.
 
-To keep what a model could do before, the weights before and after are mixed, and one mixture is chosen (WiSE-FT,
-Wortsman et al. 2022): the straight line between them often has points with most of the gain and little of the loss.
+To keep earlier abilities, the weights before and after are mixed, and a mixture is chosen (WiSE-FT, Wortsman et al.
+2022): the straight line between them often has points with most of the gain and little of the loss.
 Here the gain is SPEC's mean, and the loss is zero-shot accuracy: naming what a picture shows."""
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from paceline.evals.vision.scores import overall
 from paceline.evals.vision.towers import Towers, small
 from paceline.outputs import STEPS, Appender, Writer, replacing, write_json
 
-LARGEST_SCALE = 100.0  # of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it
+LARGEST_SCALE = 100.0  # Largest scale of the logits, as in CLIP (Radford et al. 2021, 2.5).
 CACHED = 10_000  # pictures that are kept in memory: 1.5 GB at 224 x 224 pixels, 3.4 GB at 336 x 336
 SAVE_SECONDS = 60.0
-SHARES = tuple(tenth / 10 for tenth in range(11))  # of the way from the weights before to those after
-EVERY = 20  # steps between two lines of the log
+SHARES = tuple(tenth / 10 for tenth in range(11))  # Shares of the way from the earlier to the later weights.
+EVERY = 20  # Steps between two lines of the log.
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """n pictures and n captions, row i of one for row i of the other."""
+    """n pictures and n captions; row i of each belongs to row i of the other."""
 
     images: Tensor  # (n, d), of unit length
     texts: Tensor  # (n, d), of unit length
@@ -54,7 +54,7 @@ class Pairs:
     cases: Tensor  # (n,): equal numbers for pairs of one case
 
     def same_caption(self) -> Tensor:
-        """(n, n): true for two different pairs with one caption, which would be false negatives."""
+        """Mask, (n, n), of two different pairs with the same caption, which would be false negatives."""
         return _off_diagonal(self.captions[:, None] == self.captions[None])
 
 

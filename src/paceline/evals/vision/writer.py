@@ -1,4 +1,4 @@
-"""Builds: data sets on disk, in the layout of the paper's release, with what its readers have to guess added.
+"""Write builds: data sets on disk, in the layout of the paper's release, with facts that the release lacks.
 
     OUT/<subset>/image2text.json, text2image.json, images/00012_3.png      as released: query, keys, label
     OUT/cases.jsonl      every case: objects, values, captions, boxes, licences
@@ -29,8 +29,8 @@ from paceline.runs.runs import check_identity
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
 COMPRESSION = 1  # level of the PNGs: 3 takes twice the time for a tenth of the bytes
-CHUNK = 100  # pictures that a process draws at a time, about
-ALONE = 80  # cases up to which starting processes costs more than it saves
+CHUNK = 100  # A process draws about so many pictures at a time.
+ALONE = 80  # Up to so many cases, starting processes costs more than it saves.
 CONTACT_SIDE, CONTACT_GAP, CONTACT_CASES = 128, 4, 2
 """Of the contact sheet: pixels of a picture and between two, and cases of each subset."""
 
@@ -44,7 +44,7 @@ def build(
     """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
     workers: processes; 0 is one for each core. Raises PacelineError if `out` holds something else, or another build."""
-    firsts = {subset: compose(options, subset, 0) for subset in cases}  # before anything is written
+    firsts = {subset: compose(options, subset, 0) for subset in cases}  # Errors come before anything is written.
     _claim(out, {**build_facts(options), "cases": dict(cases)})
     cases = {subset: number for subset, number in cases.items() if number}
     chunks: list[Chunk] = []
