@@ -116,6 +116,7 @@ def build(checkpoint: Checkpoint, precision: Precision, device: torch.device) ->
         inverse_frequencies=checkpoint.inverse_frequencies,
         expand=precision.weights is None,
         remarks=remarks,
+        spend=True,
     )
     made.sampling = checkpoint.sampling
     return made
