@@ -2,6 +2,8 @@
 
 A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
@@ -10,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -32,6 +34,9 @@ from paceline.kernels.blocks import KINDS, Blocks, Weights
 from paceline.kernels.linear import has_units
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
+
+if TYPE_CHECKING:
+    from paceline.formats.gguf import GGUF
 
 TEXT_PARTS = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "model.language_model.")
 """Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
@@ -187,12 +192,15 @@ def _load_file(
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    from paceline.formats.gguf import read_gguf
+    from paceline.formats.gguf import GGUF, checkpoint_of
 
-    made = build(read_gguf(path).merged(adapter), precision, device)
-    made.folder = path
+    file = GGUF(path)
+    checkpoint = checkpoint_of(file)
     with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
-        made.tokenizer = tokenizer or load_tokenizer(path)
+        tokenizer = tokenizer or _tokenizer_of(file)
+    del file  # A vocabulary's texts take more memory than in the file; the weights' kernels need it.
+    made = build(checkpoint.merged(adapter), precision, device)
+    made.folder, made.tokenizer = path, tokenizer
     return made
 
 
@@ -359,15 +367,8 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
         from paceline.formats.gguf import GGUF
-        from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
 
-        file = GGUF(gguf_of(model))
-        folder, name = file.path.parent, file.path.stem
-        if has_tokenizer(folder):
-            tokenizer = _tokenizer_in(folder, name, trust_remote_code)
-            if same_tokens(tokenizer, file, all_of_them=True):
-                return as_in(file, tokenizer)
-        return tokenizer_of(file, name)
+        return _tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
@@ -375,6 +376,18 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
         return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
     return _tokenizer_in(folder, name_of(model), trust_remote_code)
+
+
+def _tokenizer_of(file: GGUF, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a GGUF file. ModelError as in `load_tokenizer`."""
+    from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
+
+    folder, name = file.path.parent, file.path.stem
+    if has_tokenizer(folder):
+        tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+        if same_tokens(tokenizer, file, all_of_them=True):
+            return as_in(file, tokenizer)
+    return tokenizer_of(file, name)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
