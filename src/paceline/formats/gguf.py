@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
+from paceline.formats.configurations import import_checks
 from paceline.formats.folder import fingerprint, refuse_pointer, sampling
 from paceline.formats.place import one_line
 from paceline.formats.shape import ATTENTION, Shape, weight_shapes
@@ -359,6 +360,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, scale)
         original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
         values["original_max_position_embeddings"] = original
+    import_checks()
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
     except Exception as error:  # transformers checks types and raises many errors

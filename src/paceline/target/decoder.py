@@ -104,6 +104,8 @@ class Decoder(CachedTarget):
         self.weight_bytes = read if s.tied else read - table.nbytes
         self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
+        if spend:
+            give_back(weights.values())  # The fingerprint has read a page here and there, and Linux those around it.
         self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor, wide=True), head.nbytes
         self._table = table
         self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
