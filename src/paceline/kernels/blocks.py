@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -99,12 +99,6 @@ class Blocks:
             for some in _chunks(self.shape):
                 out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
         return out
-
-
-def joined(parts: Sequence[Blocks]) -> Blocks:
-    """Stack blocks of the same kind and width."""
-    first, *more = parts
-    return Blocks(first.kind, torch.cat([part.data for part in parts]), first.activations) if more else first
 
 
 def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +18,25 @@ from numpy.typing import NDArray
 
 from paceline.compiled import address, fetch_add
 from paceline.kernels import on_threads
-from paceline.kernels.blocks import Blocks
+from paceline.kernels.blocks import Blocks, Kind
 from paceline.kernels.records import record
-
-if TYPE_CHECKING:
-    from paceline.kernels.integer import Format
 
 Bytes = NDArray[np.uint8]
 COLUMNS = 16  # outputs of a panel. With 32, the sums of 12 rows would not fit into the registers.
+
+
+class Layout(Protocol):
+    """What packing reads of a `Format` of `integer.py`. It is hashable, and never changes."""
+
+    kind: Kind
+    halves: int
+    bytes: int
+    per_unit: int
+    nbytes: int
+
+    def columns(self, data: torch.Tensor) -> Sequence[torch.Tensor]: ...
+
+    def __hash__(self) -> int: ...
 
 
 class Task(NamedTuple):
@@ -67,7 +78,7 @@ class Run(NamedTuple):
 TASK, RUN = record(Task), record(Run)
 
 
-def packed(unit: Format, parts: Sequence[Blocks], panels: int, units: int) -> torch.Tensor:
+def packed(unit: Layout, parts: Sequence[Blocks], panels: int, units: int) -> torch.Tensor:
     """Pack the outputs of `parts`, stacked, into panels, uint8 [panels, units, bytes]. What has no output is zeros."""
     datas = [part.data if part.data.stride(-1) == 1 else part.data.contiguous() for part in parts]
     own = [data.data_ptr() + data.stride(0) * np.arange(len(data), dtype=np.int64) for data in datas]
@@ -82,7 +93,7 @@ def packed(unit: Format, parts: Sequence[Blocks], panels: int, units: int) -> to
 
 
 @cache
-def _runs(unit: Format) -> tuple[Bytes, NDArray[Any]]:
+def _runs(unit: Layout) -> tuple[Bytes, NDArray[Any]]:
     """What a unit of zeros becomes, and the runs of an output's unit."""
     size = unit.per_unit * unit.kind.nbytes
     single = torch.from_numpy(np.packbits(np.eye(8 * size, dtype=np.uint8), axis=1, bitorder="little"))
@@ -134,14 +145,15 @@ def _work(at):  # type: ignore[no-untyped-def]
         for unit in range(task.units):
             for lane in range(COLUMNS):
                 begin, row = outputs[panel * COLUMNS + lane], rows[lane]
+                for i in range(task.written):
+                    row[i] = zeros[i] if begin else 0
                 if not begin:
-                    row[:] = 0
                     continue
-                row[:] = zeros
                 data = carray(address(begin + unit * task.read), (task.read,), np.uint8)
                 here = task.row - unit * task.read
                 if here < task.read:
-                    last[:here], last[here:] = data[:here], 0
+                    for i in range(task.read):
+                        last[i] = data[i] if i < here else 0
                     data = last
                 for run in runs:
                     mask, left, right = np.uint8(run.mask), np.uint8(run.left), np.uint8(run.right)
