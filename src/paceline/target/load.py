@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import PretrainedConfig
 
 from paceline.core import rules
 from paceline.errors import ModelError, PacelineError
@@ -410,6 +410,8 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
         return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not set(there) & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
+    from transformers import AutoTokenizer  # imported here, because it takes a third of a second
+
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # Third-party parsers of many formats may raise anything.
