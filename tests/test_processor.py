@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from paceline import kernels, processor
-from paceline.cli import main
+from paceline.cli import ahead, main
 from paceline.cli.doctor import _inside
+from paceline.compiled import Compiling
 from paceline.errors import PacelineError
 from paceline.kernels import amx, integer
 from paceline.runs import environment
@@ -143,3 +145,36 @@ def test_other_libraries_follow_where_they_are_told_in_time() -> None:
     forced = environment | {processor.VARIABLE: "avx2"}
     done = subprocess.run([sys.executable, "-c", code], env=forced, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "AVX2"
+
+
+def test_doctor_compiles_ahead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One part after the other, without the word that a first use has; Ctrl-C leaves what is done."""
+    done: list[str] = []
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    def compiled(name: str) -> None:
+        done.append(name)
+        with Compiling():
+            pass
+
+    first, second = ((name, partial(compiled, name)) for name in ("first", "second"))
+    monkeypatch.setattr("paceline.cli.ahead.parts", lambda: [first, second])
+    assert main(["doctor", "--compile"]) == 0
+    shown = capsys.readouterr()
+    assert "kernels    compiled and kept, 2 parts" in shown.out
+    assert "first time" not in shown.err
+    monkeypatch.setattr("paceline.cli.ahead.parts", lambda: [first, ("stopped", stopped), second])
+    assert main(["doctor", "--compile"]) == 130
+    assert done == ["first", "second", "first"]
+    with Compiling():
+        pass
+    assert "`paceline doctor --compile`" in capsys.readouterr().err
+
+
+def test_all_that_is_compiled_ahead_has_a_part() -> None:
+    """Loops that commands call are in modules that some part imports."""
+    source = Path(ahead.__file__).parents[1]
+    modules = {path.stem for path in (source / "kernels").glob("*.py") if "@cfunc" in path.read_text("utf-8")}
+    assert modules == set(ahead.KERNELS)

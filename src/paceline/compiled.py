@@ -31,7 +31,8 @@ class Compiling(event.Listener):
         if not self._depth:
             self._began = monotonic()
             if self._seconds - self._said >= self.EVERY:
-                so_far = f"{self._seconds:.0f} s so far" if self._seconds else "usually 10 to 60 s"
+                ahead = "usually 10 to 60 s (`paceline doctor --compile` does it for all commands)"
+                so_far = f"{self._seconds:.0f} s so far" if self._seconds else ahead
                 log.warning("compiling kernels that run here for the first time; they are kept; %s", so_far)
                 self._said = self._seconds
         self._depth += 1

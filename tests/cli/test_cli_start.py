@@ -30,6 +30,21 @@ for arguments in (["--help"], ["generate", "--help"], ["train", "--help"], ["--v
     assert done.returncode == 0, done.stderr
 
 
+def test_an_answer_does_not_wait_for_packages_that_it_does_not_need(demo):
+    """transformers' models, torch's compiler, and what only --compare and servers need."""
+    code = f"""
+import sys
+from paceline.cli import main
+assert main(["generate", {str(demo)!r}, "Hi", "-n", "1"]) == 0
+heavy = {{"openai", "scipy.stats", "torch._dynamo", "transformers.activations", "transformers.modeling_utils"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+from transformers.utils.type_validators import ACT2FN
+assert "silu" in ACT2FN and len(ACT2FN) > 9
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 DROPPED = {  # where Python drops an exception: each presses Ctrl-C there
     "a __del__": "type('Pressing', (), {'__del__': lambda self: press()})()",
     "a weak reference's callback": "one = type('One', (), {})(); ref = weakref.ref(one, lambda _: press()); del one",

@@ -1,5 +1,8 @@
 """Blocks of every type that the package gguf knows: read and made as it does, and held as Q8_0."""
 
+import mmap
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import torch
 from tests.gguf_files import random_blocks
 
 from paceline.formats.precision import PRECISIONS, multipliable, quantised
-from paceline.kernels.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, kind_of, quantise
+from paceline.kernels.blocks import KINDS, Q4_0, Q4_K, Q8_0, Blocks, Kind, give_back, kind_of, quantise
 
 READABLE = [kind for number in gguf.GGMLQuantizationType if (kind := kind_of(number)) and kind.inputs > 1]
 """All formats of blocks that the package can expand."""
@@ -86,13 +89,6 @@ def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind: Kin
     assert untied["model.embed_tokens.weight"] is own["model.embed_tokens.weight"]
 
 
-def test_joined_parts_are_below_each_other() -> None:
-    parts = [anything(Q4_K, 3, 2, seed=1), anything(Q4_K, 5, 2, seed=2)]
-    dense = torch.cat([part.dense() for part in parts])
-    assert torch.equal(bits(joined(parts).dense()), bits(dense))
-    assert anything(Q6_K, 3, 2).shape == (3, 512)
-
-
 @pytest.mark.parametrize("word", PRECISIONS)
 def test_what_is_small_and_sensitive_stays_as_it_is(word: str) -> None:
     """Routers of experts, gates of shared ones and decays of recurrent layers; norms and what blocks do not fit."""
@@ -105,3 +101,22 @@ def test_what_is_small_and_sensitive_stays_as_it_is(word: str) -> None:
     found = {name: w.kind for name, w in quantised(weights, word).items() if isinstance(w, Blocks)}
     inner, outer = PRECISIONS[word]
     assert found == {f"{layer}{name}.weight": inner for name in made} | {"lm_head.weight": outer}
+
+
+def test_what_was_read_of_a_file_is_given_back(tmp_path: Path) -> None:
+    """Pages of the file alone, and whole ones; what is in them stays the same."""
+    size = 64 << 20
+    (tmp_path / "file").write_bytes(bytes(range(256)) * (size >> 8))
+    mapped = torch.from_numpy(np.memmap(tmp_path / "file", np.uint8, "c"))
+    weights = Blocks(Q8_0, mapped[100:].view(-1)[: (size - 100) // 34 * 34].view(-1, 34))
+    own, before = torch.ones(size, dtype=torch.uint8), weights.data.sum()
+    resident = in_memory()
+    give_back([weights, own])
+    assert resident - in_memory() > 0.9 * size
+    assert weights.data.sum() == before
+    assert own.min() == 1
+
+
+def in_memory() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.gguf import GGUF, config_of, end_tokens, read_gguf, weights_of
+from paceline.formats.gguf import GGUF, checkpoint_of, config_of, end_tokens, weights_of
 from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer
@@ -242,7 +242,7 @@ def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> Non
     assert made.notes[1].startswith("m: matrices held as Q8_0: 1 in IQ2_XXS and 1 in Q2_K; ")
     assert off(logits(made), logits(right)) < 0.08
     assert made.weights_fingerprint == load(path, dtype="float32").weights_fingerprint
-    read = replace(read_gguf(path), remarks=["what its file says"])
+    read = replace(checkpoint_of(GGUF(path)), remarks=["what its file says"])
     notes = build(read, Precision.of("auto-float32"), torch.device("cpu")).notes
     assert [*made.notes, "m: what its file says"] == notes
 
@@ -251,7 +251,7 @@ def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> Non
 def test_an_embedding_that_is_not_the_head_too_is_not_multiplied(family: str, becomes: str, tmp_path: Path) -> None:
     folder = models.make(family, tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", lambda name: "Q2_K" if "token_embd" in name else "Q8_0")
-    weights, _ = multipliable(read_gguf(path).weights)
+    weights, _ = multipliable(checkpoint_of(GGUF(path)).weights)
     table = weights["model.embed_tokens.weight"]
     assert isinstance(table, Blocks)
     assert table.kind.name == becomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from dataclasses import asdict
@@ -14,7 +15,7 @@ import typer
 from paceline import __version__, processor
 from paceline.cli import options
 from paceline.cli.parameters import with_options
-from paceline.cli.show import say
+from paceline.cli.show import Steps, say
 from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError
 from paceline.formats.place import check_place
@@ -33,6 +34,14 @@ def doctor(
         typer.Argument(help=f"{options.WHAT_A_MODEL_IS} It is only read.", callback=checked(check_place)),
     ] = None,
     running: ModelOptions = ModelOptions(),
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile all kernels now, which takes a minute or two, instead of when a command first needs them. "
+            "With a model, its own as well. They are kept.",
+        ),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> int:
     """Say what this machine has, and with which kernels, dtype, exactness and threads a model would run on it.
@@ -40,10 +49,12 @@ def doctor(
     \b
     paceline doctor
     paceline doctor smollm2
+    paceline doctor --compile                     so that no later command waits for it
     PACELINE_CPU=avx2 paceline doctor smollm2     as on a processor with AVX2 alone (avx-vnni, avx512, amx)
     """
     running.use_threads()
-    facts = _machine()
+    kept = {"kernels": f"compiled and kept, {_compile_all()} parts"} if compile else {}
+    facts = _machine() | kept
     if model is not None:
         from paceline.target.load import load
 
@@ -60,9 +71,25 @@ def doctor(
         f"load       {_load(facts)}",
         f"torch      {facts['torch']}, kernels for {facts['torch_level']}, {facts['device']}",
     )
-    for name, value in facts.get("model", {}).items():
+    for name, value in (kept | facts.get("model", {})).items():
         say(f"{name:9}  {value}")
     return 0
+
+
+def _compile_all() -> int:
+    """Compile what is not compiled yet, and show how far it is. Returns the number of parts."""
+    from paceline.cli.ahead import parts
+
+    told, all_parts = logging.getLogger("paceline.compiling"), parts()
+    before, told.disabled = told.disabled, True
+    try:
+        with Steps("compiling", len(all_parts), "parts") as steps:
+            for done, (name, compile) in enumerate(all_parts):
+                steps.show(done, what=name)
+                compile()
+    finally:
+        told.disabled = before
+    return len(all_parts)
 
 
 def _load(facts: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Run: answer the jobs of `paceline generate` with its engine."""
 
-from typing import Any
+from __future__ import annotations
 
-from paceline.bench.metrics import BASELINE
-from paceline.cli.compare import Compared, Driven, repeat, runner
+from typing import TYPE_CHECKING, Any
+
 from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, Steps, statistics
@@ -11,6 +11,9 @@ from paceline.core.request import Delta
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError, printable
 from paceline.outputs import Writer
+
+if TYPE_CHECKING:
+    from paceline.cli.compare import Compared
 
 
 class Run:
@@ -50,6 +53,9 @@ class Run:
         """Answer every job with drafts and plainly, and show the one with drafts.
 
         Jobs that fit into one batch are answered in several turns; more of them, once."""
+        from paceline.bench.metrics import BASELINE
+        from paceline.cli.compare import Compared, Driven, repeat, runner
+
         self._many = len(jobs) > 1
         jobs = [with_seed(job) for job in jobs]
         how = (jobs, self.engine, self.chat, self.interrupt, self._refuse)

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 from paceline.core.rules import SAMPLING, check
 from paceline.errors import ModelError, PacelineError, kind_of
 from paceline.formats.checks import check_limits, is_number, short
+from paceline.formats.configurations import import_checks
 from paceline.formats.place import one_line
 from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import Blocks, WeightsByName
@@ -48,6 +49,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
     for part in (given, given.get("text_config")):
         if isinstance(part, Mapping):  # transformers lists all layers, however many there are.
             check_limits(part.get, file, is_native=False)
+    import_checks()
     try:
         if model_type in ALIASES:
             own = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
+from paceline.formats.configurations import import_checks
 from paceline.formats.folder import fingerprint, refuse_pointer, sampling
 from paceline.formats.place import one_line
 from paceline.formats.shape import ATTENTION, DELTA, SHARED_GATE, TILED, Delta, Shape, row_order, weight_shapes
@@ -136,6 +137,17 @@ class _Cursor:
         self.at += size
         return bytes(self.data[self.at - size : self.at]).decode("utf-8", "replace")
 
+    def texts(self) -> list[str]:
+        """Read their number, then the texts. A vocabulary has many, so this is `text` without calls."""
+        texts, data, size_at, most = list[str](), self.data, struct.Struct("<Q").unpack_from, len(self.data)
+        for _ in range(self.count(8)):
+            begin = self.at + 8
+            self.at = begin + size_at(data, self.at)[0]
+            if self.at > most:
+                raise struct.error("longer than the file")
+            texts.append(str(data[begin : self.at], "utf-8", "replace"))
+        return texts
+
     def value(self, kind: int, depth: int = 0) -> Any:
         """Read a value. kind: the number of its type."""
         if kind == _TEXT:
@@ -145,6 +157,8 @@ class _Cursor:
         if depth == _DEEPEST:
             raise ValueError("arrays in arrays")
         inner = int(self.number("I"))
+        if inner == _TEXT:
+            return self.texts()
         if inner in _NUMBERS:
             code = np.dtype(_NUMBERS[inner]).newbyteorder("<")
             count = self.count(code.itemsize)
@@ -255,14 +269,13 @@ _ENDS = frozenset({
 """Texts of control tokens that end an answer, as in llama.cpp."""
 
 
-def read_gguf(path: Path) -> Checkpoint:
-    """Read the model in a GGUF file, without its tokenizer. ModelError if it cannot be read or used."""
-    file = GGUF(path)
+def checkpoint_of(file: GGUF) -> Checkpoint:
+    """The model in a GGUF file, without its tokenizer. ModelError if it cannot be used."""
     config = config_of(file)
     weights = weights_of(file, config)
     ends, frequencies = sorted(end_tokens(file.metadata)), _frequencies(file, config)
     return Checkpoint(
-        path.stem, config, weights, ends, fingerprint(weights), None, frequencies, sampling_of(file)
+        file.path.stem, config, weights, ends, fingerprint(weights), None, frequencies, sampling_of(file)
     )  # fmt: skip
 
 
@@ -367,6 +380,7 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values["rope_parameters"] |= {"partial_rotary_factor": turned} | _longrope(file, scale)
         original = number("rope.scaling.original_context_length", values["max_position_embeddings"])
         values["original_max_position_embeddings"] = original
+    import_checks()
     try:
         config: PretrainedConfig = getattr(transformers, name)(**values)
     except Exception as error:  # transformers checks types and raises many errors

@@ -167,6 +167,17 @@ def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, 
     return [(a, b) for *_, a, b in sorted(pairs)]
 
 
+class _Given:
+    """A backend that nobody else has. transformers copies the one it is given, which takes half a second for 150,000
+    tokens, and their memory once more."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Backend:
+        return self._backend
+
+
 def _complete(backend: Backend, facts: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """Add special tokens, the beginning token and the chat template."""
     tokens = facts["tokens"]
@@ -183,7 +194,7 @@ def _complete(backend: Backend, facts: Mapping[str, Any]) -> PreTrainedTokenizer
         )
         backend.post_processor = template
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_Given(backend),
         bos_token=texts.get("bos"),
         eos_token=texts.get("eos"),
         unk_token=texts.get("unknown"),

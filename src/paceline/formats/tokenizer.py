@@ -294,7 +294,7 @@ def check_text(text: str) -> None:
 
 def scheme(backend: Backend) -> str:
     """How tokens become text: "bytes", "pieces" or "pieces, strip", as in nearly all language models; or "other"."""
-    decoder = json.loads(backend.to_str())["decoder"] or {"type": ""}
+    decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": ""}
     steps = decoder.get("decoders", [decoder])
     if [s["type"] for s in steps] == ["ByteLevel"]:
         return "bytes"

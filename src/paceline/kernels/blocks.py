@@ -5,10 +5,13 @@ and expands blocks; products with blocks are only for KINDS. A quantised model i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+import mmap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -98,12 +101,6 @@ class Blocks:
         return out
 
 
-def joined(parts: Sequence[Blocks]) -> Blocks:
-    """Stack blocks of the same kind and width."""
-    first, *more = parts
-    return Blocks(first.kind, torch.cat([part.data for part in parts]), first.activations) if more else first
-
-
 def quantise(weight: torch.Tensor | Blocks, kind: Kind) -> Blocks:
     """Quantise a weight [outputs, width] to blocks of `kind`, Q8_0 or Q4_0, with the same bytes as llama.cpp. The width
     must be a multiple of 32."""
@@ -138,3 +135,40 @@ def tensors_of(weights: WeightsByName) -> dict[str, torch.Tensor]:
 def within(named: Mapping[str, T], start: str) -> dict[str, T]:
     """The items whose names begin with `start`, by the rest of the name."""
     return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def give_back(weights: Iterable[torch.Tensor | Blocks]) -> None:
+    """Give the memory of weights back that are mapped from files: it is read again if it is needed again. Only for
+    weights that nobody has written to. Other weights, and those on systems other than Linux, stay as they are."""
+    datas = [weight.data for weight in weights]
+    places = [(data.data_ptr(), data.nbytes) for data in datas if data.device.type == "cpu" and data.is_contiguous()]
+    advise = _advise()
+    mapped = [] if advise is None else _mapped()
+    for at, size in places:
+        first, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, (at + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end and any(begin <= first and end <= last for begin, last in mapped):
+            advise(first, end - first, mmap.MADV_DONTNEED)
+
+
+def _mapped() -> list[tuple[int, int]]:
+    """Addresses of this process at which files are mapped, each with its end."""
+    try:
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    except OSError:
+        return []
+    ends = [line[0].split("-") for line in lines if line[4] != "0"]
+    return [(int(begin, 16), int(end, 16)) for begin, end in ends]
+
+
+@cache
+def _advise() -> Any:
+    """madvise; None where there is none."""
+    try:
+        found = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return found

@@ -21,7 +21,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
-from itertools import product
+from itertools import groupby, product
 from operator import or_
 from typing import NamedTuple
 
@@ -31,14 +31,13 @@ from torch.nn.functional import pad
 from paceline import processor
 from paceline.kernels import amx
 from paceline.kernels import vectors as v
-from paceline.kernels.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind, joined
+from paceline.kernels.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.ops import ALL_ROWS
+from paceline.kernels.packing import COLUMNS, packed
 from paceline.kernels.tiles import Tiles, tile
 from paceline.kernels.vectors import Value
 
-COLUMNS = 16  # outputs of a panel. With 32, the sums of 12 rows would not fit into the registers.
 PAIR = 2  # blocks in an iteration of the innermost loop: two blocks share bytes
-STEP = 64  # number of panels that are packed at once
 DTYPES = (torch.bfloat16, torch.float32)  # dtypes of x and of the result
 
 
@@ -239,10 +238,10 @@ class IntegerPanels:
         self._wide = wide
         self._parts: list[_PanelGroup] = []
         first = 0
-        for same in _runs(parts):
-            outputs = same.shape[0]
-            self._parts.append(_PanelGroup(same, first, None if bias is None else bias[first : first + outputs]))
-            first += outputs
+        for _, same in groupby(parts, lambda part: part.kind):
+            group = _PanelGroup([*same], first, None if bias is None else bias[first:])
+            self._parts.append(group)
+            first += group.outputs
         self.outputs = first
         self.kernel = f"our kernel of blocks ({instruction_set()}, inputs of {self.activations} bits)"
 
@@ -264,35 +263,20 @@ class IntegerPanels:
         return torch.cat([part.dense() for part in self.blocks])
 
 
-def _runs(parts: Sequence[Blocks]) -> list[Blocks]:
-    """Join neighbouring parts of the same kind."""
-    runs: list[list[Blocks]] = []
-    for part in parts:
-        if runs and runs[-1][0].kind == part.kind:
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return [joined(run) for run in runs]
-
-
 class _PanelGroup:
     """Panels of a single kind, for columns first to first + outputs - 1 of the result."""
 
-    def __init__(self, blocks: Blocks, first: int, bias: torch.Tensor | None):
-        self.kind, self.first, self._activations = blocks.kind, first, blocks.activations
-        self.outputs, self.width = blocks.shape
+    def __init__(self, parts: Sequence[Blocks], first: int, bias: torch.Tensor | None):
+        self.kind, self.first, self._activations = parts[0].kind, first, parts[0].activations
+        self.outputs, self.width = sum(part.shape[0] for part in parts), parts[0].shape[1]
         self._unit = FORMATS[self.kind]
         self._units = -(-self.width // (32 * self._unit.blocks))
         count = -(-self.outputs // COLUMNS)
         count += count % 2  # AMX takes pairs.
-        self._panels = torch.zeros(count, self._units, self._unit.nbytes, dtype=torch.uint8)
-        for begin in range(0, count, STEP):
-            some = blocks.data[begin * COLUMNS : (begin + STEP) * COLUMNS]
-            packed = _packed(self._unit.columns(some))
-            self._panels[begin : begin + len(packed)] = packed
+        self._panels = packed(self._unit, parts, count, self._units)
         self._bias = torch.zeros(count * COLUMNS)
         if bias is not None:
-            self._bias[: self.outputs] = bias
+            self._bias[: self.outputs] = bias[: self.outputs]
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
         self._blocks_run = self._units * self._unit.blocks
         # A unit that is not full ends with padding, whose records must be zeros.
@@ -346,16 +330,6 @@ def _scales(packed: torch.Tensor) -> torch.Tensor:
 def _seen_as(dtype: torch.dtype, data: torch.Tensor) -> torch.Tensor:
     """View bytes [outputs, units, ...] as [outputs, units, number] of `dtype`."""
     return data.flatten(2).contiguous().view(dtype)
-
-
-def _packed(columns: _Columns) -> torch.Tensor:
-    """Pack columns into panels, uint8 [panels, units, bytes]. In a unit, the values of 16 outputs lie side by side."""
-    fields = []
-    for field in columns:
-        full = pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
-        lanes = full.unflatten(0, (-1, COLUMNS)).permute(0, 2, 3, 1).contiguous()
-        fields.append(lanes.view(torch.uint8).flatten(2))
-    return torch.cat(fields, -1)
 
 
 # The kernel ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ sixteen rows, as in verifying a draft, it does not compute while it reads (docs/
 are summed in registers while a panel is read; with more rows, the last rows prefetch the next panel."""
 
 import torch
+from torch.nn.functional import pad
 
 from paceline import processor
 from paceline.kernels import amx
@@ -38,10 +39,9 @@ class Panels:
         self._out = out or weight.dtype
         self.outputs, self.width = weight.shape
         columns = -(-self.outputs // COLUMNS) * COLUMNS
-        rows = torch.zeros(columns, self.width, dtype=weight.dtype)
-        rows[: self.outputs] = weight
-        inputs = PER_STEP[weight.dtype]
-        self._panels = rows.view(-1, COLUMNS, self.width // inputs, inputs).transpose(1, 2).contiguous()
+        missing, inputs = columns - self.outputs, PER_STEP[weight.dtype]
+        rows = pad(weight, (0, 0, 0, missing)) if missing else weight
+        self._panels = rows.unflatten(0, (-1, COLUMNS)).unflatten(2, (-1, inputs)).transpose(1, 2).contiguous()
         self._bias = torch.zeros(columns)
         if bias is not None:
             self._bias[: self.outputs] = bias

@@ -9,11 +9,11 @@ greedy or sampled. It runs one request at a time, recognised by its tokens. Work
 
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
+import llama_cpp
 from paceline.draft.recording import Recording
 from paceline.errors import ModelError
 from paceline.formats.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
 from paceline.formats.shape import Shape, rotary_tables, row_order, weight_shapes
-from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
+from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, linear
 from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps
 from paceline.target.attention import Layer
@@ -65,13 +65,16 @@ class Decoder(CachedTarget):
     weights_fingerprint  fingerprint of the weights before they were quantised; None: the fingerprint of `weights`.
     made_of              description of the blocks from which `weights` were quantised; None: they were not in blocks.
     inverse_frequencies  [head_dim / 2]; None: the frequencies of `config`.
-    remarks              lines on weights in blocks, to add to `notes`."""
+    remarks              lines on weights in blocks, to add to `notes`.
+    spend                empty `weights`, and give back what was read of files (`give_back`), as the kernels' forms are
+                         made. So nothing is twice in memory."""
 
     def __init__(
         self, config: PretrainedConfig, weights: WeightsByName, *, name: str = "decoder",
         dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", eos_token_ids: Sequence[int] = (),
         weights_fingerprint: str | None = None, made_of: str | None = None,
         inverse_frequencies: torch.Tensor | None = None, expand: bool = False, remarks: Sequence[str] = (),
+        spend: bool = False,
     ):  # fmt: skip
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
@@ -84,7 +87,10 @@ class Decoder(CachedTarget):
         stored = sum(w.nbytes for w in weights.values())
         if expand:
             weights = {key: w.dense(dtype) if isinstance(w, Blocks) else w for key, w in weights.items()}
-        weights = {key: computed_with(key, w, s) for key, w in weights.items()}
+        given, weights = weights, {key: computed_with(key, w, s) for key, w in weights.items()}
+        if spend and isinstance(given, dict):
+            given.clear()
+        del given
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
         table, self.norm = weights["model.embed_tokens.weight"], tensors_of(weights)["model.norm.weight"]
         read = sum(w.nbytes for w in weights.values())
@@ -98,6 +104,8 @@ class Decoder(CachedTarget):
         self.weight_bytes = read if s.tied else read - table.nbytes
         self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
+        if spend:
+            give_back(weights.values())  # The fingerprint has read a page here and there, and Linux those around it.
         self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor, wide=True), head.nbytes
         self._table = table
         self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
@@ -109,8 +117,16 @@ class Decoder(CachedTarget):
         self._programs: Programs | None = None
         if self.head.in_units:
             self._compile()
-        own = [within(weights, f"model.layers.{number}.") for number in range(s.num_layers)]
-        self.layers = [Layer(of, s, self._ops[kind.rope], kind) for of, kind in zip(own, s.layers, strict=True)]
+        self.layers: list[Layer] = []
+        done = [head]
+        for number, kind in enumerate(s.layers):
+            if spend:
+                give_back(done)
+            own = within(weights, start := f"model.layers.{number}.")
+            self.layers.append(Layer(own, s, self._ops[kind.rope], kind))
+            done = [weights.pop(f"{start}{name}") for name in own]
+        if spend:
+            give_back(done)
         self._count_own_nodes()
         self._rows: dict[int, torch.Tensor] = {}
         states = [kind.recurrent for kind in s.layers]

@@ -2,6 +2,8 @@
 
 A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
@@ -11,11 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import PretrainedConfig
 
 from paceline.core import rules
 from paceline.errors import ModelError, PacelineError
@@ -33,6 +35,9 @@ from paceline.kernels.blocks import KINDS, Blocks, Weights
 from paceline.kernels.linear import has_units
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
+
+if TYPE_CHECKING:
+    from paceline.formats.gguf import GGUF
 
 TEXT_PARTS = dict.fromkeys(
     ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "model.language_model."
@@ -119,6 +124,7 @@ def build(checkpoint: Checkpoint, precision: Precision, device: torch.device) ->
         inverse_frequencies=checkpoint.inverse_frequencies,
         expand=precision.weights is None,
         remarks=remarks,
+        spend=True,
     )
     made.sampling = checkpoint.sampling
     return made
@@ -189,12 +195,15 @@ def _load_file(
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    from paceline.formats.gguf import read_gguf
+    from paceline.formats.gguf import GGUF, checkpoint_of
 
-    made = build(read_gguf(path).merged(adapter), precision, device)
-    made.folder = path
+    file = GGUF(path)
+    checkpoint = checkpoint_of(file)
     with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
-        made.tokenizer = tokenizer or load_tokenizer(path)
+        tokenizer = tokenizer or _tokenizer_of(file)
+    del file  # A vocabulary's texts take more memory than in the file; the weights' kernels need it.
+    made = build(checkpoint.merged(adapter), precision, device)
+    made.folder, made.tokenizer = path, tokenizer
     return made
 
 
@@ -398,15 +407,8 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
         from paceline.formats.gguf import GGUF
-        from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
 
-        file = GGUF(gguf_of(model))
-        folder, name = file.path.parent, file.path.stem
-        if has_tokenizer(folder):
-            tokenizer = _tokenizer_in(folder, name, trust_remote_code)
-            if same_tokens(tokenizer, file, all_of_them=True):
-                return as_in(file, tokenizer)
-        return tokenizer_of(file, name)
+        return _tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
@@ -414,6 +416,18 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
         return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
     return _tokenizer_in(folder, name_of(model), trust_remote_code)
+
+
+def _tokenizer_of(file: GGUF, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a GGUF file. ModelError as in `load_tokenizer`."""
+    from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
+
+    folder, name = file.path.parent, file.path.stem
+    if has_tokenizer(folder):
+        tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+        if same_tokens(tokenizer, file, all_of_them=True):
+            return as_in(file, tokenizer)
+    return tokenizer_of(file, name)
 
 
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
@@ -436,6 +450,8 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
         return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not set(there) & set(TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
+    from transformers import AutoTokenizer  # imported here, because it takes a third of a second
+
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # Third-party parsers of many formats may raise anything.
