@@ -539,3 +539,18 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tm
     models.tokenizer(270).save_pretrained(tmp_path)  # another one
     with pytest.raises(ModelError, match="'default'"):
         load_tokenizer(path)
+
+
+def test_each_weight_is_given_back_when_it_is_packed(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Layer by layer, so that the file is not in memory beside the panels."""
+    file, given = write(tiny, tmp_path / "m.gguf", "Q8_0"), list[list[Any]]()
+    monkeypatch.setattr("paceline.target.decoder.give_back", lambda weights: given.append([*weights]))
+    made = load(file)
+    assert isinstance(made, Decoder)
+    everything, *layers = given
+    opened = GGUF(file)
+    assert len(everything) == len(weights_of(opened, config_of(opened)))
+    assert len(layers) == made.num_layers + 1  # the head is first
+    assert {id(weight) for layer in layers for weight in layer} <= {id(weight) for weight in everything}
+    blocks = {id(weight) for weight in everything if isinstance(weight, Blocks)}
+    assert blocks - {id(weight) for layer in layers for weight in layer} == {id(made._table)}  # It is only looked up.
