@@ -14,7 +14,7 @@ def test_a_file_is_generated_from_like_a_folder(command, tiny, tmp_path):
     unknown = write(tiny, tmp_path / "unknown.gguf", pre="nobody-knows")
     refusal = command("generate", unknown, *asked)
     assert refusal.code == 2
-    assert "'nobody-knows', and gpt-2, llama-bpe, qwen2, smollm are known" in refusal.err
+    assert "'nobody-knows', and gpt-2, llama-bpe, qwen2, qwen35, dbrx, gpt-4o, tekken, smollm are known" in refusal.err
     assert "--tokenizer PATH" in refusal.err
     assert command("generate", unknown, *asked, "--tokenizer", tiny).out == own.out
 

@@ -9,6 +9,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.draft.text import folder as text_folder
 from paceline.engine.engine import Engine
+from paceline.errors import Interrupted
 from paceline.serve.ahead import ReadAhead
 from tests import models
 from tests.serve.live import engine, serving
@@ -201,3 +202,17 @@ def test_a_conversation_that_cannot_go_on_is_given_up(folder, monkeypatch):
     assert ahead.work()
     assert not ahead.work()
     assert (ahead.read, made.rows) == (0, [])
+
+
+def test_a_forward_of_few_tokens_ends_between_two_layers_too(folder):
+    """Not after all of them, as a recorded one does."""
+    made, asked = engine(folder, ("none",)), []
+    made.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+    made.target.is_interrupted = lambda: bool(asked.append(1) or len(asked) > 1)
+    row = made.add([5, 6, 7], SamplingParams(max_tokens=4))
+    with pytest.raises(Interrupted):
+        made.step()
+    assert (len(asked), row.num_new) == (2, 0)
+    made.target.is_interrupted = None
+    made.finish([row])
+    assert row.num_new == 4

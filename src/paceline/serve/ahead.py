@@ -29,7 +29,7 @@ WAITING, KEPT = 4, 64
 """Largest number of conversations that wait to be read, and of those that were read and may come."""
 LAYER_SECONDS = 0.005
 """Time that a layer of a forward may take, which delays a request that comes meanwhile."""
-PIECES = 16, 512
+PIECES = 32, 512
 """Smallest and largest number of tokens of a forward."""
 
 

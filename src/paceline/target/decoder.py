@@ -341,7 +341,8 @@ class Decoder(CachedTarget):
             return self.layers[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
 
         recorded = None
-        if self._programs is not None and layers and not layout.groups and not self.recurrent:
+        ends_early = self.is_interrupted is not None  # A recorded forward runs all layers in one call.
+        if self._programs is not None and layers and not layout.groups and not self.recurrent and not ends_early:
             recorded = self._programs.run(step, layers, cache_begins, x, cache)
         x, delta = (x, None) if recorded is None else recorded
         for layer in layers if recorded is None else ():
