@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 
 import pytest
 from tests.served import Served
@@ -80,6 +81,16 @@ def test_a_run_that_was_stopped_goes_on(log, tmp_path):
         assert [len(body["messages"]) for body in server.asked] == [2, 5, 2, 5, 7, 2, 5], "a session is asked whole"
         with pytest.raises(PacelineError, match="holds another run"):
             measure(Sessions(log, urls={"one": server.url}, max_tokens=4, out=tmp_path / "run"))
+
+
+def test_a_turn_under_way_is_given_up(log, tmp_path):
+    """Ctrl-C need not wait for an answer of minutes, and the turn is asked again."""
+    with Served(seconds=lambda running: 0.05) as server:
+        asked = Sessions(log, urls={"one": server.url}, max_tokens=200, out=tmp_path / "run")
+        began = perf_counter()
+        assert not measure(asked, Progress(stopped=lambda: bool(server.asked))).complete
+        assert perf_counter() - began < 5
+    assert not (tmp_path / "run" / "turns.jsonl").read_text()
 
 
 def test_a_turn_that_fails_is_counted_and_compared_with_nothing(log, tmp_path):

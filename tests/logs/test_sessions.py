@@ -214,3 +214,9 @@ def test_a_broken_file_is_one_line(tmp_path, content):
     broken.write_text("[{")
     with pytest.raises(Exception, match=r"api_conversation_history.json: it is "):
         read_trace(broken)
+
+
+def test_a_session_that_leads_in_a_circle_ends(tmp_path):
+    said = [line("1", "2", "user", "Hi."), line("2", "1", "assistant", [{"type": "text", "text": "Ho."}], id="m")]
+    path = lines(tmp_path / "s.jsonl", *said)
+    assert len(read_trace(path)) == 1

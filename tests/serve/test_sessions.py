@@ -1,6 +1,7 @@
 """Conversations, turn by turn: how much of each prompt is there already, where a template rewrites what was said."""
 
 from itertools import pairwise
+from threading import Event
 from time import monotonic, sleep
 
 import httpx2 as httpx
@@ -10,7 +11,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.draft.text import folder as text_folder
 from paceline.engine.engine import Engine
 from paceline.errors import Interrupted
-from paceline.serve.ahead import ReadAhead
+from paceline.serve.ahead import WAITING, ReadAhead
+from paceline.serve.chats import Chats
 from tests import models
 from tests.serve.live import engine, serving
 from tests.serve.test_tools import TOOLS, writes  # noqa: F401
@@ -187,7 +189,12 @@ def test_answers_copy_from_a_folder_that_only_who_has_a_key_may_choose(folder, t
         assert until(None, "the cat sat on the mat")
         assert until(tmp_path / "second" / "inner", "the dog sat")
         assert until(None, "the cat sat on the mat")
-        for where in (tmp_path / "third", tmp_path, tmp_path / "first" / ".." / "third", "/"):
+        for name in "abcdef":  # each client has a few of its own, and the one used longest ago is forgotten
+            (tmp_path / "second" / name).mkdir()
+            ask(tmp_path / "second" / name)
+        assert until(tmp_path / "second" / "inner", "the dog sat")
+        odd = (tmp_path / "first" / "none", "~nobody-of-this-name/x", tmp_path / "first" / ("x" * 5000), "x/" * 900)
+        for where in (tmp_path / "third", tmp_path, tmp_path / "first" / ".." / "third", "/", *odd):
             assert "must name a folder of --corpus" in ask(where, 400)["error"]["message"]
     with serving(engine(folder, ("suffix",)), corpora=roots) as address:
         reply = httpx.post(f"{address}/v1/completions", json={"prompt": "the"}, headers={"x-paceline-corpus": roots[0]})
@@ -202,6 +209,40 @@ def test_a_conversation_that_cannot_go_on_is_given_up(folder, monkeypatch):
     assert ahead.work()
     assert not ahead.work()
     assert (ahead.read, made.rows) == (0, [])
+
+
+def test_many_conversations_at_once_are_not_all_rendered(folder, writes, monkeypatch):  # noqa: F811
+    """Only as many wait as are read ahead, and one that cannot be rendered costs nobody anything."""
+    made, rendered, open_ = engine(folder, ("none",), max_batch=8), [], Event()
+
+    def next_prompt(*_):
+        rendered.append(1)
+        open_.wait(30)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Chats, "next_prompt", next_prompt)
+    writes("Ho.")
+    with serving(made) as address:
+        client = Client(address)
+        for _ in range(12):
+            client.ask("Hi")
+            client.said = client.said[:1]
+        sleep(0.2)
+        assert len(rendered) == 1
+        open_.set()
+        until = monotonic() + 10
+        while len(rendered) < WAITING and monotonic() < until:
+            sleep(0.02)
+        sleep(0.2)
+        assert len(rendered) == WAITING
+        client.ask("And now?", max_tokens=2)
+
+
+def test_a_grammar_of_the_answer_says_nothing_of_the_next_prompt(folder):
+    ahead = ReadAhead(engine(folder, ("none",)), lambda: True)
+    ahead.put(list(range(9, 80)), SamplingParams(min_tokens=50, max_tokens=60, seed=3, cache_salt="mine"))
+    assert ahead.work()
+    assert ahead.read == 71
 
 
 def test_a_forward_of_few_tokens_ends_between_two_layers_too(folder):

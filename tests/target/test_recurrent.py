@@ -301,6 +301,8 @@ def test_states_are_stored_for_later_processes(tmp_path: Any) -> None:
     for path in (tmp_path / "c").glob("*.state"):
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for stray in ("x.state", "a-b-c.state", "a-b-c-d.state"):
+        (tmp_path / "c" / stray).write_bytes(b"")
     out = ask(later)
     assert (out.reused, not list((tmp_path / "c").glob("*.part"))) == (0, True)
     assert ask(later).reused == len(later) - 1, "damaged files were written again"

@@ -23,7 +23,7 @@ from paceline.logs.bodies import Message
 from paceline.logs.conversations import Conversation, Reading, read_trace
 from paceline.net.client import Retry
 from paceline.net.completion import CompletionError
-from paceline.net.endpoint import Remote, Started
+from paceline.net.endpoint import OutOfTime, Remote, Started
 from paceline.runs.environment import environment
 from paceline.runs.progress import Progress
 from paceline.runs.report import COLORS, Curve, Plots, Report, Section, Table, plot
@@ -183,6 +183,7 @@ def _session(
     asked: Sessions, server: _Server, name: str, session: Session, lines: Lines, progress: Progress
 ) -> None:  # fmt: skip
     with Remote(server.url, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
+        remote.over = progress.stopped
         for number, body in enumerate(session.turns):
             if progress.stopped():
                 return
@@ -190,6 +191,8 @@ def _session(
             row = {"key": _key(name, session, number), "server": name, "session": session.name, "turn": number}
             try:
                 (done,) = remote.ask([body])
+            except OutOfTime:
+                return
             except CompletionError as error:
                 progress.note(f"{name}: {session.name}, turn {number + 1} failed: {error}")
                 lines.append({**row, "failed": str(error)})

@@ -105,9 +105,10 @@ class PrefixCache:
     def _load_state(self, tokens: IntArray, keys: list[str], least: int) -> tuple[torch.Tensor, State | None]:
         assert self._state is not None
         stored = defaultdict[str, list[int]](list)
-        for path in self.folder.glob("*.state"):
-            key, more, _ = path.stem.split("-")
-            stored[key].append(int(more))
+        for path in self.folder.glob("*-*-*.state"):
+            key, more, _ = path.stem.split("-", 2)
+            if more.isdecimal():
+                stored[key].append(int(more))
         ends = {BLOCK * i + more for i, key in enumerate(keys) for more in stored.get(key, ())}
         for n in sorted((n for n in ends if least < n <= len(tokens)), reverse=True):
             shape = self._state.matrices.shape, self._state.inputs.shape

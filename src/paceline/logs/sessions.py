@@ -175,12 +175,12 @@ def _claude(path: Path) -> Iterator[Messages]:
         first[line["uuid"]] = first[parent] if parent in first else line["uuid"]
         last[first[line["uuid"]]] = line["uuid"]
     for end in last.values():
-        walk: list[Record] = []
+        walk: dict[str, Record] = {}
         at: str | None = end
-        while at in by_id:
-            walk.append(by_id[at])
+        while at is not None and at in by_id and at not in walk:  # A broken file may lead in a circle.
+            walk[at] = by_id[at]
             at = before[at]
-        yield _of_blocks(reversed(walk))
+        yield _of_blocks(reversed(walk.values()))
 
 
 def _of_blocks(lines: Iterable[Record]) -> Messages:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -56,7 +56,11 @@ class ReadAhead:
 
     def put(self, tokens: Sequence[int], params: SamplingParams) -> None:
         """Plan to read a conversation, for requests with the same salt and drafter."""
-        self._waiting.append((tokens, params))
+        # Its row never has two new tokens, so no drafter learns from it. The answer's grammar and limits do not count.
+        own = SamplingParams(
+            max_tokens=2, cache_salt=params.cache_salt, draft=params.draft, branches=params.branches
+        )  # fmt: skip
+        self._waiting.append((tokens, own))
 
     def work(self) -> bool:
         """Read the latest conversation, until it is read or a request comes. Returns whether there was one."""
@@ -64,12 +68,9 @@ class ReadAhead:
             return False
         tokens, params = self._waiting.pop()
         try:
-            # The row never has as many new tokens, so no drafter learns from it.
-            row = self._engine.check(tokens, replace(params, max_tokens=2))
-            if self._engine.reusable(row) + SHORTEST < len(tokens):
-                is_read = self._run(self._engine.add(tokens, replace(params, max_tokens=2)))
-                if not is_read:
-                    self._waiting.append((tokens, params))
+            row = self._engine.check(tokens, params)
+            if self._engine.reusable(row) + SHORTEST < len(tokens) and not self._run(self._engine.add(tokens, params)):
+                self._waiting.append((tokens, params))
         except PacelineError:
             pass  # The conversation has become too long for another turn.
         return True

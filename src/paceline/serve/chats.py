@@ -9,11 +9,14 @@ The routes and `Local` ask so. A stream is one row of events, which each API wri
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Completion, Delta
@@ -25,7 +28,7 @@ from paceline.errors import PacelineError, shortened
 from paceline.logs.tool_calls import prepared
 from paceline.serve import reading
 from paceline.serve import tools as tool
-from paceline.serve.ahead import same_beginning
+from paceline.serve.ahead import WAITING, same_beginning
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
 from paceline.serve.infill import filling
 from paceline.serve.reading import Piece, Reader
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
     from paceline.serve.metrics import RequestLog
 
 log = logging.getLogger("paceline.request_log")
-MOST_CORPORA = 16
-"""Largest number of folders to copy from that are kept in memory."""
+MOST_CORPORA = 4
+"""Largest number of folders inside the server's that are kept for a client; the one used longest ago is forgotten."""
 PING_SECONDS = 10.0
 """The longest silence of a stream: clients and proxies give up at some, of 30 seconds or of 300."""
 
@@ -97,8 +100,9 @@ class Chats:
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.drafts = shown_drafts(settings.drafts)
+        self._rendering, self._renders = ThreadPoolExecutor(1, "ahead"), BoundedSemaphore(WAITING)
         self.corpora = {(one := FolderCorpus(folder, self.tokenizer)).folder: one for folder in settings.corpora}
-        self._roots = tuple(self.corpora)
+        self._chosen = defaultdict[str, dict[Path, FolderCorpus]](dict)
         for corpus in self.corpora.values():
             corpus.latest()
 
@@ -293,14 +297,21 @@ class Chats:
         client without a key, because drafts tell what is in a text."""
         if folder is None:
             return next(iter(self.corpora.values())).latest() if self.corpora else None
-        path = Path(folder).expanduser().resolve()
-        if not client or not any(path.is_relative_to(root) for root in self._roots):
-            raise Refused("x-paceline-corpus must name a folder of --corpus, or one in it, and needs an API key")
-        if path not in self.corpora:
-            if len(self.corpora) >= MOST_CORPORA:
-                raise Refused(f"{MOST_CORPORA} folders are read already, and no more may be")
-            self.corpora[path] = FolderCorpus(path, self.tokenizer)
-        return self.corpora[path].latest()
+        refused = Refused("x-paceline-corpus must name a folder of --corpus, or one in it, and needs an API key")
+        try:
+            path = Path(folder).resolve()
+            root = next((root for root in self.corpora if path.is_relative_to(root)), None)
+            if not client or root is None or not path.is_dir():
+                raise refused
+        except (OSError, ValueError, RuntimeError):
+            raise refused from None
+        if path == root:
+            return self.corpora[root].latest()
+        own = self._chosen[client]
+        own[path] = corpus = own.pop(path, None) or FolderCorpus(path, self.tokenizer, root)
+        if len(own) > MOST_CORPORA:
+            del own[next(iter(own))]
+        return corpus.latest()
 
     def submit(
         self, request: Common, prompted: Sequence[Prompted], client: str = "", corpus: str | None = None
@@ -378,13 +389,25 @@ class Chats:
             return
         self.worker.read_ahead(job)
 
+    def _render(self, on_answer: Callable[[], None]) -> None:
+        """Call `on_answer`. Rendering a conversation has one thread, and no more conversations wait for it than for
+        reading ahead: it must not take the processor from requests."""
+        try:
+            on_answer()
+        except Exception:
+            log.exception("a conversation could not be rendered to be read ahead")
+        finally:
+            self._renders.release()
+
     def note(self, jobs: Sequence[Job]) -> None:
         """Finish whole answers: read ahead, in another thread, and write each job once to the log, if there is a log.
         If the disk is full, the line is lost, not the answer."""
         for job in jobs:
-            if job.on_answer is not None and job.completion.finish_reason == "stop":
-                job.loop.run_in_executor(None, job.on_answer)
-            job.on_answer = None
+            on_answer, job.on_answer = job.on_answer, None
+            if on_answer is None or job.completion.finish_reason != "stop":
+                continue
+            if self._renders.acquire(blocking=False):
+                self._rendering.submit(self._render, on_answer)
         if self.log is None:
             return
         for job in jobs:

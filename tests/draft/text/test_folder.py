@@ -130,6 +130,15 @@ def test_drafters_copy_from_it_and_answers_are_the_same(draft, tree, tokenizer, 
     assert after.rounds < 20
 
 
+def test_a_folder_inside_keeps_the_rules_of_the_one_around(tree, tokenizer):
+    """What is hidden or ignored there stays so, whoever names it."""
+    assert {path.name for path, _ in files(tree, tree / "sub")} == {"again.log", "z.py", "only-here.txt"}
+    for name in (".hidden", "build"):
+        corpus = FolderCorpus(tree / name, tokenizer, tree)
+        corpus.renew()
+        assert said(corpus) == []
+
+
 def test_what_cannot_be(tmp_path, tokenizer):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none", tmp_path / "file"):

@@ -33,6 +33,8 @@ SECONDS, PATIENCE = 2.0, 10.0
 MOST_BYTES, MOST_TOKENS = 1 << 18, 1 << 23
 """Largest size of a file that is read; and the largest number of tokens of all. The files changed last come first."""
 
+_ONE_AT_A_TIME = Lock()
+"""Held while an array is made: that takes a core for seconds, and answers need the others."""
 Stamp = tuple[int, int]
 """Time of change in nanoseconds, and size."""
 
@@ -40,10 +42,13 @@ Stamp = tuple[int, int]
 class FolderCorpus:
     """A folder's text as a suffix array. A thread makes it and looks after it; `latest` never waits.
 
+    root  a folder around it, whose `.gitignore` and hidden folders count, too; None: the folder itself.
+
     Raises StoreError for a folder that is none, or a tokenizer without an end token."""
 
-    def __init__(self, folder: str | Path, tokenizer: Tokenizer):
+    def __init__(self, folder: str | Path, tokenizer: Tokenizer, root: Path | None = None):
         self.folder = Path(folder).expanduser().resolve()
+        self._root = root or self.folder
         if not self.folder.is_dir():
             raise StoreError(f"--corpus {folder}: there is no such folder")
         if tokenizer.eos_token_id is None:
@@ -61,7 +66,7 @@ class FolderCorpus:
 
     def renew(self) -> bool:
         """Make the array anew if files have changed. Returns whether they have."""
-        stamps = dict(files(self.folder))
+        stamps = dict(files(self._root, self.folder))
         if {path: stamp for path, (stamp, _) in self._tokens.items()} == stamps:
             return False
         kept: dict[Path, tuple[Stamp, NDArray[np.int32]]] = {}
@@ -95,7 +100,9 @@ class FolderCorpus:
         began = monotonic()
         try:
             first = not self._tokens
-            if self.renew() and first and self._array is not None:
+            with _ONE_AT_A_TIME:
+                changed = self.renew()
+            if changed and first and self._array is not None:
                 log.info("--corpus: %d tokens of %d files in %s, read in %.1f s", len(self._array.text),
                          len(self._array.ends), self.folder, monotonic() - began)  # fmt: skip
         except Exception:  # Answers do not need it.
@@ -114,9 +121,10 @@ class FolderCorpus:
         return document(text, self._tokenizer, self._eos) if is_text else np.empty(0, np.int32)
 
 
-def files(folder: Path) -> Iterator[tuple[Path, Stamp]]:
-    """The files that may be text, and their stamps: those that git would add to a repository, but no hidden ones."""
-    yield from _walk(folder, ())
+def files(root: Path, folder: Path | None = None) -> Iterator[tuple[Path, Stamp]]:
+    """The files of a repository in `root` that may be text, and their stamps: those that git would add, but no hidden
+    ones. folder: only those in this folder."""
+    yield from ((path, stamp) for path, stamp in _walk(root, ()) if folder is None or path.is_relative_to(folder))
 
 
 def _walk(folder: Path, specs: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[tuple[Path, Stamp]]:
