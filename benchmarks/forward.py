@@ -7,8 +7,10 @@
     python benchmarks/forward.py steps                              # compiled steps between products, beside torch's
     python benchmarks/forward.py exact models/demo                  # what `make_exact` costs
     python benchmarks/forward.py program FILE.gguf                  # what recording forwards of a model saves
+    python benchmarks/forward.py shape --shape 8B --file FILE.gguf  # a random Q4_K file of this shape, and its rows
+    python benchmarks/forward.py context FILE.gguf --lengths 512 8192  # after long texts: forwards, attention, torch's
 
-Weights are random (speed does not depend on what they are) but for `exact MODEL`; forwards follow 256 tokens. A line
+Weights are random (speed does not depend on what they are) but for given models; forwards follow 256 tokens. A line
 has milliseconds by number of tokens, in brackets how many times the line's first column. All lines of a table are
 measured in turn within one process, so that a drifting machine moves them together; figures are medians, with --least
 the least of all turns, for a busy machine. "products" of `forward` is its floor: the same weights' products alone. On a
@@ -21,12 +23,15 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 
+import gguf
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from paceline.core.sampling import SamplingParams
@@ -35,11 +40,12 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.formats.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
-from paceline.kernels.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
+from paceline.kernels.blocks import KINDS, Q4_K, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.integer import IntegerPanels
 from paceline.kernels.ops import TorchOps
 from paceline.kernels.products import Panels
 from paceline.kernels.steps import FusedOps
+from paceline.target.attention import attend
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
@@ -70,6 +76,10 @@ SHAPES = {
     "demo": LlamaConfig(
         hidden_size=384, num_hidden_layers=8, num_attention_heads=6, num_key_value_heads=2, intermediate_size=768,
         vocab_size=8192, max_position_embeddings=2048, tie_word_embeddings=True,
+    ),
+    "8B": LlamaConfig(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336,
+        vocab_size=128256, max_position_embeddings=16384,
     ),
     "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
 }  # fmt: skip
@@ -319,6 +329,100 @@ def program(asked: argparse.Namespace) -> None:
     show(ways, asked)
 
 
+def shape(asked: argparse.Namespace) -> None:
+    """Write a random Q4_K file of a shape, if it is not there, and measure its forwards over a chain."""
+    file = asked.file or Path(f"random-{asked.shape}.gguf")
+    if not file.exists():
+        write_random(SHAPES[asked.shape], file)
+    decoder = load(str(file), dtype="auto", device="cpu", native=True)
+    assert isinstance(decoder, Decoder)
+    (slot,) = filled_rows(decoder, 1, max(asked.tokens))
+    show({f"{asked.shape}, Q4_K": lambda n: decoder.verify([nodes(slot, range(-1, n - 1))])}, asked)
+
+
+def write_random(config: LlamaConfig, file: Path) -> None:
+    """Write a Llama of random Q4_K blocks, with a head in Q6_K, as a GGUF file that other engines read, too."""
+    part = file.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(part), "llama", use_temp_file=True)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*ByteLevel.alphabet(), *(f"[{i}]" for i in range(config.vocab_size - 256))])
+    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
+    writer.add_token_merges([])
+    writer.add_eos_token_id(0)
+    h, m, kv = config.hidden_size, config.intermediate_size, config.num_key_value_heads * config.head_dim
+    matrices = {
+        "attn_q": (h, h), "attn_k": (kv, h), "attn_v": (kv, h), "attn_output": (h, h),
+        "ffn_gate": (m, h), "ffn_up": (m, h), "ffn_down": (h, m),
+    }  # fmt: skip
+
+    def add(name: str, kind: Kind, outputs: int, width: int) -> None:
+        rng = np.random.default_rng(len(name))
+        data = rng.integers(0, 64, (outputs, width // kind.inputs * kind.nbytes), np.uint8)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType(kind.number))
+
+    add("token_embd", Q4_K, config.vocab_size, h)
+    for layer in range(config.num_hidden_layers):
+        for name, sizes in matrices.items():
+            add(f"blk.{layer}.{name}", Q4_K, *sizes)
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(h, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(h, np.float32))
+    add("output", Q6_K, config.vocab_size, h)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file(progress=True)
+    writer.close()
+    part.replace(file)
+
+
+def context(asked: argparse.Namespace) -> None:
+    """Forwards over a chain after texts of several lengths, and of these attention alone: ours and torch's.
+
+    Keys and values are random. torch's attention reads the text's keys without a mask, so it lacks the chain's own.
+    There, query heads that share a key head are queries of a single head."""
+    decoder = load(asked.model, dtype="auto", device="cpu", native=True)
+    assert isinstance(decoder, Decoder)
+    cache, ways = decoder.cache, {}
+    lengths = sorted(asked.lengths, reverse=True)
+    slots = [decoder.add_row(length + max(asked.tokens)) for length in lengths]
+    for slot, length in zip(slots, lengths, strict=True):
+        cache.kv[:, :, slot].normal_()
+        cache._lengths[slot] = length
+    layers, _, _, kv_heads, _, dim = cache.kv.shape
+    heads = decoder.shape.num_heads
+    queries = {n: torch.randn(n, heads, dim).to(cache.kv.dtype) for n in asked.tokens}
+
+    def ours(n: int, slot: int, length: int) -> None:
+        layout = plan(
+            [nodes(slot, range(-1, n - 1))], [length], dtype=cache.kv.dtype, shared=heads // kv_heads, most_on_paths=n
+        )
+        writer = cache.writer(layout)
+        for layer in range(layers):
+            attend(queries[n], layout, writer, layer)
+
+    def library(n: int, slot: int, length: int) -> None:
+        grouped = queries[n].view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
+        for layer in range(layers):
+            keys, values = cache.kv[layer, :, slot, None, :, :length]
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(grouped, keys, values)
+
+    for slot, length in zip(slots, lengths, strict=True):
+        ways[f"{length}, forward"] = lambda n, slot=slot: decoder.verify([nodes(slot, range(-1, n - 1))])  # type: ignore[misc]
+        ways[f"{length}, attention"] = partial(ours, slot=slot, length=length)
+        ways[f"{length}, torch's attention"] = partial(library, slot=slot, length=length)
+    show(dict(reversed(ways.items())), asked)
+
+
 # Parts of a forward --------------------------------------------------------------------------------------------------
 
 
@@ -432,16 +536,18 @@ def steps_of(ops: TorchOps, shape: Shape, n: int) -> dict[str, Callable[[], obje
     }
 
 
-CASES = {case.__name__: case for case in (forward, families, exact, program, products, steps)}
+CASES = {case.__name__: case for case in (forward, families, exact, program, shape, context, products, steps)}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="?", default="forward", choices=CASES)
-    parser.add_argument("model", nargs="?", help="exact, program: a model instead of --shape")
+    parser.add_argument("model", nargs="?", help="exact, program, context: a model instead of --shape")
     parser.add_argument("--shape", default="135M", choices=SHAPES, help="of the random model (default 135M)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32], help="(default 1 8 16 32)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="context: tokens of texts")
+    parser.add_argument("--file", type=Path, help="shape: the file (default random-SHAPE.gguf)")
     parser.add_argument("--rounds", type=int, default=21, help="turns (default 21)")
     parser.add_argument("--least", action="store_true", help="the least of all turns, not the median")
     parser.add_argument("--threads", type=int, help="torch's threads (default: its own choice)")

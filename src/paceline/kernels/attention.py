@@ -9,9 +9,12 @@ The blocks of 64 keys are added as in FlashAttention (Dao et al. 2022, algorithm
 sum of exponentials, and the sum of values; a higher score scales both sums down. Numba compiles the loops. The inner
 steps are written with `vectors.py`, on vectors of 16, so that no compiler reorders their sums:
 
-    transpose16  transposes 16 keys: a register then holds a dimension of 16 keys
-    soften       computes scores and their exponentials
-    gather4      sums values
+The first argument of a step is an array of the keys' dtype; others are numbers and addresses.
+
+    transpose16  transposes 16 keys: a register then holds a dimension, or two, of 16 keys
+    scores       multiplies a few queries by a block's keys, so that a key is read once for all of them
+    soften       makes exponentials of a query's scores
+    gather       sums values, for the same queries
 """
 
 import math
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types
 
+from paceline import processor
 from paceline.compiled import (
     E0,
     E1,
@@ -34,6 +38,7 @@ from paceline.compiled import (
     LOG2_E,
     LOWEST_EXPONENT,
     address,
+    exponential,
     fetch_add,
     put,
     widened,
@@ -41,7 +46,7 @@ from paceline.compiled import (
 from paceline.kernels import is_recording, on_threads
 from paceline.kernels import vectors as v
 from paceline.kernels.ops import Places
-from paceline.kernels.records import BLOCK, FORWARD, TILE, record
+from paceline.kernels.records import BLOCK, FORWARD, PART, TILE, padded, record
 from paceline.kernels.vectors import LANES, Value
 
 WORTH_SHARING = 8192
@@ -118,56 +123,96 @@ def _exponential(x: Value) -> Value:
 
 
 @v.step(types.void)
-def transpose16(
-    dtype: Any, states: Value, places: Value, first: Value, size: Value, at: Value, turned: Value, column: Value
-) -> None:
-    """Set turned[d, column + i] = states[places[first + i], at + d] for i and d from 0 to 15.
+def transpose16(dtype: Any, kind: Value, states: Value, size: Value, first: Value, word: Value, turned: Value) -> None:
+    """Set turned[word + i, first + j] = the word `word` + i of state `first` + j, for i and j from 0 to 15.
 
-    states  bfloat16 bits or float32 [rows * size], flat. turned: float32 [size, BLOCK], flat. places: int64."""
-    width = dtype.bitwidth // 8
-    rows = []
-    for i in range(LANES):
-        place = v.load(places + (first + i) * 8, v.I64, 1, align=8)
-        rows.append(v.load_wide(states + (place * size + at) * width, dtype != types.float32))
-    for i, row in enumerate(_transposed(rows)):
-        v.store(turned + ((at + i) * BLOCK + column) * 4, row)
+    A word of 32 bits is a number of float32, or two neighbours of bfloat16.
+
+    states  bfloat16 bits or float32 [BLOCK * size], flat. turned: words [size, BLOCK], flat."""
+    line, side = size * (dtype.bitwidth // 8), 16 if processor.has("avx512f") else 8
+    for down in range(0, LANES, side):
+        for along in range(0, LANES, side):
+            at = states + (first + down) * line + (word + along) * 4
+            rows = [v.load(at + line * j, v.I32, side, align=2) for j in range(side)]
+            for i, column in enumerate(_transposed(rows)):
+                v.store(turned + ((word + along + i) * BLOCK + first + down) * 4, column)
 
 
 def _transposed(rows: list[Value]) -> list[Value]:
-    """Transpose 16 vectors of 16, by exchanging squares of 8, then of 4, 2 and 1."""
-    for width in (8, 4, 2, 1):
-        upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
-        lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
-        for i in range(LANES):
+    """Transpose n vectors of n, by exchanging squares of n / 2, then of n / 4, and so on."""
+    count = width = len(rows)
+    while width := width // 2:
+        upper = [lane if not lane & width else count + lane - width for lane in range(count)]
+        lower = [lane + width if not lane & width else count + lane for lane in range(count)]
+        for i in range(count):
             if not i & width:
                 a, b = rows[i], rows[i + width]
                 rows[i], rows[i + width] = v.shuffled(a, b, upper), v.shuffled(a, b, lower)
     return rows
 
 
+def _across(queries: int) -> int:
+    """How many vectors of 16 sums each of a few queries has in registers, beside what is added to them."""
+    return min(_VECTORS, (16 if processor.has("avx512f") else 4) // queries)
+
+
 @v.step(types.void)
-def widen(dtype: Any, states: Value, begin: Value, wide: Value, at: Value) -> None:
-    """Set wide[at : at + 16] = states[begin : begin + 16], as float32."""
-    v.store(wide + at * 4, v.load_wide(states + begin * (dtype.bitwidth // 8), dtype != types.float32))
+def prefetch(_: Any, kind: Value, at: Value, nbytes: Value) -> None:
+    """Prefetch into the L2 cache. nbytes: a multiple of 1024."""
+
+    def ahead(i: Value, _: list[Value]) -> list[Value]:
+        v.prefetch(at + (i << 10), 1024)
+        return []
+
+    v.loop(nbytes >> 10, [], ahead)
 
 
-@v.step(types.float32)
+def _scores(queries: int) -> Any:
+    @v.step(types.void)
+    def scores(dtype: Any, kind: Value, turned: Value, query: Value, row: Value, size: Value, to: Value) -> None:
+        """Set to[q, key] = the product of query row + q and a key, for a number of `queries` and all keys of a block.
+
+        Sums run over dimensions in order. query: float32 [rows, size], turned: as
+        `transpose16` sets it, to: float32 [queries, BLOCK], all flat."""
+        vectors = _across(queries)
+        halves = 32 // dtype.bitwidth
+        rows = [query + (row + q) * size * 4 for q in range(queries)]
+        for first in range(0, BLOCK, LANES * vectors):
+
+            def add(word: Value, sums: list[Value], first: int = first) -> list[Value]:
+                line = turned + (word * BLOCK + first) * 4
+                words = [v.load(line + 4 * LANES * k, v.I32) for k in range(vectors)]
+                for half in range(halves):
+                    keys = [_number(one, half, halves) for one in words]
+                    numbers = [v.splat(v.load(at + (word * halves + half) * 4, v.F32, 1)) for at in rows]
+                    pairs = [(number, key) for number in numbers for key in keys]
+                    sums = [v.fma(number, key, total) for (number, key), total in zip(pairs, sums, strict=True)]
+                return sums
+
+            sums = v.loop(size // halves, [_all(0.0)] * (queries * vectors), add)
+            for i, total in enumerate(sums):
+                v.store(to + (i // vectors * BLOCK + first + LANES * (i % vectors)) * 4, total)
+
+    return scores
+
+
+def _number(word: Value, half: int, halves: int) -> Value:
+    """The float32 that is a word, or one of the two bfloat16 numbers in it."""
+    if halves == 1:
+        return word.view(v.F32)
+    return (word & -65536).view(v.F32) if half else (word << 16).view(v.F32)
+
+
+@v.step(types.void)
 def soften(
-    _: Any, query: Value, at: Value, turned: Value, size: Value, begin: Value, end: Value, state: Value, row: Value,
-    weights: Value,
-) -> Value:  # fmt: skip
-    """Set weights[i] = e**(score of key i - the highest score so far), or 0 for keys outside `begin` to `end` - 1.
+    _: Any, kind: Value, weights: Value, begin: Value, end: Value, state: Value, row: Value, scales: Value, q: Value
+) -> None:
+    """Replace the scores in weights[q] by e**(score - the highest score so far); by 0 outside `begin` to `end` - 1.
 
-    Updates the highest score, state[2 * row], and the sum of exponentials, state[2 * row + 1]. Returns the factor that
-    scales earlier sums.
-
-    query float32 [size] from `at` on, turned float32 [size, BLOCK], weights float32 [BLOCK], all flat."""
-
-    def add(i: Value, scores: list[Value]) -> list[Value]:
-        number, line = v.splat(v.load(query + (at + i) * 4, v.F32, 1)), turned + i * (4 * BLOCK)
-        return [v.fma(number, v.load(line + 4 * LANES * k, v.F32), score) for k, score in enumerate(scores)]
-
-    scores = v.loop(size, [_all(0.0)] * _VECTORS, add)
+    Updates the highest score, state[2 * row], and the sum of exponentials, state[2 * row + 1]. Sets scales[q] to the
+    factor that scales earlier sums. weights: float32 [queries, BLOCK], flat."""
+    line = weights + q * (4 * BLOCK)
+    scores = [v.load(line + 4 * LANES * k, v.F32) for k in range(_VECTORS)]
     inside = [_between(k, begin, end) for k in range(_VECTORS)]
     scores = [v.select(mask, score, _all(-math.inf)) for mask, score in zip(inside, scores, strict=True)]
     best = _larger(_larger(scores[0], scores[1]), _larger(scores[2], scores[3]))
@@ -177,12 +222,12 @@ def soften(
     powers = [_exponential(score - v.splat(highest)) for score in scores]
     powers = [v.select(mask, power, _all(0.0)) for mask, power in zip(inside, powers, strict=True)]
     for k, power in enumerate(powers):
-        v.store(weights + 4 * LANES * k, power)
+        v.store(line + 4 * LANES * k, power)
     added = v.folded((powers[0] + powers[1]) + (powers[2] + powers[3]), operator.add)
     scale = _exponential(v.splat(before - highest)).lane(0)
     v.store(held, highest)
     v.store(held + 4, total * scale + added)
-    return scale
+    v.store(scales + q * 4, scale)
 
 
 def _between(vector: int, begin: Value, end: Value) -> Value:
@@ -192,135 +237,298 @@ def _between(vector: int, begin: Value, end: Value) -> Value:
     return first.below(v.literal(v.I32, *(key + 1 for key in keys))) & v.literal(v.I32, *keys).below(last)
 
 
-def _gather(vectors: int) -> Any:
+def _gather(queries: int, vectors: int) -> Any:
     @v.step(types.void)
     def gather(
-        _: Any, weights: Value, values: Value, size: Value, begin: Value, end: Value, scale: Value, sums: Value,
-        at: Value, part: Value,
+        dtype: Any, kind: Value, values: Value, size: Value, weights: Value, begin: Value, end: Value, scales: Value,
+        sums: Value, row: Value, part: Value,
     ) -> None:  # fmt: skip
-        """Described at `gather4`."""
-        to = [sums + (at + part + LANES * k) * 4 for k in range(vectors)]
+        """Scale a part of the sums of query row + q by scales[q], and add weights[q, key] * values[key] for the keys
+        `begin` to `end` - 1, one or more, in order; for a number of `queries`, and 16 * `vectors` dimensions from
+        `part` on.
+
+        values: bfloat16 bits or float32 [BLOCK, size], sums: float32 [rows, size], both flat."""
+        width = dtype.bitwidth // 8
+        to = [sums + ((row + q) * size + part + LANES * k) * 4 for q in range(queries) for k in range(vectors)]
 
         def add(i: Value, totals: list[Value]) -> list[Value]:
-            key = begin + i
-            weight, line = v.splat(v.load(weights + key * 4, v.F32, 1)), values + (key * size + part) * 4
-            return [v.fma(weight, v.load(line + 4 * LANES * k, v.F32), total) for k, total in enumerate(totals)]
+            line = values + ((begin + i) * size + part) * width
+            wide = [v.load_wide(line + LANES * k * width, width == 2) for k in range(vectors)]
+            each = [v.splat(v.load(weights + (begin + i + q * BLOCK) * 4, v.F32, 1)) for q in range(queries)]
+            pairs = [(weight, value) for weight in each for value in wide]
+            return [v.fma(weight, value, total) for (weight, value), total in zip(pairs, totals, strict=True)]
 
-        totals = v.loop(end - begin, [v.load(place, v.F32) * v.splat(scale) for place in to], add)
-        for place, total in zip(to, totals, strict=True):
+        factors = [v.splat(v.load(scales + 4 * q, v.F32, 1)) for q in range(queries) for _ in range(vectors)]
+        scaled = [v.load(place, v.F32) * factor for place, factor in zip(to, factors, strict=True)]
+        for place, total in zip(to, v.loop(end - begin, scaled, add), strict=True):
             v.store(place, total)
 
     return gather
 
 
-gather4, gather1 = _gather(4), _gather(1)
-"""Set sums[at + part + j] = scale * sums[at + part + j] + the sum of weights[key] * values[key, part + j] over keys
-`begin` to `end` - 1, one or more, in order, for j below 64 (gather4) or 16 (gather1). values: float32 [BLOCK, size]."""
-
-
 # Tiles of queries ----------------------------------------------------------------------------------------------------
 
 
-@njit
-def _aligned(size):  # type: ignore[no-untyped-def]
-    """Allocate float32 [size] at a multiple of 64 bytes. Numbers that no step sets are masked or not used."""
-    numbers = np.empty(size + LANES, np.float32)
-    shift = (-numbers.ctypes.data % 64) // 4
-    return numbers[shift : shift + size]
+class Memory(NamedTuple):
+    """Addresses of a thread's memory. A row is a query: a node's heads follow each other, node after node.
+
+    query         float32 [rows, size]: queries, scaled, and padded with 0.
+    state         float32 [rows, 2]: the highest score so far, and the sum of exponentials.
+    sums          float32 [rows, size]: sums of values.
+    all_state     float32 [rows, 2], and all_sums, float32 [rows, size]: the same for all parts so far.
+    turned        words [size, BLOCK], as `transpose16` makes them.
+    weights       float32 [4, BLOCK], and scales, float32 [4], of the queries that `_adder` takes.
+    keys, values  [BLOCK, size]: copies of states that do not lie in order.
+    places        int64 [BLOCK]: where these states lie.
+    seen          int64 [nodes, 2]: a node sees the keys of a block from the first number on, below the second."""
+
+    query: int
+    state: int
+    sums: int
+    all_state: int
+    all_sums: int
+    turned: int
+    weights: int
+    scales: int
+    keys: int
+    values: int
+    places: int
+    seen: int
 
 
 @njit
-def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type: ignore[no-untyped-def]
-    """Read the keys at `count` places, transposed, and their values, as float32. places: int64 [BLOCK]."""
-    for i in range(count, BLOCK):
-        places[i] = places[count - 1]
-    if dim < LANES:
-        for i in range(count):
-            for d in range(dim):
-                turned[d * BLOCK + i] = widened(keys[places[i] * dim + d])
-                wide[i * padded + d] = widened(values[places[i] * dim + d])
-        return
-    for begin in range(0, dim, LANES):
-        at = min(begin, dim - LANES)  # The last vector may overlap the one before.
-        for i in range(0, count, LANES):
-            transpose16(keys, places, i, dim, at, turned, i)
-        for i in range(count):
-            widen(values, places[i] * dim + at, wide, i * padded + at)
+def _lines(size, nodes, rows):  # type: ignore[no-untyped-def]
+    """Lines of 64 bytes of each field of `Memory`."""
+    row, block = (rows * size + 15) // 16, size * BLOCK // 16
+    pair = (rows + 7) // 8
+    return row, pair, row, pair, row, block, 4 * BLOCK // 16, 1, block, block, BLOCK // 8, (nodes + 3) // 4
 
 
 @njit
-def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights, sums):  # type: ignore[no-untyped-def]
-    """Add keys `begin` to `end` - 1 of the block to a query's state and sums."""
-    if begin >= end:
-        return
-    scale = soften(query, row * dim, turned, dim, begin, end, state, row, weights)
-    part = 0
-    while part + 4 * LANES <= padded:
-        gather4(weights, wide, padded, begin, end, scale, sums, row * padded, part)
-        part += 4 * LANES
-    while part < padded:
-        gather1(weights, wide, padded, begin, end, scale, sums, row * padded, part)
-        part += LANES
+def _floats(at, count):  # type: ignore[no-untyped-def]
+    return carray(address(at), (count,), np.float32)
+
+
+@njit
+def _numbers(at, count):  # type: ignore[no-untyped-def]
+    return carray(address(at), (count,), np.int64)
+
+
+@njit
+def _copy(states, places, count, dim, size, itemsize, to):  # type: ignore[no-untyped-def]
+    """Copy `count` states of `dim` numbers to lines of `size` numbers, whose padding becomes 0."""
+    dim, size, where = dim * itemsize // 2, size * itemsize // 2, _numbers(places, count)
+    copied = carray(address(to), (BLOCK * size,), np.uint16)
+    for i in range(count):
+        one = carray(address(states + 2 * dim * where[i]), (dim,), np.uint16)
+        for d in range(dim):
+            copied[i * size + d] = one[d]
+        for d in range(dim, size):
+            copied[i * size + d] = 0
+
+
+def _adder(queries: int) -> Any:
+    wide = LANES * _across(queries)
+    scores, gather, gather1 = _scores(queries), _gather(queries, _across(queries)), _gather(queries, 1)
+
+    @njit
+    def add(kind, values, size, row, begin, end, m):  # type: ignore[no-untyped-def]
+        """Add keys `begin` to `end` - 1 of a block to the state and the sums of `queries` queries from `row` on."""
+        scores(kind, m.turned, m.query, row, size, m.weights)
+        for q in range(queries):
+            soften(kind, m.weights, begin, end, m.state, row + q, m.scales, q)
+        part = 0
+        while part + wide <= size:
+            gather(kind, values, size, m.weights, begin, end, m.scales, m.sums, row, part)
+            part += wide
+        while part < size:
+            gather1(kind, values, size, m.weights, begin, end, m.scales, m.sums, row, part)
+            part += LANES
+
+    return add
+
+
+_add4, _add2, _add1 = _adder(4), _adder(2), _adder(1)
+
+
+@njit
+def _add_block(kind, keys, values, size, shared, row, last, m):  # type: ignore[no-untyped-def]
+    """Add a block, keys and values [BLOCK, size], to queries `row` to `last` - 1, as far as they see it (`m.seen`)."""
+    seen = _numbers(m.seen, 2 * ((last - 1) // shared + 1))
+    for first in range(0, BLOCK, LANES):
+        for word in range(0, size * kind.itemsize // 4, LANES):
+            transpose16(kind, keys, size, first, word, m.turned)
+    while row < last:
+        node = row // shared
+        begin, end = seen[2 * node], seen[2 * node + 1]
+        count = 1  # Queries from `row` on that see the same keys.
+        while count < 4 and row + count < last:
+            node = (row + count) // shared
+            if seen[2 * node] != begin or seen[2 * node + 1] != end:
+                break
+            count += 1
+        if begin >= end:
+            row += count
+        elif count == 4:
+            _add4(kind, values, size, row, begin, end, m)
+            row += 4
+        elif count >= 2:
+            _add2(kind, values, size, row, begin, end, m)
+            row += 2
+        else:
+            _add1(kind, values, size, row, begin, end, m)
+            row += 1
+
+
+@njit
+def _clear(rows, size, state, sums):  # type: ignore[no-untyped-def]
+    states, totals = _floats(state, 2 * rows), _floats(sums, rows * size)
+    for row in range(rows):
+        states[2 * row], states[2 * row + 1] = -np.inf, 0
+    for i in range(len(totals)):
+        totals[i] = 0
+
+
+@njit
+def _add_part(kind, begin, end, tile, window, ends, paths, keys, values, dim, size, shared, m):  # type: ignore[no-untyped-def]
+    """Set state and sums of a tile's queries to those of the positions `begin`, a multiple of BLOCK, to `end` - 1.
+
+    keys, values  [capacity, dim], of the tile's slot and a key head."""
+    first, rows, line = tile.first, tile.nodes * shared, dim * kind.itemsize
+    places, seen = _numbers(m.places, BLOCK), _numbers(m.seen, 2 * tile.nodes)
+    _clear(rows, size, m.state, m.sums)
+    for base in range(begin, min(end, tile.limit), BLOCK):
+        length = min(BLOCK, min(end, tile.limit) - base)
+        for node in range(tile.nodes):
+            seen[2 * node] = max(ends[first + node] - window - base, 0)
+            seen[2 * node + 1] = min(ends[first + node] - base, length)
+        block_keys, block_values = keys + base * line, values + base * line
+        if base + 2 * BLOCK <= min(end, tile.limit):
+            prefetch(kind, block_keys + BLOCK * line, BLOCK * line)
+            prefetch(kind, block_values + BLOCK * line, BLOCK * line)
+        if length < BLOCK or size != dim:
+            for i in range(length):
+                places[i] = base + i
+            block_keys, block_values = m.keys, m.values
+            _copy(keys, m.places, length, dim, size, kind.itemsize, m.keys)
+            _copy(values, m.places, length, dim, size, kind.itemsize, m.values)
+        _add_block(kind, block_keys, block_values, size, shared, np.int64(0), rows, m)
+    for node in range(tile.nodes):
+        last = ends[first + node]
+        low = max(begin, tile.limit, (last - window) // BLOCK * BLOCK)
+        for base in range(low, min(end, last), BLOCK):
+            length = min(BLOCK, last - base)
+            for i in range(length):
+                places[i] = paths[node * tile.stride + base - tile.limit + i]
+            seen[2 * node], seen[2 * node + 1] = max(last - window - base, 0), length
+            _copy(keys, m.places, length, dim, size, kind.itemsize, m.keys)
+            _copy(values, m.places, length, dim, size, kind.itemsize, m.values)
+            _add_block(kind, m.keys, m.values, size, shared, node * shared, (node + 1) * shared, m)
+
+
+@njit
+def _join(rows, size, state, sums, m):  # type: ignore[no-untyped-def]
+    """Add a part's state and sums to those of the parts before it."""
+    part, added = _floats(state, 2 * rows), _floats(sums, rows * size)
+    joined, totals = _floats(m.all_state, 2 * rows), _floats(m.all_sums, rows * size)
+    for row in range(rows):
+        before, here = joined[2 * row], part[2 * row]
+        if here == -np.inf:  # The query sees no key of this part.
+            continue
+        highest = max(before, here)
+        old = exponential(before - highest) if before > -np.inf else np.float32(0)
+        new = exponential(here - highest)
+        joined[2 * row] = highest
+        joined[2 * row + 1] = joined[2 * row + 1] * old + part[2 * row + 1] * new
+        for d in range(row * size, (row + 1) * size):
+            totals[d] = totals[d] * old + added[d] * new
+
+
+@njit
+def _is_last(header, which, part, size, rows, most, m):  # type: ignore[no-untyped-def]
+    """Keep a part of key head `which` for the thread that does its last part; join all parts if this is that thread.
+
+    most  largest number of rows of a key head."""
+    each = 4 * most * (size + 2)
+    parts = header.parts + each * header.spread * which
+    kept, state, sums = _floats(parts + each * part, rows * (size + 2)), m.all_state, m.all_sums
+    states, totals = _floats(state, 2 * rows), _floats(sums, rows * size)
+    for i in range(2 * rows):
+        kept[i] = states[i]
+    for i in range(rows * size):
+        kept[2 * rows + i] = totals[i]
+    done = _numbers(header.done + 8 * which, 1)
+    if fetch_add(done, 1) < header.spread - 1:
+        return False
+    done[0] = 0
+    _clear(rows, size, state, sums)
+    for part in range(header.spread):
+        _join(rows, size, parts + each * part, parts + each * part + 8 * rows, m)
+    return True
 
 
 @njit
 def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
-    """Take pieces of work until none is left. A piece is a key head of a tile."""
-    kv_heads, shared, dim, capacity = task.kv_heads, task.shared, task.dim, header.capacity
-    window = task.window
-    heads, size = kv_heads * shared, capacity * dim
-    padded = (dim + LANES - 1) // LANES * LANES
+    """Allocate a thread's memory, and take pieces of work. keys, values: addresses of the layer's."""
+    size = padded(task.dim, queries.itemsize)
     tiles = carray(address(header.tiles_at), (header.tiles,), TILE)
-    ends = carray(address(header.ends), (task.nodes,), np.int64)
     most = 0
     for i in range(len(tiles)):
-        most = max(most, tiles[i].nodes * shared)
-    query, sums, state = _aligned(most * dim), _aligned(most * padded), _aligned(2 * most)
-    turned, wide, weights = _aligned(padded * BLOCK), _aligned(padded * BLOCK), _aligned(BLOCK)
-    places = np.empty(BLOCK, np.int64)
+        most = max(most, tiles[i].nodes)
+    lines = _lines(size, most, most * task.shared)
+    memory = np.empty(sum(lines) * 16 + 16, np.float32)
+    _take_pieces(memory, lines, taken, task, header, size, most * task.shared, queries, out, keys, values)
+
+
+@njit
+def _take_pieces(memory, lines, taken, task, header, size, most, queries, out, keys, values):  # type: ignore[no-untyped-def]
+    """Take pieces of work until none is left: a key head of a tile, or a part of it (`Forward.spread`).
+
+    memory  is an argument so that it lives until the end. most: largest number of rows of a tile."""
+    kv_heads, shared, dim, spread = task.kv_heads, task.shared, task.dim, header.spread
+    tiles = carray(address(header.tiles_at), (header.tiles,), TILE)
+    ends = _numbers(header.ends, task.nodes)
+    at = [(np.int64(memory.ctypes.data) + 63) // 64 * 64]
+    for count in lines[:-1]:
+        at.append(at[-1] + 64 * count)
+    m = Memory(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9], at[10], at[11])
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     while True:
         piece = fetch_add(taken, 1)
-        if piece >= len(tiles) * kv_heads:
+        if piece >= len(tiles) * kv_heads * spread:
             return
-        tile, head = tiles[piece // kv_heads], piece % kv_heads
-        first, count, limit = tile.first, tile.nodes, tile.limit
-        whole = (tile.slot * kv_heads + head) * size
-        own_keys, own_values = keys[whole : whole + size], values[whole : whole + size]
-        low, end = max(ends[first] - window, 0), ends[first]
-        for node in range(first, first + count):
-            low, end = min(low, max(ends[node] - window, 0)), max(end, ends[node])
-            for h in range(shared):
-                row = (node - first) * shared + h
-                state[2 * row], state[2 * row + 1] = -np.inf, 0
-                sums[row * padded : (row + 1) * padded] = 0
-                begin = (node * heads + head * shared + h) * dim
+        which = piece // spread
+        tile, head = tiles[which // kv_heads], which % kv_heads
+        rows = tile.nodes * shared
+        begin = (tile.slot * kv_heads + head) * header.capacity * dim * queries.itemsize
+        paths = _numbers(header.places + 8 * tile.paths, tile.nodes * tile.stride)
+        low, end = ends[tile.first], 0
+        query = _floats(m.query, rows * size)
+        for node in range(tile.nodes):
+            last = ends[tile.first + node]
+            low, end = min(low, max(last - task.window, 0)), max(end, last)
+            for row in range(node * shared, (node + 1) * shared):
+                from_ = (((tile.first + node) * kv_heads + head) * shared + row % shared) * dim
                 for d in range(dim):
-                    query[row * dim + d] = widened(queries[begin + d]) * scale
-        for base in range(low // BLOCK * BLOCK, min(end, limit), BLOCK):
-            length = min(BLOCK, min(end, limit) - base)
-            for i in range(length):
-                places[i] = base + i
-            _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
-            for row in range(count * shared):
-                node = first + row // shared
-                begin, stop = max(ends[node] - window - base, 0), min(ends[node] - base, length)
-                _add_block(query, row, dim, padded, turned, wide, begin, stop, state, weights, sums)
-        if end > limit:
-            paths = carray(address(header.places + 8 * tile.paths), (count, tile.stride), np.int64)
-            for node in range(first, first + count):
-                for base in range(max(limit, (ends[node] - window) // BLOCK * BLOCK), ends[node], BLOCK):
-                    length = min(BLOCK, ends[node] - base)
-                    for i in range(length):
-                        places[i] = paths[node - first, base - limit + i]
-                    _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
-                    for row in range((node - first) * shared, (node - first + 1) * shared):
-                        begin = max(ends[node] - window - base, 0)
-                        _add_block(query, row, dim, padded, turned, wide, begin, length, state, weights, sums)
-        for row in range(count * shared):
-            begin = ((first + row // shared) * heads + head * shared + row % shared) * dim
+                    query[row * size + d] = widened(queries[from_ + d]) * scale
+                for d in range(dim, size):
+                    query[row * size + d] = 0
+        _clear(rows, size, m.all_state, m.all_sums)
+        for part in range(low // PART, (end + PART - 1) // PART):
+            if spread == 1 or part == piece % spread:
+                positions = max(part * PART, low // BLOCK * BLOCK), min((part + 1) * PART, end)
+                _add_part(
+                    queries, positions[0], positions[1], tile, task.window, ends, paths, keys + begin, values + begin,
+                    dim, size, shared, m,
+                )  # fmt: skip
+                _join(rows, size, m.state, m.sums, m)
+        if spread > 1 and not _is_last(header, which, piece % spread, size, rows, most, m):
+            continue
+        states, totals = _floats(m.all_state, 2 * rows), _floats(m.all_sums, rows * size)
+        for row in range(rows):
+            to = (((tile.first + row // shared) * kv_heads + head) * shared + row % shared) * dim
             for d in range(dim):
-                put(out, begin + d, sums[row * padded + d] / state[2 * row + 1])
+                put(out, to + d, totals[row * size + d] / states[2 * row + 1])
 
 
 def _attention(kind: Any) -> Any:
@@ -338,8 +546,8 @@ def _attention(kind: Any) -> Any:
             header,
             carray(address(task.queries), (size,), kind),
             carray(address(task.out), (size,), kind),
-            carray(address(keys_at), (size,), kind),
-            carray(address(keys_at + header.values), (size,), kind),
+            keys_at,
+            keys_at + header.values,
         )
 
     return attend

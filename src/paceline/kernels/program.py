@@ -34,7 +34,6 @@ SPINS = 2000
 """How often a waiting thread looks at `current` before it yields its core."""
 
 
-
 class Task(NamedTuple):
     """The task of a program.
 
@@ -153,7 +152,7 @@ def _let_others_run() -> int:
     """Address of libc's sched_yield; 0 if there is none."""
     try:
         return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError, TypeError):  # Windows has none. has none.
+    except (OSError, AttributeError, TypeError):  # Windows has none.
         return 0
 
 

@@ -9,6 +9,7 @@ Fields called `*_at`, and fields with the names of tensors, are addresses."""
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
@@ -25,7 +26,10 @@ class Forward(NamedTuple):
     keys              address of the first layer's keys.
     layer, values     bytes from there to the next layer's keys, and to the values. capacity: tokens of a slot.
     positions, slots, at  addresses of [N], for the packed nodes: position in the text, slot, and place in the slot.
-    tiles, tiles_at   number and address of `Tile`s. ends, places: addresses, see `Tile`."""
+    tiles, tiles_at   number and address of `Tile`s. ends, places: addresses, see `Tile`.
+    spread            1: a thread reads all keys of a tile's key head. Otherwise the number of parts, PART positions
+                      each, that threads share. parts, done: addresses of float32 [tiles, kv_heads, spread, rows *
+                      (`padded` + 2)] for their results, and of int64 [tiles, kv_heads] that are 0."""
 
     keys: int
     layer: int
@@ -38,6 +42,9 @@ class Forward(NamedTuple):
     tiles_at: int = 0
     ends: int = 0
     places: int = 0
+    spread: int = 1
+    parts: int = 0
+    done: int = 0
 
 
 class Tile(NamedTuple):
@@ -76,3 +83,13 @@ class Sizes(NamedTuple):
 FORWARD, TILE = record(Forward), record(Tile)
 BLOCK = 64
 """Number of keys in a block. Blocks begin at position 0 of the text."""
+PART = 1024
+"""Number of positions of a part of a text. Sums of a part are joined with those of the parts before it, by one thread
+or several, so that results do not depend on the number of threads."""
+
+
+@njit
+def padded(dim: int, itemsize: int) -> int:
+    """Numbers of a key, rounded up to the 16 words of 32 bits that are transposed at once."""
+    granule = 64 // itemsize
+    return (dim + granule - 1) // granule * granule

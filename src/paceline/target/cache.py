@@ -13,14 +13,15 @@ from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 
 from paceline.core.clock import Clock
 from paceline.kernels.ops import Pair
-from paceline.kernels.records import Forward
+from paceline.kernels.records import PART, Forward, padded
 from paceline.kernels.rows import top_tokens
 from paceline.target.base import Needs, Target
-from paceline.target.layout import Layout
+from paceline.target.layout import Layout, PathPlan
 
 if TYPE_CHECKING:
     from paceline.target.recurrent import Recurrence, RecurrentState, State
@@ -325,8 +326,17 @@ class Writer:
         kv, layout = self._kv, self._layout
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
-        paths = () if layout.paths is None else layout.paths.header
+        paths = () if layout.paths is None else (*layout.paths.header, *self._spread(layout.paths))
         return array("q", Forward(kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
+
+    def _spread(self, paths: PathPlan) -> tuple[int, ...]:
+        """Set `Forward.spread`, and make the arrays of its parts, where whole key heads are too few for the threads."""
+        spread, pieces = -(-int(paths.ends.max()) // PART), len(paths.tiles) * self.kv_heads
+        if spread == 1 or pieces >= 2 * torch.get_num_threads():
+            return 1, 0, 0
+        size = padded(self._kv.shape[5], self._kv.element_size())
+        self._parts = np.empty(pieces * spread * paths.queries * (size + 2), np.float32), np.zeros(pieces, np.int64)
+        return spread, *(one.ctypes.data for one in self._parts)
 
     def read(self, layer: int, group: int) -> Pair:
         """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""

@@ -269,12 +269,14 @@ class PathPlan:
     ends        [N + padding]: a node sees positions below this, or the last `window` of them. The last is its own.
     places      flat: cache places of each node's path from position `Tile.limit` on.
     scores      number of scores of a query head, without a window.
+    queries     largest number of queries of a tile, for a key head.
     header      number of tiles, and addresses of tiles, ends and places, for compiled code."""
 
     tiles: IntArray
     ends: IntArray
     places: IntArray
     scores: int
+    queries: int
     header: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -309,7 +311,8 @@ class PathPlan:
             written += segment.num_run * stride
         ends = np.concatenate([n + s.depth[s.start :] + 1 for s, n in zip(segments, lengths, strict=True)])
         flat = np.concatenate(places) if places else np.zeros(1, np.int64)
-        return cls(np.array(tiles, np.int64), ends, flat, int(ends.sum()))
+        queries = shared * max(tile.nodes for tile in tiles)
+        return cls(np.array(tiles, np.int64), ends, flat, int(ends.sum()), queries)
 
 
 def _paths(segment: Segment, length: int, limit: int) -> IntArray:
