@@ -255,8 +255,8 @@ def test_statistics() -> None:
 
 def test_mean_accepted_tokens() -> None:
     made = row(SamplingParams())
-    assert made.mean_accepted_tokens == 0
+    assert made.stats.mean_accepted_tokens == 0
     for tokens in ([1, 1, 1], [1]):
         made.stats.record(len(tokens) - 1, len(tokens) - 1, len(tokens) - 1)
         made.extend(tokens, "x")
-    assert made.mean_accepted_tokens == 2
+    assert made.stats.mean_accepted_tokens == 2

@@ -130,7 +130,7 @@ class Compared:
     @property
     def doubts(self) -> list[str]:
         """Why the ratio cannot be trusted."""
-        return doubts(self.speedup, self.pair[0].row.mean_accepted_tokens, self.ratios)
+        return doubts(self.speedup, self.pair[0].row.stats.mean_accepted_tokens, self.ratios)
 
     @property
     def loops(self) -> bool:

@@ -218,7 +218,7 @@ class ServerTuning:
         specs = {method.replay.format(k=k): (method, k) for method in every for k in SIZES}
         counts, seconds = np.zeros((len(specs), len(transcripts), 3)), np.zeros(len(specs))
         for done in start(transcripts, list(specs), Recording.of(self.transcriber.tokenizer), stopped=self.stopped):
-            counts[done.spec, done.conversation] = done.tally.new_tokens, done.tally.rounds, done.tally.drafted
+            counts[done.spec, done.conversation] = done.tally.new_tokens, done.tally.rounds, done.tally.draft_tokens
             seconds[done.spec] += done.tally.seconds
         kept = counts[:, :, 1].min(0) > 0
         bins = np.array([self.lengths[id] for id, _ in accepted])[kept]

@@ -26,7 +26,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.formats.tokenizer import Tokenizer
 from paceline.logs.transcript import RecordedAnswer
-from paceline.replay.walk import Tally, replay, replayable
+from paceline.replay.walk import ReplayTally, replay, replayable
 from paceline.target.base import Target
 
 WIDEST = 40  # Nodes of the largest drafts to time.
@@ -115,8 +115,8 @@ class Tuning:
 
     def _replayed(self, spec: str, answers: Sequence[RecordedAnswer]) -> tuple[DraftTimes, list[float]]:
         """Replay a drafter. Returns its time for a row, and the share of its drafts that survives each depth."""
-        drafter, tally = replayable(spec, self.recording), Tally()
-        replay(replayable(spec, self.recording), answers[0], 0, Tally())  # The first replay compiles, and is not timed.
+        drafter, tally = replayable(spec, self.recording), ReplayTally()
+        replay(replayable(spec, self.recording), answers[0], 0, ReplayTally())  # Compiles, untimed.
         for i, answer in enumerate(answers):
             if not self.stopped():
                 replay(drafter, answer, i, tally)

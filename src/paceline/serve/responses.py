@@ -156,8 +156,8 @@ def speculation(stats: RowStats) -> dict[str, Any]:
     accepted = stats.accepted_tokens
     by_drafter = {name: {"drafted": drafted, "accepted": stood} for name, (drafted, stood) in stats.drafters.items()}
     return {
-        "mean_acceptance_length": (accepted + steps) / steps if steps else 0.0,
-        "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,
+        "mean_acceptance_length": stats.mean_draft_round,
+        "draft_acceptance_rate": stats.acceptance_rate,
         "acceptance_histogram": histogram,
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
