@@ -20,7 +20,8 @@ from typing import Any
 from paceline.bench.record import is_looping
 from paceline.errors import PacelineError
 from paceline.logs.bodies import Message
-from paceline.logs.conversations import Conversation, Reading, read_trace
+from paceline.logs.conversations import Reading, read_trace
+from paceline.logs.formats import Conversation
 from paceline.net.client import Retry
 from paceline.net.completion import CompletionError
 from paceline.net.endpoint import OutOfTime, Remote, Started

@@ -27,7 +27,7 @@ from paceline.textfiles import readable_or_folders, seekable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
-    from paceline.logs.conversations import Conversation
+    from paceline.logs.formats import Conversation
     from paceline.replay.report import Cost, Report
 
 COPYING = "suffix", "sam", "prompt-lookup"

@@ -22,7 +22,9 @@ import numpy as np
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
-from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.bodies import ConversationError
+from paceline.logs.conversations import Reading
+from paceline.logs.formats import Conversation
 from paceline.logs.transcript import Transcriber, Transcript
 from paceline.net.completion import Completion
 from paceline.net.servers import Drafting, Request, Server, fingerprint, requests_of
