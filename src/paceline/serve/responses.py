@@ -15,10 +15,12 @@ from paceline.core.sampling import TokenLogprob
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
 from paceline.serve import reading
-from paceline.serve.chats import Chats, Form, Prompted, only_echo
+from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, Common
+from paceline.serve.prepare import Prompted, only_echo
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem
+from paceline.serve.streams import Form
 from paceline.serve.worker import Job, Unavailable
 
 MANY = 200  # So many log-probabilities or more are written in a thread.
