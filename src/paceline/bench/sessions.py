@@ -18,6 +18,7 @@ from time import sleep
 from typing import Any
 
 from paceline.bench.record import is_looping
+from paceline.core.tally import Tally
 from paceline.errors import PacelineError
 from paceline.logs.bodies import Message
 from paceline.logs.conversations import Reading, read_trace
@@ -231,7 +232,7 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         before = [(row, of[row["session"], row["turn"] - 1]) for row in follow]
         seconds, new = sum(row["seconds"] for row in own), sum(row["new"] for row in own)
         after = sum(row["seconds"] - row["first"] for row in own)
-        counted = [row for row in own if row["rounds"]]
+        rounds = Tally.of(Tally(row["new"], row["rounds"]) for row in own if row["rounds"])
         reused = [row["reused"] for row in own if row["reused"] is not None]
         of_before = sum(one["prompt"] for _, one in before)
         known = bool(of_before) and all(row["reused"] is not None for row, _ in before)
@@ -242,8 +243,7 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
             "first_p90": sorted(row["first"] for row in own)[int(0.9 * len(own))] if own else None,
             "new": new, "tokens_per_second": round(new / seconds, 3) if seconds else None,
             "decode_per_second": round((new - len(own)) / after, 3) if after > 0 else None,
-            "tokens_a_round": round(sum(r["new"] for r in counted) / sum(r["rounds"] for r in counted), 4)
-            if counted else None,
+            "tokens_a_round": round(rounds.mean_accepted_tokens, 4) if rounds.rounds else None,
             "looping": round(sum(row["looping"] for row in own) / len(own), 4) if own else None,
             "prompt": sum(row["prompt"] for row in own), "reused": sum(reused) if reused else None,
             "reused_of_before": round(sum(min(row["reused"], one["prompt"]) for row, one in before) / of_before, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,9 +21,17 @@ class Tally:
     accepted_tokens: int = 0
 
     def __iadd__(self, other: Tally) -> Self:
-        for name, count in vars(other).items():
-            setattr(self, name, getattr(self, name) + count)
+        for name, count in vars(self).items():
+            setattr(self, name, count + getattr(other, name))
         return self
+
+    @staticmethod
+    def of(several: Iterable[Tally]) -> Tally:
+        """The sums of several tallies."""
+        total = Tally()
+        for one in several:
+            total += one
+        return total
 
     @property
     def mean_accepted_tokens(self) -> float:
