@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import sleep
 from typing import Any
 
+from paceline.bench.options import Sessions
 from paceline.bench.record import is_looping
 from paceline.core.tally import Tally
 from paceline.errors import PacelineError
@@ -35,26 +36,6 @@ KIND, TURNS, SUMMARY = "sessions", "turns.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
 ANSWER_SECONDS = 3600.0  # After so long without a byte a server counts as hanging.
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """What to ask. log: sessions, in any form that `paceline replay` reads.
-
-    commands    commands that start servers for this run, by name; urls: running servers, by name; keys: their API keys.
-    max_tokens  largest number of tokens of an answer.
-    batch       number of sessions side by side; pause: idle seconds between two turns.
-    limit       largest number of sessions; None: all."""
-
-    log: Path
-    commands: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
-    urls: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str | None] = field(default_factory=dict)
-    max_tokens: int = 96
-    batch: int = 1
-    pause: float = 0.0
-    limit: int | None = None
-    out: Path = Path("sessions")
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class Session:
 
 def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
     """Run, or continue, the sessions in `asked.out`. Raises PacelineError for wrong options."""
-    reading = Reading()
+    reading, out = Reading(), asked.out or Path("sessions")
     sessions = read_sessions(asked, reading)
     names = [*asked.commands, *asked.urls]
     if not names:
@@ -87,7 +68,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
         **{name: getattr(asked, name) for name in ("max_tokens", "batch", "pause", "limit")},
     }  # fmt: skip
     about = {"environment": environment(dtype="of the servers", device="of the servers")}
-    with Run.open(asked.out, KIND, identity, **about) as run:
+    with Run.open(out, KIND, identity, **about) as run:
         lines = run.lines(TURNS)
         left = [
             (name, group)
@@ -104,7 +85,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
         results, notes = summarize(known, names), [*reading.notes()]
         complete = len(known) == len(names) * identity["turns"]
         run.write(SUMMARY, {"complete": complete, "results": results, "notes": notes})
-    return Outcome(asked.out, complete, results, notes)
+    return Outcome(out, complete, results, notes)
 
 
 def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
@@ -137,37 +118,23 @@ def _messages(said: Sequence[Message]) -> list[dict[str, Any]]:
     return made
 
 
-@dataclass
-class _Server:
-    """A server. started: None if it was running before."""
-
-    url: str
-    key: str | None
-    started: Started | None = None
-
-    def pause(self, on: bool) -> None:
-        if self.started is not None:
-            self.started.pause(on)
-
-
 @contextmanager
-def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, _Server]]:
+def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, Remote]]:
     """Start and pause the wanted servers, for as long as the context lasts."""
     with ExitStack() as stack:
-        made = {name: _Server(url, asked.keys.get(name)) for name, url in asked.urls.items()}
+        made = {name: Remote(url, key=asked.keys.get(name)) for name, url in asked.urls.items()}
         for name, command in asked.commands.items():
             if name not in wanted:
                 continue
             progress.say(f"starting {name}")
-            started = stack.enter_context(Started(command))
-            made[name] = _Server(started.url, None, started)
-            started.pause(True)
+            made[name] = stack.enter_context(Started(command))
+            made[name].pause(True)
         progress.say("asking")
         yield made
 
 
 def _ask(
-    asked: Sessions, servers: Mapping[str, _Server], name: str, group: Sequence[Session], lines: Lines,
+    asked: Sessions, servers: Mapping[str, Remote], name: str, group: Sequence[Session], lines: Lines,
     progress: Progress,
 ) -> None:  # fmt: skip
     """Ask one server for a group of sessions, side by side."""
@@ -182,9 +149,10 @@ def _ask(
 
 
 def _session(
-    asked: Sessions, server: _Server, name: str, session: Session, lines: Lines, progress: Progress
+    asked: Sessions, server: Remote, name: str, session: Session, lines: Lines, progress: Progress
 ) -> None:  # fmt: skip
-    with Remote(server.url, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
+    spec = asked.urls.get(name, server.url)
+    with Remote(spec, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
         remote.over = progress.stopped
         for number, body in enumerate(session.turns):
             if progress.stopped():

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from paceline.bench.options import Benchmark, Load, Options
+from paceline.bench.options import Benchmark, Load, Options, Sessions
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
@@ -29,7 +29,6 @@ from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
 from paceline.runs.progress import Progress
 from paceline.runs.runs import new_folder
-from paceline.textfiles import readable_or_folders
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -173,13 +172,7 @@ def servers(
 
 @with_options
 def sessions(
-    log: Annotated[
-        Path,
-        typer.Argument(
-            help="Sessions: recorded conversations in any form that `paceline replay` reads, or a folder of a coding "
-            "agent's.", metavar="LOG", callback=readable_or_folders,
-        ),
-    ],
+    asked: Sessions,
     model: Annotated[
         str | None, typer.Argument(help="Model that `paceline serve` runs for this.", metavar="[MODEL]")
     ] = None,
@@ -190,14 +183,6 @@ def sessions(
     ),
     server: list[str] | None = option(
         None, "Running server to ask, too; may be repeated.", metavar="URL[#model]"
-    ),
-    max_tokens: int = option(96, "Largest number of new tokens of a turn.", names=("--max-tokens", "-n"), least=1),
-    batch: int = option(1, "Number of sessions side by side.", least=1, names=("--batch", "-b")),
-    pause: float = option(0.0, "Seconds between the turns of a session, as tools take.", least=0),
-    limit: int | None = option(None, "Largest number of sessions.", least=1),
-    out: Path | None = option(
-        None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
-        callback=check_folder,
     ),
     keys: Keys = Keys(),
     as_json: options.AsJson = False,
@@ -213,7 +198,7 @@ def sessions(
     paceline bench sessions ~/.codex/sessions FILE.gguf --peer "llama-server -m FILE.gguf --port {port}"
     paceline report runs/agent
     """
-    from paceline.bench.sessions import Sessions, measure
+    from paceline.bench.sessions import measure
 
     for url in server or ():
         check_server(url, keys)
@@ -225,16 +210,12 @@ def sessions(
         for one in drafts
     }
     others = {f"peer {i}: {Path(one.split()[0]).name}": one for i, one in enumerate(peer or (), 1)}
-    asking = Sessions(
-        log,
+    asking = replace(
+        asked,
         commands={**ours, **others},
         urls={url: url for url in server or ()},
         keys={url: keys.of(url) for url in server or ()},
-        max_tokens=max_tokens,
-        batch=batch,
-        pause=pause,
-        limit=limit,
-        out=out or new_folder(f"sessions-{log.stem}"),
+        out=asked.out or new_folder(f"sessions-{asked.log.stem}"),
     )
     with Interrupt() as interrupt, Steps("starting", unit="sessions") as steps:
         note = partial(steps.err.print, markup=False, soft_wrap=True)
