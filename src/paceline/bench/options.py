@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from paceline import peers
 from paceline.core.rules import check_schedule, ruled
@@ -139,3 +139,17 @@ class Sessions:
         None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
         callback=check_folder,
     )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: its folder, whether everything was asked, figures by method or server, and notes for readers.
+
+    unavailable: why peers did not take part; disturbed: see `checks`."""
+
+    out: Path
+    complete: bool
+    results: list[dict[str, Any]]
+    notes: list[str]
+    unavailable: dict[str, str] = field(default_factory=dict)
+    disturbed: list[str] = field(default_factory=list)

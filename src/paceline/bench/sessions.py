@@ -17,7 +17,7 @@ from statistics import median
 from time import sleep
 from typing import Any
 
-from paceline.bench.options import Sessions
+from paceline.bench.options import Result, Sessions
 from paceline.bench.record import is_looping
 from paceline.core.tally import Tally
 from paceline.errors import PacelineError
@@ -39,16 +39,6 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperat
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run: its folder, whether every turn was asked, figures by server, and notes for readers."""
-
-    path: Path
-    complete: bool
-    results: list[dict[str, Any]]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class Session:
     """A session: the body of the request for each turn."""
 
@@ -56,7 +46,7 @@ class Session:
     turns: Sequence[Mapping[str, Any]]
 
 
-def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
+def measure(asked: Sessions, progress: Progress = Progress()) -> Result:
     """Run, or continue, the sessions in `asked.out`. Raises PacelineError for wrong options."""
     reading, out = Reading(), asked.out or Path("sessions")
     sessions = read_sessions(asked, reading)
@@ -85,7 +75,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
         results, notes = summarize(known, names), [*reading.notes()]
         complete = len(known) == len(names) * identity["turns"]
         run.write(SUMMARY, {"complete": complete, "results": results, "notes": notes})
-    return Outcome(out, complete, results, notes)
+    return Result(out, complete, results, notes)
 
 
 def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
