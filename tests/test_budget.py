@@ -23,7 +23,7 @@ from paceline.draft.survival import Survival
 from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, Drafts, PricedRound, Trials
 from paceline.engine.engine import Engine
 from paceline.logs.transcript import RecordedAnswer
-from paceline.replay.walk import Tally, Walk
+from paceline.replay.walk import ReplayTally, Walk
 from tests import drafters
 from tests.asks import asked
 from tests.fakes import Restless, TableTarget
@@ -203,7 +203,7 @@ class World:
             nodes = sum(tree.num_drafted for tree in trees)
             seconds = self.fixed + 0.1 * len(rows) + self.first * (nodes > 0) + self.node * nodes
             self.now += seconds
-            accepted = [walk.accept(tree, Tally()) for walk, tree in zip(walks, trees, strict=True)]
+            accepted = [walk.accept(tree, ReplayTally()) for walk, tree in zip(walks, trees, strict=True)]
             allowance.close(rows, trees, accepted, seconds)
         return batch * new / (self.now - began)
 

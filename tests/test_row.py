@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.core.request import Row, RowStats
 from paceline.core.sampling import SamplingParams
+from paceline.core.tally import Tally
 from tests.fakes import Spelling
 
 END = 0
@@ -251,12 +252,17 @@ def test_statistics() -> None:
     assert stats.drafted == [0, 3, 2, 2]
     assert stats.acceptance_by_depth() == [2 / 3, 1 / 2, 1 / 2]
     assert RowStats().acceptance_by_depth() == []
+    assert (stats.accepted_tokens, stats.acceptance_rate, stats.draft_rate) == (4, 4 / 11, 3 / 4)
+    assert (stats.mean_draft_round, stats.verified_per_round) == (7 / 3, 15 / 4)
+    stats.new_tokens = 8
+    total = Tally.of([stats, Tally(2, 1), Tally()])
+    assert (total.mean_accepted_tokens, total.verified_per_token, Tally().acceptance_rate) == (2, 16 / 10, 0)
 
 
 def test_mean_accepted_tokens() -> None:
     made = row(SamplingParams())
-    assert made.mean_accepted_tokens == 0
+    assert made.stats.mean_accepted_tokens == 0
     for tokens in ([1, 1, 1], [1]):
         made.stats.record(len(tokens) - 1, len(tokens) - 1, len(tokens) - 1)
         made.extend(tokens, "x")
-    assert made.mean_accepted_tokens == 2
+    assert made.stats.mean_accepted_tokens == 2

@@ -141,8 +141,8 @@ def _is_open(first: bytes) -> bool:
         json.loads(first.decode())
     except json.JSONDecodeError as error:
         return first.lstrip().startswith(b"{") and error.pos >= len(error.doc.rstrip())
-    except (ValueError, RecursionError):
-        pass
+    except (ValueError, RecursionError):  # The bytes are no UTF-8, or nested too deep: whoever reads the line says so.
+        return False
     return False
 
 

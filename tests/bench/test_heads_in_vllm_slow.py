@@ -64,7 +64,7 @@ def test_vllm_accepts_as_much_of_a_head_as_our_engine(method, demo, tmp_path):
     peer = create_peer(
         f"vllm-head:{folder},k={drafted},eager=true", str(demo), dtype="float32",
         threads=int(os.environ.get("OMP_NUM_THREADS", "1")), python=python, batch=1, max_context=1024,
-        decode=engine.tokenizer.decode,
+        tokenizer=engine.tokenizer,
     )
     try:
         peer.open()

@@ -35,7 +35,7 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec, demo):
     ours = [one.tokens for one in engine.generate(prompts, SamplingParams(max_tokens=NEW))]
     peer = create_peer(
         spec.format(demo=demo), str(demo), dtype="float32", threads=1, python=python, batch=2, max_context=1024,
-        decode=engine.tokenizer.decode,
+        tokenizer=engine.tokenizer,
     )
     try:
         peer.open()

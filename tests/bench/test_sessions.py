@@ -116,6 +116,8 @@ def test_a_server_that_is_begun_stands_still_while_another_is_asked(log, tmp_pat
     paused: list[tuple[str, bool]] = []
 
     class Begun:
+        key = None
+
         def __init__(self, command):
             self.name, self.server = command, Served()
 

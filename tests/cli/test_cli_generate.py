@@ -181,8 +181,7 @@ def _compared(ours, theirs, *ratios, rounds=1, **sampling):
         row.stats.rounds, row.finish_reason = rounds, "stop"
         return Answer(job, row, seconds=seconds)
 
-    turns = [(answer(ours, 1.0), answer(theirs, ratio)) for ratio in ratios or (1.0,)]
-    return Compared(job, [mine for mine, _ in turns], [its for _, its in turns])
+    return Compared(job, [(answer(ours, 1.0), answer(theirs, ratio)) for ratio in ratios or (1.0,)])
 
 
 def test_outputs_that_differ_are_said_to_differ_and_where():

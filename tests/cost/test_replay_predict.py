@@ -7,11 +7,11 @@ import pytest
 from paceline.draft.cost import forward_times
 from paceline.errors import PacelineError
 from paceline.replay.report import Cost, predict, read_cost
-from paceline.replay.walk import Tally
+from paceline.replay.walk import ReplayTally
 
 
-def tally(sizes: dict[int, int], new_tokens: int, seconds: float = 0.0) -> Tally:
-    made = Tally(new_tokens=new_tokens, rounds=sum(sizes.values()), seconds=seconds)
+def tally(sizes: dict[int, int], new_tokens: int, seconds: float = 0.0) -> ReplayTally:
+    made = ReplayTally(new_tokens=new_tokens, rounds=sum(sizes.values()), seconds=seconds)
     for nodes, rounds in sizes.items():
         made.sizes[nodes] = rounds
     return made

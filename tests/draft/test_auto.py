@@ -19,7 +19,7 @@ from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.logs.transcript import RecordedAnswer
-from paceline.replay.walk import Tally, replay, replayable
+from paceline.replay.walk import ReplayTally, replay, replayable
 from tests.asks import asked
 from tests.fakes import TableTarget
 
@@ -145,10 +145,10 @@ def test_its_prices_hold_where_answers_are_replayed(tmp_path: Path) -> None:
     text = np.array([9, *REPEATING, *REPEATING])
     drafted = []
     for node in (0.01, 5.0):
-        table, tally = write_table(tmp_path / f"{node}.json", fixed=1.0, node=node), Tally()
+        table, tally = write_table(tmp_path / f"{node}.json", fixed=1.0, node=node), ReplayTally()
         drafter = replayable(f"auto:sam|suffix,table={table}", Recording(None, (), 32))
         replay(drafter, RecordedAnswer(text[:12], text[12:]), 0, tally)
-        drafted.append(tally.drafted)
+        drafted.append(tally.draft_tokens)
     assert drafted[0] > drafted[1]
 
 

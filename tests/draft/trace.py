@@ -67,6 +67,6 @@ def turns(shared: Path, every: int = 1) -> Iterator[Turn]:
 
 def replay(drafter: Drafter, turn: Turn, id: int) -> Replayed:
     """What a drafter would have had accepted of one turn."""
-    tally = walk.Tally()
+    tally = walk.ReplayTally()
     walk.replay(drafter, walk.RecordedAnswer(np.array(turn.prompt), np.array(turn.answer)), id, tally)
-    return Replayed(tally.new_tokens, tally.rounds, tally.drafted, tally.draft_rounds)
+    return Replayed(tally.new_tokens, tally.rounds, tally.draft_tokens, tally.draft_rounds)

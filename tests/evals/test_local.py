@@ -12,7 +12,7 @@ from paceline.engine.prefixes import common
 from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backend import Request
-from paceline.evals.align.local import LocalBackend
+from paceline.evals.align.local import local_backend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
 from paceline.net.completion import CompletionError
@@ -47,7 +47,7 @@ def written(folder, **options):
     """What each of METHODS makes of two items of the sample, greedily."""
 
     async def each():
-        backend = LocalBackend(str(folder), dtype="float32", batch=1, **options)
+        backend = local_backend(str(folder), dtype="float32", batch=1, **options)
         made = []
         try:
             for scenario, items in sample.read()[:1]:
@@ -63,7 +63,7 @@ def written(folder, **options):
 
 
 def test_a_prefix_is_prefilled_and_gone_on_from(model):
-    backend = LocalBackend(str(model), reuse=False, batch=1, dtype="float32")
+    backend = local_backend(str(model), reuse=False, batch=1, dtype="float32")
     request = Request(turns("the cat"), Decoding(12, 0.0), "answer", "x", prefix="and the dog", forced="dog")
     (reply,) = ask(backend, request)
     engine = Engine(str(model), dtype="float32")
@@ -77,15 +77,15 @@ def test_a_prefix_is_prefilled_and_gone_on_from(model):
 
 def test_exact_reaches_the_engine(model):
     for exact in (False, True):
-        backend = LocalBackend(str(model), batch=1, dtype="bfloat16", exact=exact)
-        assert backend.engine.target.exact == exact
+        backend = local_backend(str(model), batch=1, dtype="bfloat16", exact=exact)
+        assert backend.endpoint.engine.target.exact == exact
         asyncio.run(backend.close())
 
 
 def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model):
-    backend, rows = LocalBackend(str(model), batch=1, dtype="float32"), []
-    add = backend.engine.add
-    backend.engine.add = lambda *asked: (rows.append(add(*asked)), rows[-1])[1]
+    backend, rows = local_backend(str(model), batch=1, dtype="float32"), []
+    add = backend.endpoint.engine.add
+    backend.endpoint.engine.add = lambda *asked: (rows.append(add(*asked)), rows[-1])[1]
     (reply,) = ask(backend, Request(turns("the cat"), Decoding(20, 0.0), "answer", "x"))
     ask(backend, Request(turns("the cat"), Decoding(4, 0.0), "answer", "x", prefix=reply.text + " more"))
     first, later = rows
@@ -118,7 +118,7 @@ def test_a_scope_remembers_and_others_do_not(model):
     again = Request(request.messages, request.decoding, "answer", "b")
 
     def rounds(requests):
-        backend = LocalBackend(str(model), "suffix,past=4000", batch=1, dtype="float32")
+        backend = local_backend(str(model), "suffix,past=4000", batch=1, dtype="float32")
         replies = ask(backend, *requests)
         asyncio.run(backend.close())
         assert len({reply.text for reply in replies}) == 1
@@ -134,19 +134,19 @@ def test_many_at_once_answer_like_one_by_one(model):
     requests = [Request(turns(f"number {n}"), Decoding(16, 0.0), "answer", str(n)) for n in range(9)]
 
     async def at_once():
-        backend = LocalBackend(str(model), "suffix,past=4000", batch=4, dtype="float32")
+        backend = local_backend(str(model), "suffix,past=4000", batch=4, dtype="float32")
         replies = await asyncio.gather(*(complete(backend, one) for one in requests))
         await backend.close()
         return [reply.text for reply in replies]
 
-    backend = LocalBackend(str(model), "none", reuse=False, batch=1, dtype="float32")
+    backend = local_backend(str(model), "none", reuse=False, batch=1, dtype="float32")
     assert asyncio.run(at_once()) == [reply.text for reply in ask(backend, *requests)]
     asyncio.run(backend.close())
 
 
 def test_seeds_make_samples_that_differ_and_repeat(model):
     def samples():
-        backend = LocalBackend(str(model), batch=1, dtype="float32")
+        backend = local_backend(str(model), batch=1, dtype="float32")
         wish = Decoding(16, 1.0, seed=3)
         texts = [r.text for r in ask(backend, *[Request(turns("go"), wish, "a", "a", sample=n) for n in range(3)])]
         asyncio.run(backend.close())
@@ -157,21 +157,21 @@ def test_seeds_make_samples_that_differ_and_repeat(model):
 
 def test_a_request_that_nobody_waits_for_leaves_the_batch(model):
     async def leave():
-        backend = LocalBackend(str(model), batch=1, dtype="float32")
+        backend = local_backend(str(model), batch=1, dtype="float32")
         task = asyncio.create_task(backend.complete(Request(turns("the cat"), Decoding(3000, 0.0), "answer")))
-        while not backend.engine.rows:
+        while not backend.endpoint.engine.rows:
             await asyncio.sleep(0.01)
         task.cancel()
-        while backend.engine.rows:
+        while backend.endpoint.engine.rows:
             await asyncio.sleep(0.01)
         await backend.close()
-        return backend.engine.rounds
+        return backend.endpoint.engine.rounds
 
     assert asyncio.run(asyncio.wait_for(leave(), 60)) < 3000
 
 
 def test_a_prompt_that_is_too_long_fails_alone(model):
-    backend = LocalBackend(str(model), batch=1, dtype="float32")
+    backend = local_backend(str(model), batch=1, dtype="float32")
     with pytest.raises(CompletionError, match="context"):
         ask(backend, Request(turns("long " * 5000), Decoding(4, 0.0), "answer"))
     assert ask(backend, Request(turns("short"), Decoding(4, 0.0), "answer"))[0].call.generated == 4
@@ -185,4 +185,4 @@ def test_a_model_without_a_chat_template_is_refused(model, tmp_path):
     config = tmp_path / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"chat_template"', '"was_a_template"'))
     with pytest.raises(ModelError, match="chat template"):
-        LocalBackend(str(tmp_path))
+        local_backend(str(tmp_path))

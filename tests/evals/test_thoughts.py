@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.evals.align.backend import Backend, Request, continued
 from paceline.evals.align.judge import ModelJudge
-from paceline.evals.align.local import LocalBackend
+from paceline.evals.align.local import local_backend
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import open_backend, open_judge
@@ -38,15 +38,15 @@ def run(request, folder):
 
 
 def on_local(folder, method, template):
-    backend, prompts = LocalBackend(str(folder), dtype="float32", batch=1), list[str]()
-    inner, add = backend.tokenizer.inner, backend.engine.add
+    backend, prompts = local_backend(str(folder), dtype="float32", batch=1), list[str]()
+    inner, add = backend.tokenizer.inner, backend.endpoint.engine.add
     inner.chat_template = template
 
     def noted(prompt, params):
         prompts.append(inner.decode(prompt))
         return add(prompt, params)
 
-    backend.engine.add = noted
+    backend.endpoint.engine.add = noted
     return asyncio.run(_asked(method, backend)), _turns(prompts)
 
 

@@ -5,15 +5,9 @@ import json
 
 import pytest
 
-from paceline.logs.conversations import (
-    FORMATS,
-    SPEC_BENCH,
-    ConversationError,
-    Format,
-    Reading,
-    conversation,
-    read_trace,
-)
+from paceline.logs.bodies import ConversationError
+from paceline.logs.conversations import SPEC_BENCH, Reading, read_trace
+from paceline.logs.formats import FORMATS, Format, conversation
 
 PAIR = {"prompt": "Hello?", "response": "Hi."}
 ASKED = [{"role": "user", "content": "Hello?"}]
@@ -303,7 +297,7 @@ def test_tool_calls_are_answers(tmp_path):
 
 def test_a_format_is_one_entry(tmp_path, monkeypatch):
     mine = Format("mine", lambda r: "q" in r, lambda r, ignore: conversation({"prompt": r["q"], "response": r["a"]}))
-    monkeypatch.setitem(read_trace.__globals__, "FORMATS", [mine, *FORMATS])
+    monkeypatch.setitem(conversation.__globals__, "FORMATS", [mine, *FORMATS])
     (one,) = read_trace(write(tmp_path, {"q": "Hello?", "a": "Hi.", "category": "c"}))
     assert ([*one.messages], one.category) == (ASKED + SAID, "c")
 

@@ -195,10 +195,10 @@ class Stream:
 
 
 def test_a_training_on_a_full_disk_keeps_its_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "checkpoint.safetensors"
+    path = tmp_path / "run" / "checkpoint.pt"
     save_checkpoint(path, torch.nn.Linear(2, 2), [], Progress(), Stream())  # type: ignore[arg-type]
     before = path.read_bytes()
-    with full_after(len(before)), pytest.raises(PacelineError, match=r"checkpoint\.safetensors cannot be written: "):
+    with full_after(len(before)), pytest.raises(PacelineError, match=r"checkpoint\.pt cannot be written: "):
         save_checkpoint(path, torch.nn.Linear(50, 50), [], Progress(), Stream())  # type: ignore[arg-type]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before

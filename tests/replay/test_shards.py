@@ -6,7 +6,8 @@ import json
 import pytest
 
 from paceline.draft.recording import Recording
-from paceline.logs.conversations import ConversationError, Reading, read_pieces, read_trace
+from paceline.logs.bodies import ConversationError
+from paceline.logs.conversations import Reading, read_pieces, read_trace
 from paceline.logs.transcript import Transcriber, open_tokenizer
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start

@@ -7,8 +7,10 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.formats.tokenizer import Tokenizer
+from paceline.logs.bodies import ConversationError
 from paceline.logs.chat_templates import template_names
-from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.conversations import Reading
+from paceline.logs.formats import Conversation
 from paceline.logs.transcript import Transcriber, open_tokenizer
 from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest

@@ -7,13 +7,6 @@ import shlex
 import pytest
 
 from paceline.cli import main
-from paceline.core.request import Row
-from paceline.core.round import Round
-from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment
-from paceline.draft.base import Ask
-from paceline.draft.cost import Prices
-from paceline.replay.tune import _Probe
 from tests import models
 from tests.served import Served
 from tests.test_docs import complaint
@@ -69,29 +62,3 @@ def test_what_a_template_refuses_is_skipped(tiny, tmp_path, capsys):
         assert main([str(one) for one in ("tune", "server", fake.url, *shared, *more)]) == 0
         assert all(len(body["messages"]) == 1 for body in fake.asked)
     assert skipped in capsys.readouterr().err
-
-
-class Noted(Prices):
-    """Remembers the shapes of rounds."""
-
-    shapes: list[tuple[int, int, int]] = []
-
-    def note(self, rows, nodes, context, seconds):
-        self.shapes = [*self.shapes, (rows, nodes, context)]
-
-
-def test_rounds_are_timed_by_what_is_drafted_where_all_rows_decode():
-    prices, wanted = Noted(), []
-    probe, rows = _Probe(prices), [Row(n, [1, 2, 3] * n, SamplingParams(), max_context=99) for n in (1, 2)]
-    probe.learns = True
-    for _ in range(30):
-        trees = probe.propose([Ask(rows[0], 5), Ask(rows[1], 0)])
-        assert trees[0].num_drafted <= 5
-        assert trees[1].num_drafted == 0
-        segments = [Segment.tree(0, tree) for tree in trees]
-        wanted.append((2, trees[0].num_drafted, 9))
-        probe.observe(Round(rows, trees, segments))
-        probe.observe(Round(rows, trees, [Segment.chunk(0, rows[0].tokens, last=True), segments[1]]))
-        probe.observe(Round(rows[:1], trees[:1], segments[:1]))
-    assert prices.shapes == wanted
-    assert max(nodes for _, nodes, _ in wanted) == 5

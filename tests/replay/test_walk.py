@@ -21,7 +21,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.logs.transcript import RecordedAnswer
 from paceline.replay import walk
-from paceline.replay.walk import Tally, replay, replayable, tokens_only
+from paceline.replay.walk import ReplayTally, replay, replayable, tokens_only
 from paceline.target.base import Needs
 from tests import drafters
 from tests.fakes import TableTarget
@@ -54,7 +54,7 @@ class Fixed(Drafter):
 
 
 def of(drafter, one):
-    tally = Tally()
+    tally = ReplayTally()
     replay(drafter, one, 0, tally)
     return tally
 
@@ -76,7 +76,7 @@ def test_a_tree_is_walked_by_tokens_and_the_drafter_is_told_the_path():
 
 def test_probes_are_verified_and_never_accepted():
     tally = of(Fixed([1, 1], [0, 0], probe=[True, False]), turn([5], [1, 1, EOS]))
-    assert (tally.accepted[:2].tolist(), tally.drafted) == ([1, 1], 4)
+    assert (tally.accepted[:2].tolist(), tally.draft_tokens) == ([1, 1], 4)
     tally = of(Fixed([1], [0], probe=[True]), turn([5], [1, 1, EOS]))
     assert tally.rounds == 3
 
@@ -134,11 +134,11 @@ def test_the_engine_accepts_what_a_replay_of_its_answer_accepts(spec):
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         if answer.finish_reason != "stop" or len(answer.tokens) < 2:
             continue
-        tally = Tally()
+        tally = ReplayTally()
         replay(drafter, turn([*prompt, answer.tokens[0]], answer.tokens[1:]), i, tally)
         kept = answer.stats.accepted
         assert tally.accepted[: len(kept)].tolist() == [kept[0] - 1, *kept[1:]]
-        assert (tally.drafted, tally.rounds) == (answer.stats.draft_tokens, answer.rounds - 1)
+        assert (tally.draft_tokens, tally.rounds) == (answer.stats.draft_tokens, answer.rounds - 1)
         compared += 1
     assert compared > 3
 
@@ -195,7 +195,7 @@ def test_any_tree_at_all():
     assert tally.new_tokens == 301
     assert tally.accepted.sum() == tally.depths.sum() == tally.sizes.sum() == tally.rounds
     assert (tally.accepted * np.arange(len(tally.accepted))).sum() + tally.rounds >= tally.new_tokens
-    assert (tally.sizes * np.arange(len(tally.sizes))).sum() == tally.drafted + tally.rounds
+    assert (tally.sizes * np.arange(len(tally.sizes))).sum() == tally.draft_tokens + tally.rounds
 
 
 # What a drafter sees of a recorded row --------------------------------------------------------------------------------
@@ -216,13 +216,13 @@ class Wrong(Drafter):
 
 def test_a_recorded_row_ends_where_its_model_ends_answers():
     drafter = Wrong()
-    replay(drafter, RecordedAnswer(np.arange(3), np.arange(5)), 0, Tally())
+    replay(drafter, RecordedAnswer(np.arange(3), np.arange(5)), 0, ReplayTally())
     assert drafter.ends == {frozenset({7})}
 
 
 def test_a_replay_at_known_prices_learns_what_stands_and_forgets_the_row():
-    drafter, tally = Wrong(Table(Prices({"fixed": 1.0, "node": 0.05}), {})), Tally()
+    drafter, tally = Wrong(Table(Prices({"fixed": 1.0, "node": 0.05}), {})), ReplayTally()
     replay(drafter, RecordedAnswer(np.zeros(3, np.int64), np.zeros(300, np.int64)), 0, tally)
-    assert 0 < tally.drafted < 300 < tally.rounds * 8
+    assert 0 < tally.draft_tokens < 300 < tally.rounds * 8
     (known,) = walk._budget(drafter).drafts.values()
     assert not known.begun

@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve import chats, said
+from paceline.serve import chats, said, streams
 from paceline.serve.fields import ChatRequest
 from paceline.serve.items import ItemsRequest
 from paceline.serve.messages import MessagesRequest
@@ -556,7 +556,7 @@ def slow(folder, monkeypatch):  # noqa: F811
         return step()
 
     made.step = slowly
-    monkeypatch.setattr(chats, "PING_SECONDS", 0.25)
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.25)
     with serving(made) as where, httpx.Client(base_url=where, timeout=60) as client:
         yield client
 
@@ -591,7 +591,7 @@ def test_a_stream_that_speaks_has_no_other_signs_of_life(folder, monkeypatch, ro
     made = engine(folder)
     step = made.step
     made.step = lambda: (sleep(0.1), step())[1]
-    monkeypatch.setattr(chats, "PING_SECONDS", 1.0)
+    monkeypatch.setattr(streams, "PING_SECONDS", 1.0)
     body = {**STREAMS[route][0], "draft": "none", "stream": True}
     body |= {"max_output_tokens": 16} if route == "responses" else {"max_tokens": 16}
     with serving(made) as where:
@@ -618,7 +618,7 @@ def test_a_call_that_is_held_back_is_a_sign_of_life_too(
     made.tokenizer.inner.chat_template = TEMPLATE
     step = made.step
     made.step = lambda: (sleep(0.02), step())[1]
-    monkeypatch.setattr(chats, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.1)
     writes(CALL)
     with serving(made) as where:
         body = {**asked, "draft": "none", "stream": True}
@@ -635,7 +635,7 @@ def test_signs_of_life_between_items_disturb_no_client(folder, monkeypatch, writ
     made.tokenizer.inner.chat_template = TEMPLATE
     step = made.step
     made.step = lambda: (sleep(0.02), step())[1]
-    monkeypatch.setattr(chats, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.01)
     writes(f"I add.\n{CALL}\n{CALL}")
     with serving(made) as where:
         asked = openai.OpenAI(base_url=f"{where}/v1", api_key="any", max_retries=0).responses

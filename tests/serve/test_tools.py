@@ -8,7 +8,8 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.logs.tool_calls import prepared
-from paceline.serve.chats import Chats, _plain
+from paceline.serve.chats import Chats
+from paceline.serve.prepare import _plain
 from tests import models, native
 from tests.serve.live import engine, serving, spelled
 

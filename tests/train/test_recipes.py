@@ -81,7 +81,7 @@ def test_a_recipe_trains_stops_goes_on_reports_and_drafts(recipe, root, tmp_path
         stopped = run(root, recipe, out, *budget)
     assert (stopped.exit_code, signal.getsignal(signal.SIGTERM)) == (130, handler)
     assert "stopped at step 3; the same command goes on from there" in stopped.output
-    assert (tmp_path / "out-run" / "checkpoint.safetensors").exists()
+    assert (tmp_path / "out-run" / "checkpoint.pt").exists()
     assert not (out / "config.json").exists()
     done = run(root, recipe, out, *budget)
     assert done.exit_code == 0, done.output

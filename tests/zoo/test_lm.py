@@ -84,26 +84,32 @@ def test_a_resumed_run_equals_an_unbroken_one(tokenizer, tmp_path, monkeypatch):
 
 def test_a_kill_while_saving_leaves_the_old_checkpoint(tokenizer, tmp_path, monkeypatch):
     from paceline.train import loop
-    from paceline.train import saving as saved
     from zoo import lm
 
     real = loop.train
     monkeypatch.setattr(lm, "train", lambda *args: real(*args, stop_after=4))
     assert not tiny_run(tokenizer, tmp_path, "run")
-    checkpoint = tmp_path / "run-run" / "checkpoint.safetensors"
+    checkpoint = tmp_path / "run-run" / "checkpoint.pt"
     before = checkpoint.read_bytes()
 
-    def torn(tensors, path, metadata):
+    def torn(state, path):
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saved, "save_file", torn)
+    monkeypatch.setattr(loop.torch, "save", torn)
     monkeypatch.setattr(lm, "train", lambda *args: real(*args, stop_after=6))
     with pytest.raises(KeyboardInterrupt):
         tiny_run(tokenizer, tmp_path, "run")
     assert checkpoint.read_bytes() == before
     monkeypatch.undo()
     assert tiny_run(tokenizer, tmp_path, "run")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tokenizer, tmp_path):
+    (tmp_path / "run-run").mkdir()
+    (tmp_path / "run-run" / "checkpoint.safetensors").touch()
+    with pytest.raises(PacelineError, match="of an earlier version of Paceline"):
+        tiny_run(tokenizer, tmp_path, "run")
 
 
 def test_what_belongs_to_another_model_is_refused(tokenizer, tmp_path):

@@ -4,7 +4,7 @@ Loads the model and the questions, lets the runner ask every endpoint, judges an
 works out the figures and writes the files."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from paceline.bench import specbench
 from paceline.bench.checks import disturbances, judge_differences
 from paceline.bench.metrics import BASELINE, summarize
-from paceline.bench.options import Benchmark
+from paceline.bench.options import Benchmark, Result
 from paceline.bench.ours import Ours, scheduled_engines
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
 from paceline.bench.runner import Runner, has_answered
@@ -27,18 +27,6 @@ from paceline.peers import create_peer, parse_peer
 from paceline.runs.environment import machine
 from paceline.runs.progress import Progress
 from paceline.runs.runs import RUN, Run, check
-
-
-@dataclass(frozen=True)
-class Result:
-    """results: see `metrics.summarize`; unavailable: why peers did not take part; disturbed: see `checks`."""
-
-    out: Path
-    complete: bool
-    results: list[dict[str, Any]]
-    unavailable: dict[str, str]
-    notes: list[str]
-    disturbed: list[str]
 
 
 def bench(benchmark: Benchmark, progress: Progress = Progress()) -> Result:
@@ -228,4 +216,4 @@ def _conclude(
         model, temperature = Path(benchmark.model).name or benchmark.model, benchmark.options.temperature
         about: dict[str, Any] = {"model": model, "dtype": setting.dtype, "temperature": temperature}
         notes = specbench.export(answers, benchmark.out / "spec-bench", suite=setting.suite, **about)
-    return Result(run.path, complete, figures, unavailable, notes, disturbed)
+    return Result(run.path, complete, figures, notes, unavailable, disturbed)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.benchmark import Result, answer_all
+from paceline.bench.benchmark import answer_all
 from paceline.bench.metrics import OVERALL, summarize
-from paceline.bench.options import Benchmark, Load
+from paceline.bench.options import Benchmark, Load, Result
 from paceline.bench.record import KIND, SUMMARY, settled
 from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
@@ -111,7 +111,7 @@ def _run(
         notes = [*reading.notes(), *_compared(results, load), *_client(shares)]
         facts = {"complete": complete, "disturbed": [], "results": results, "notes": notes, "client_cpu": shares}
         run.write(SUMMARY, facts)
-    return Result(run.path, complete, results, {}, notes, [])
+    return Result(run.path, complete, results, notes)
 
 
 def _body(one: Request) -> Body:

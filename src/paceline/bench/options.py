@@ -1,9 +1,9 @@
 """Options of a benchmark, as fields that become options of the command line. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from paceline import peers
 from paceline.core.rules import check_schedule, ruled
@@ -11,6 +11,8 @@ from paceline.draft import registry
 from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
 from paceline.net.keys import Keys
+from paceline.outputs import check_folder
+from paceline.textfiles import readable_or_folders
 
 MOST_AT_ONCE = 64  # Most requests under way if they are sent at their times.
 
@@ -110,3 +112,44 @@ class Benchmark(ModelOptions):
         for schedule in self.schedules:
             for batch in self.batches:
                 check_schedule(schedule, batch)
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Which servers are asked for whole sessions of a coding agent, and how.
+
+    commands  commands that start servers for this run, by name; urls: running servers, by name; keys: their API keys.
+    """
+
+    log: Path = option(
+        help="Sessions: recorded conversations in any form that `paceline replay` reads, or a folder of a coding "
+        "agent's.",
+        argument=True, metavar="LOG", callback=readable_or_folders,
+    )
+    commands: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
+    urls: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    max_tokens: int = option(
+        96, "Largest number of new tokens of a turn.", names=("--max-tokens", "-n"), least=1
+    )
+    batch: int = option(1, "Number of sessions side by side.", least=1, names=("--batch", "-b"))
+    pause: float = option(0.0, "Seconds between the turns of a session, as tools take.", least=0)
+    limit: int | None = option(None, "Largest number of sessions.", least=1)
+    out: Path | None = option(
+        None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
+        callback=check_folder,
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: its folder, whether everything was asked, figures by method or server, and notes for readers.
+
+    unavailable: why peers did not take part; disturbed: see `checks`."""
+
+    out: Path
+    complete: bool
+    results: list[dict[str, Any]]
+    notes: list[str]
+    unavailable: dict[str, str] = field(default_factory=dict)
+    disturbed: list[str] = field(default_factory=list)

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import sleep
 from typing import Any
 
+from paceline.bench.options import Result, Sessions
 from paceline.bench.record import is_looping
+from paceline.core.tally import Tally
 from paceline.errors import PacelineError
 from paceline.logs.bodies import Message
-from paceline.logs.conversations import Conversation, Reading, read_trace
+from paceline.logs.conversations import Reading, read_trace
+from paceline.logs.formats import Conversation
 from paceline.net.client import Retry
 from paceline.net.completion import CompletionError
 from paceline.net.endpoint import OutOfTime, Remote, Started
@@ -36,36 +39,6 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperat
 
 
 @dataclass(frozen=True)
-class Sessions:
-    """What to ask. log: sessions, in any form that `paceline replay` reads.
-
-    commands    commands that start servers for this run, by name; urls: running servers, by name; keys: their API keys.
-    max_tokens  largest number of tokens of an answer.
-    batch       number of sessions side by side; pause: idle seconds between two turns.
-    limit       largest number of sessions; None: all."""
-
-    log: Path
-    commands: Mapping[str, Sequence[str] | str] = field(default_factory=dict)
-    urls: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str | None] = field(default_factory=dict)
-    max_tokens: int = 96
-    batch: int = 1
-    pause: float = 0.0
-    limit: int | None = None
-    out: Path = Path("sessions")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run: its folder, whether every turn was asked, figures by server, and notes for readers."""
-
-    path: Path
-    complete: bool
-    results: list[dict[str, Any]]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class Session:
     """A session: the body of the request for each turn."""
 
@@ -73,9 +46,9 @@ class Session:
     turns: Sequence[Mapping[str, Any]]
 
 
-def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
+def measure(asked: Sessions, progress: Progress = Progress()) -> Result:
     """Run, or continue, the sessions in `asked.out`. Raises PacelineError for wrong options."""
-    reading = Reading()
+    reading, out = Reading(), asked.out or Path("sessions")
     sessions = read_sessions(asked, reading)
     names = [*asked.commands, *asked.urls]
     if not names:
@@ -85,7 +58,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
         **{name: getattr(asked, name) for name in ("max_tokens", "batch", "pause", "limit")},
     }  # fmt: skip
     about = {"environment": environment(dtype="of the servers", device="of the servers")}
-    with Run.open(asked.out, KIND, identity, **about) as run:
+    with Run.open(out, KIND, identity, **about) as run:
         lines = run.lines(TURNS)
         left = [
             (name, group)
@@ -102,7 +75,7 @@ def measure(asked: Sessions, progress: Progress = Progress()) -> Outcome:
         results, notes = summarize(known, names), [*reading.notes()]
         complete = len(known) == len(names) * identity["turns"]
         run.write(SUMMARY, {"complete": complete, "results": results, "notes": notes})
-    return Outcome(asked.out, complete, results, notes)
+    return Result(out, complete, results, notes)
 
 
 def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
@@ -135,37 +108,23 @@ def _messages(said: Sequence[Message]) -> list[dict[str, Any]]:
     return made
 
 
-@dataclass
-class _Server:
-    """A server. started: None if it was running before."""
-
-    url: str
-    key: str | None
-    started: Started | None = None
-
-    def pause(self, on: bool) -> None:
-        if self.started is not None:
-            self.started.pause(on)
-
-
 @contextmanager
-def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, _Server]]:
+def _servers(asked: Sessions, progress: Progress, wanted: Collection[str]) -> Iterator[dict[str, Remote]]:
     """Start and pause the wanted servers, for as long as the context lasts."""
     with ExitStack() as stack:
-        made = {name: _Server(url, asked.keys.get(name)) for name, url in asked.urls.items()}
+        made = {name: Remote(url, key=asked.keys.get(name)) for name, url in asked.urls.items()}
         for name, command in asked.commands.items():
             if name not in wanted:
                 continue
             progress.say(f"starting {name}")
-            started = stack.enter_context(Started(command))
-            made[name] = _Server(started.url, None, started)
-            started.pause(True)
+            made[name] = stack.enter_context(Started(command))
+            made[name].pause(True)
         progress.say("asking")
         yield made
 
 
 def _ask(
-    asked: Sessions, servers: Mapping[str, _Server], name: str, group: Sequence[Session], lines: Lines,
+    asked: Sessions, servers: Mapping[str, Remote], name: str, group: Sequence[Session], lines: Lines,
     progress: Progress,
 ) -> None:  # fmt: skip
     """Ask one server for a group of sessions, side by side."""
@@ -180,9 +139,10 @@ def _ask(
 
 
 def _session(
-    asked: Sessions, server: _Server, name: str, session: Session, lines: Lines, progress: Progress
+    asked: Sessions, server: Remote, name: str, session: Session, lines: Lines, progress: Progress
 ) -> None:  # fmt: skip
-    with Remote(server.url, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
+    spec = asked.urls.get(name, server.url)
+    with Remote(spec, key=server.key, slots=1, timeout=ANSWER_SECONDS, retry=Retry(tries=1)) as remote:
         remote.over = progress.stopped
         for number, body in enumerate(session.turns):
             if progress.stopped():
@@ -230,7 +190,7 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         before = [(row, of[row["session"], row["turn"] - 1]) for row in follow]
         seconds, new = sum(row["seconds"] for row in own), sum(row["new"] for row in own)
         after = sum(row["seconds"] - row["first"] for row in own)
-        counted = [row for row in own if row["rounds"]]
+        rounds = Tally.of(Tally(row["new"], row["rounds"]) for row in own if row["rounds"])
         reused = [row["reused"] for row in own if row["reused"] is not None]
         of_before = sum(one["prompt"] for _, one in before)
         known = bool(of_before) and all(row["reused"] is not None for row, _ in before)
@@ -241,8 +201,7 @@ def summarize(turns: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
             "first_p90": sorted(row["first"] for row in own)[int(0.9 * len(own))] if own else None,
             "new": new, "tokens_per_second": round(new / seconds, 3) if seconds else None,
             "decode_per_second": round((new - len(own)) / after, 3) if after > 0 else None,
-            "tokens_a_round": round(sum(r["new"] for r in counted) / sum(r["rounds"] for r in counted), 4)
-            if counted else None,
+            "tokens_a_round": round(rounds.mean_accepted_tokens, 4) if rounds.rounds else None,
             "looping": round(sum(row["looping"] for row in own) / len(own), 4) if own else None,
             "prompt": sum(row["prompt"] for row in own), "reused": sum(reused) if reused else None,
             "reused_of_before": round(sum(min(row["reused"], one["prompt"]) for row, one in before) / of_before, 4)

@@ -26,7 +26,8 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, install, meant
 from paceline.folders import cache_folder
-from paceline.logs.conversations import MT_BENCH, Conversation, conversation, is_spec_bench, read_records
+from paceline.logs.conversations import MT_BENCH, is_spec_bench, read_records
+from paceline.logs.formats import Conversation, conversation
 from paceline.outputs import write_whole
 from paceline.textfiles import MAYBE_PACKED, opened
 

@@ -23,6 +23,7 @@ from paceline.certify.stats import Floats
 from paceline.certify.verdict import CONTEXT, Divergence, Greedy
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, warp
+from paceline.core.tally import Tally
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
@@ -30,7 +31,7 @@ from paceline.logs.transcript import RecordedAnswer
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, noise_of
-from paceline.replay.walk import Tally, replay, replayable
+from paceline.replay.walk import ReplayTally, replay, replayable
 
 PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # Stop strings are cut out at these shares of an answer's length.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -225,8 +226,8 @@ def acceptance(engine: Sequence[Rounds], reference: Sequence[Rounds]) -> dict[st
 
 
 def _a_round(counts: Sequence[Rounds]) -> float | None:
-    tokens, rounds = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return round(tokens / rounds, 3) if rounds else None
+    total = Tally(*map(sum, zip(*counts, strict=True)))
+    return round(total.mean_accepted_tokens, 3) if total.rounds else None
 
 
 def _share(of: Floats) -> float | None:
@@ -257,7 +258,7 @@ def replayed(
         return []
     drafter, found = Chains(drafter) if chains else drafter, list[Rounds]()
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        tally = Tally()
+        tally = ReplayTally()
         if len(answer) > 1:
             turn = RecordedAnswer(np.array([*prompt, answer[0]], np.int64), np.array(answer[1:], np.int64))
             replay(drafter, turn, i, tally)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from paceline.bench.options import Benchmark, Load, Options
+from paceline.bench.options import Benchmark, Load, Options, Result, Sessions
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Columns, Steps, figures_table, say, standard_output
@@ -29,10 +29,6 @@ from paceline.net.keys import Keys, check_server
 from paceline.outputs import check_folder
 from paceline.runs.progress import Progress
 from paceline.runs.runs import new_folder
-from paceline.textfiles import readable_or_folders
-
-if TYPE_CHECKING:
-    from paceline.bench.benchmark import Result
 
 TASKS_PER_TABLE = 7  # A table must fit 80 columns.
 TEXT = Path(__file__).with_name("bench.txt.jinja")
@@ -168,18 +164,12 @@ def servers(
 
     from paceline.bench.endpoint import bench_endpoints  # This needs an HTTP client.
 
-    return _measure(asking, asked.as_json, bench_endpoints)
+    return _measure(asking, asked.as_json, bench_endpoints, partial(_show, of_servers=True))
 
 
 @with_options
 def sessions(
-    log: Annotated[
-        Path,
-        typer.Argument(
-            help="Sessions: recorded conversations in any form that `paceline replay` reads, or a folder of a coding "
-            "agent's.", metavar="LOG", callback=readable_or_folders,
-        ),
-    ],
+    asked: Sessions,
     model: Annotated[
         str | None, typer.Argument(help="Model that `paceline serve` runs for this.", metavar="[MODEL]")
     ] = None,
@@ -190,14 +180,6 @@ def sessions(
     ),
     server: list[str] | None = option(
         None, "Running server to ask, too; may be repeated.", metavar="URL[#model]"
-    ),
-    max_tokens: int = option(96, "Largest number of new tokens of a turn.", names=("--max-tokens", "-n"), least=1),
-    batch: int = option(1, "Number of sessions side by side.", least=1, names=("--batch", "-b")),
-    pause: float = option(0.0, "Seconds between the turns of a session, as tools take.", least=0),
-    limit: int | None = option(None, "Largest number of sessions.", least=1),
-    out: Path | None = option(
-        None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",
-        callback=check_folder,
     ),
     keys: Keys = Keys(),
     as_json: options.AsJson = False,
@@ -213,7 +195,7 @@ def sessions(
     paceline bench sessions ~/.codex/sessions FILE.gguf --peer "llama-server -m FILE.gguf --port {port}"
     paceline report runs/agent
     """
-    from paceline.bench.sessions import Sessions, measure
+    from paceline.bench.sessions import measure
 
     for url in server or ():
         check_server(url, keys)
@@ -225,30 +207,14 @@ def sessions(
         for one in drafts
     }
     others = {f"peer {i}: {Path(one.split()[0]).name}": one for i, one in enumerate(peer or (), 1)}
-    asking = Sessions(
-        log,
+    asking = replace(
+        asked,
         commands={**ours, **others},
         urls={url: url for url in server or ()},
         keys={url: keys.of(url) for url in server or ()},
-        max_tokens=max_tokens,
-        batch=batch,
-        pause=pause,
-        limit=limit,
-        out=out or new_folder(f"sessions-{log.stem}"),
+        out=asked.out or new_folder(f"sessions-{asked.log.stem}"),
     )
-    with Interrupt() as interrupt, Steps("starting", unit="sessions") as steps:
-        note = partial(steps.err.print, markup=False, soft_wrap=True)
-        outcome = measure(asking, Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed))
-    if as_json:
-        print(json.dumps({"out": str(outcome.path), "complete": outcome.complete, "results": outcome.results}))
-    else:
-        standard_output().print(figures_table(outcome.results, [("server", "server", ""), *COLUMNS["sessions"]]))
-        say(f"every turn is in {outcome.path}; `paceline report {outcome.path}` makes a page of it")
-    say(*outcome.notes, err=True)
-    if interrupt.pressed:
-        say(f"interrupted; the same command with --out {outcome.path} goes on", err=True)
-        return 130
-    return 1 if any(one["failed"] for one in outcome.results) else 0
+    return _measure(asking, as_json, measure, _show_sessions, unit="sessions")
 
 
 def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
@@ -262,29 +228,36 @@ def _of_our_engine(benchmark: Benchmark, as_json: bool) -> int:
 
     transformers.logging.set_verbosity_error()
     benchmark.use_threads()
-    return _measure(benchmark, as_json, run)
+    return _measure(benchmark, as_json, run, _show)
 
 
-def _measure(benchmark: Benchmark, as_json: bool, run: Callable[[Benchmark, Progress], Result]) -> int:
-    with Interrupt() as interrupt, Steps("starting", unit="answers") as steps:
+def _measure(
+    asked: Any, as_json: bool, run: Callable[[Any, Progress], Result], show: Callable[[Result], None],
+    unit: str = "answers",
+) -> int:  # fmt: skip
+    """Run what was asked, and print its figures."""
+    with Interrupt() as interrupt, Steps("starting", unit=unit) as steps:
         note = partial(steps.err.print, markup=False, soft_wrap=True)
-        outcome = run(benchmark, Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed))
+        outcome = run(asked, Progress(steps.say, steps.show, note, stopped=lambda: interrupt.pressed))
     if as_json:
         shown = ("complete", "disturbed", "notes", "results")
         print(json.dumps({"out": str(outcome.out)} | {name: getattr(outcome, name) for name in shown}))
     else:
-        _show(outcome, of_servers=benchmark.load.server is not None)
+        show(outcome)
     if interrupt.pressed:
-        say(
-            "interrupted; the figures above are of the answers so far, and the same command with "
-            f"--out {outcome.out} goes on",
-            err=True,
-        )
+        above = "the figures above are of the answers so far, and the same command with"
+        say(f"interrupted; {above} --out {outcome.out} goes on", err=True)
         return 130
     return 1 if any(result["failed"] for result in outcome.results) else 0
 
 
-def _show(outcome: Result, of_servers: bool) -> None:
+def _show_sessions(outcome: Result) -> None:
+    standard_output().print(figures_table(outcome.results, [("server", "server", ""), *COLUMNS["sessions"]]))
+    say(f"every turn is in {outcome.out}; `paceline report {outcome.out}` makes a page of it")
+    say(*outcome.notes, err=True)
+
+
+def _show(outcome: Result, of_servers: bool = False) -> None:
     from paceline.bench.metrics import OVERALL
     from paceline.runs.report import render
 

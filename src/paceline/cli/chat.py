@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, statistics
+from paceline.core.tally import Tally, over
 from paceline.engine.options import Draft, EngineOptions
 from paceline.errors import PacelineError, PromptError, printable
 
@@ -133,14 +134,13 @@ class Conversation:
 
     def _stats(self) -> str:
         """Print statistics over all turns since the beginning or /reset."""
-        new = sum(a.row.num_new for a in self.answers)
-        rounds = sum(a.row.stats.rounds for a in self.answers)
+        total = Tally.of(answer.row.stats for answer in self.answers)
         seconds = sum(a.seconds for a in self.answers)
         context = len(self.answers[-1].row) if self.answers else 0
         answers = "answer" if len(self.answers) == 1 else "answers"
-        mean, speed = new / max(rounds, 1), new / seconds if seconds else 0.0
+        mean, speed = total.mean_accepted_tokens, over(total.new_tokens, seconds)
         return (
-            f"{len(self.answers)} {answers}, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
-            f"{speed:.1f} tokens/s with the reading of prompts; {context} of {self.engine.target.max_context} tokens "
-            "of context used"
+            f"{len(self.answers)} {answers}, {total.new_tokens} new tokens in {total.rounds} rounds, {mean:.2f} mean "
+            f"accepted tokens, {speed:.1f} tokens/s with the reading of prompts; {context} of "
+            f"{self.engine.target.max_context} tokens of context used"
         )

@@ -6,7 +6,6 @@ and a ratio that cannot be trusted is said to be one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
@@ -21,6 +20,7 @@ from paceline.bench.runner import Runner, grouped
 from paceline.bench.suites import Question
 from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up
 from paceline.cli.prompts import Job
+from paceline.core.tally import over
 from paceline.draft.base import UNLIMITED
 from paceline.engine.engine import Engine
 from paceline.net.completion import Completion, in_common
@@ -84,13 +84,24 @@ def _completion(answer: Answer | None) -> Completion:
     return Completion(row.text, finish_reason=finish, tokens=row.new_tokens.tolist(), usage=usage)
 
 
-@dataclass
 class Compared:
-    """A job with its complete answers by a drafter and by plain decoding, turn by turn; at least one of each."""
+    """A job's complete answers by a drafter and by plain decoding.
 
-    job: Job
-    drafted: list[Answer]
-    plain: list[Answer]
+    turns             (drafted, plain) of each turn; at least one.
+    ratios            tokens per second with drafts over those without, of every turn, sorted.
+    pair              the turn with the median ratio, `speedup`.
+    first_difference  index of the first new token that differs in it; None if all are the same.
+    loops             whether its drafted answer ends in a loop; doubts: why the ratio cannot be trusted."""
+
+    def __init__(self, job: Job, turns: Sequence[tuple[Answer, Answer]]):
+        self.job, ordered = job, sorted(turns, key=_ratio)
+        self.ratios = [*map(_ratio, ordered)]
+        self.pair = ordered[len(ordered) // 2]
+        self.speedup = _ratio(self.pair)
+        mine, other = (answer.row.new_tokens.tolist() for answer in self.pair)
+        self.first_difference = None if mine == other else in_common(mine, other)
+        self.loops = is_looping(mine)
+        self.doubts = doubts(self.speedup, self.pair[0].row.stats.mean_accepted_tokens, self.ratios)
 
     @classmethod
     def of(cls, job: Job, drafted: Driven, plain: Driven) -> Compared | None:
@@ -98,44 +109,10 @@ class Compared:
         the only one."""
         turns = list(zip(drafted.answers, plain.answers, strict=False))
         for some in (turns[1:], turns[:1]):
-            pairs = [(mine[job.index], its[job.index]) for mine, its in some if job.index in mine and job.index in its]
-            pairs = [pair for pair in pairs if all(answer.row.is_complete for answer in pair)]
-            if pairs:
-                mine, its = zip(*pairs, strict=True)
-                return cls(job, list(mine), list(its))
+            both = [(mine[job.index], its[job.index]) for mine, its in some if job.index in mine and job.index in its]
+            if whole := [pair for pair in both if all(answer.row.is_complete for answer in pair)]:
+                return cls(job, whole)
         return None
-
-    @property
-    def pair(self) -> tuple[Answer, Answer]:
-        """(drafted, plain) of the turn with the median ratio."""
-        turns = sorted(zip(self.drafted, self.plain, strict=True), key=lambda turn: _ratio(*turn))
-        return turns[len(turns) // 2]
-
-    @property
-    def speedup(self) -> float:
-        """Tokens per second with drafts over those without, the median of the turns."""
-        return _ratio(*self.pair)
-
-    @property
-    def ratios(self) -> list[float]:
-        """The ratio of every turn, sorted."""
-        return sorted(map(_ratio, self.drafted, self.plain))
-
-    @property
-    def first_difference(self) -> int | None:
-        """Index of the first new token that differs; None if all are the same."""
-        mine, other = (answer.row.new_tokens.tolist() for answer in self.pair)
-        return None if mine == other else in_common(mine, other)
-
-    @property
-    def doubts(self) -> list[str]:
-        """Why the ratio cannot be trusted."""
-        return doubts(self.speedup, self.pair[0].row.mean_accepted_tokens, self.ratios)
-
-    @property
-    def loops(self) -> bool:
-        """Whether the drafted answer ends in a loop."""
-        return is_looping(self.pair[0].row.new_tokens.tolist())
 
     def record(self) -> dict[str, Any]:
         """The drafted answer as a JSON object, with the figures of the comparison."""
@@ -154,8 +131,7 @@ class Compared:
         """Both speeds, their ratio, whether the outputs are identical, and any doubts. blocks: `Target.quantised`."""
         from paceline.runs.report import render
 
-        drafted, plain = self.pair
-        at = self.first_difference
+        (drafted, plain), at = self.pair, self.first_difference
         return render(
             Path(__file__).with_name("compared.txt.jinja"),
             speeds=(plain.tokens_per_second, drafted.tokens_per_second),
@@ -202,8 +178,9 @@ def doubts(ratio: float, mean_accepted_tokens: float, ratios: Sequence[float] = 
     return [f"{why}: another process is using the processor, and timings are not reliable"] if why else []
 
 
-def _ratio(drafted: Answer, plain: Answer) -> float:
-    return drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
+def _ratio(turn: tuple[Answer, Answer]) -> float:
+    drafted, plain = (answer.tokens_per_second for answer in turn)
+    return over(drafted, plain)
 
 
 def _spread(ratios: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ from paceline.cli import options
 from paceline.cli.options import SMOLLM2, open_engine
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, Steps, plain_table, statistics
+from paceline.core.tally import Tally
 from paceline.draft.registry import named
 from paceline.draft.spec import option, parse, split
 from paceline.engine.options import Draft, ModelOptions
@@ -231,7 +232,7 @@ def _total(done: Sequence[Compared]) -> tuple[float, float]:
     new = sum(answer.row.num_new for answer in drafted)
     slow = sum(answer.seconds for answer in plain) / sum(answer.row.num_new for answer in plain)
     fast = sum(answer.seconds for answer in drafted) / new
-    return slow / fast, new / sum(answer.row.stats.rounds for answer in drafted)
+    return slow / fast, Tally.of(answer.row.stats for answer in drafted).mean_accepted_tokens
 
 
 def _meaning(runs: Mapping[str, list[Compared]], totals: Sequence[tuple[str, float, float]]) -> list[str]:

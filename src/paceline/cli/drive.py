@@ -50,7 +50,7 @@ class Answer:
             "reused_tokens": row.reused,
             "new_tokens": row.num_new,
             "rounds": row.stats.rounds,
-            "mean_accepted_tokens": round(row.mean_accepted_tokens, 4),
+            "mean_accepted_tokens": round(row.stats.mean_accepted_tokens, 4),
             "accepted_by_depth": [round(share, 4) for share in row.stats.acceptance_by_depth()],
             "tokens_per_second": round(self.tokens_per_second, 2),
             "seconds": round(self.seconds, 6),

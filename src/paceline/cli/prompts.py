@@ -19,7 +19,7 @@ from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object
 from paceline.logs.bodies import METADATA
-from paceline.logs.conversations import RESPONSES, conversation
+from paceline.logs.formats import RESPONSES, conversation
 from paceline.textfiles import opened, records
 
 PREDICTION = "prediction"

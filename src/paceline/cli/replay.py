@@ -27,7 +27,7 @@ from paceline.textfiles import readable_or_folders, seekable
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
-    from paceline.logs.conversations import Conversation
+    from paceline.logs.formats import Conversation
     from paceline.replay.report import Cost, Report
 
 COPYING = "suffix", "sam", "prompt-lookup"
@@ -317,5 +317,5 @@ def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
         reasons = ", ".join(f"{name} ({why})" for name, why in left_out.items())
         yield f"left out, because a recording does not have what they need: {reasons}"
     for spec, tally in zip(report.specs, report.overall, strict=True):
-        if tally.drafted == 0 and (why := unmet(create(spec))):
+        if tally.draft_tokens == 0 and (why := unmet(create(spec))):
             yield f"{spec} drafted nothing: {why}"

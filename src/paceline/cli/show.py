@@ -189,9 +189,9 @@ def statistics(answer: Answer) -> str:
     if answer.reading >= LONG_READING:
         reading = f"{row.prompt_length - row.reused:,} tokens read in {answer.reading:.1f} s; "
         speed = f"{(row.num_new - 1) / max(answer.seconds - answer.reading, 1e-9):.1f} tokens/s after that"
-    line = f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens"
+    rounds = f"{row.stats.rounds} rounds, {row.stats.mean_accepted_tokens:.2f} mean accepted tokens"
     reason = f"; {REASONS[row.finish_reason]}" if row.finish_reason else ""
-    return f"{reading}{line}, {speed}{reason}"
+    return f"{reading}{row.num_new} new tokens in {rounds}, {speed}{reason}"
 
 
 def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2, left: bool = False) -> Table:

@@ -16,7 +16,7 @@ from paceline.bench.options import GoalOptions
 from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Steps, plain_table, say, standard_output
-from paceline.draft.spec import exchanged, option, quoted
+from paceline.draft.spec import option, quoted
 from paceline.engine.options import ModelOptions
 from paceline.errors import PacelineError, printable
 from paceline.given import listed_numbers
@@ -107,8 +107,7 @@ def tune(
     for spec, shares in table["acceptance"].items():
         places = " ".join(f"{share:.0%}" for share in shares[:8])
         say(f"{spec}, accepted depth by depth: {places}")
-    names = "|".join(exchanged(spec, ",", ";") for spec in drafts)
-    spec = quote(f"auto:{names},table={quoted(str(out))}")
+    spec = quote(f"{tuning.spec},table={quoted(str(out))}")
     say(f"\nUse --draft {spec}: at each load it drafts what pays, or nothing.")
     return 0
 
@@ -170,7 +169,9 @@ def tune_server(
         check_server(server, keys)
 
     from paceline.bench.suites import read_suite
-    from paceline.logs.conversations import Conversation, ConversationError, Reading, read, read_trace
+    from paceline.logs.bodies import ConversationError
+    from paceline.logs.conversations import Reading, read, read_trace
+    from paceline.logs.formats import Conversation
     from paceline.logs.transcript import Transcriber, open_tokenizer
     from paceline.net.servers import Server
     from paceline.replay.advice import Goals

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,12 +131,9 @@ def _costs(tuned: Path) -> Costs:
 
 def reading(new: Drafting, costs: Costs, seconds: float | None = None) -> dict[str, Any]:
     """Facts of a reading. new: counts since the reading before; seconds: time between the two."""
-    at = max((i for i, load in enumerate(costs.loads) if load <= new.running), default=0)
+    at, positions = costs.place(new.running), len(new.survival)
     drafted = new.drafted / new.drafts if new.drafts else 0.0
-    tokens, positions = accumulate(new.survival, initial=1.0), len(new.survival)
-    # All drafted tokens were verified, including those that no position shows.
-    verified = [*map(float, range(positions)), drafted]
-    gains = [of_round / costs.relative(at, k) for k, of_round in zip(verified, tokens, strict=True)]
+    gains = costs.gains(at, new.survival, drafted)
     cost = round(costs.relative(at, 1.0) - 1, 4)
     uneven = ""
     if drafted < EVEN * positions:

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, TokenLogprob
+from paceline.core.tally import Tally
 from paceline.core.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
@@ -66,7 +67,7 @@ class Detokenizer(Protocol):
 
 
 @dataclass
-class RowStats:
+class RowStats(Tally):
     """Statistics of a row's rounds. Only forwards that yielded tokens for the row count as rounds.
 
     accepted  accepted[d] is the number of rounds that accepted exactly d drafted tokens.
@@ -74,9 +75,6 @@ class RowStats:
     drafters  by drafter: number of drafted tokens, and of accepted tokens.
     seconds   by part of the round: this row's share of the time. A round's time is split evenly between its rows."""
 
-    rounds: int = 0
-    draft_rounds: int = 0
-    draft_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -90,14 +88,10 @@ class RowStats:
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes
+        self.accepted_tokens += accepted
         for d in range(1, depth + 1):
             _bump(self.drafted, d)
         _bump(self.accepted, accepted)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Number of drafted tokens that were accepted in all rounds."""
-        return sum(depth * rounds for depth, rounds in enumerate(self.accepted))
 
     def acceptance_by_depth(self) -> list[float]:
         """Acceptance by depth: of the rounds with a draft of at least d levels, entry d - 1 is the share that accepted
@@ -225,11 +219,6 @@ class Row:
         """Whether the answer has ended by itself, so that drafters may learn from it."""
         return self.finish_reason in ("stop", "length", "context")
 
-    @property
-    def mean_accepted_tokens(self) -> float:
-        """Tokens per round, with the target's own (Spec-Bench's definition); 1 for plain decoding."""
-        return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
-
     def extend(
         self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None
     ) -> int:
@@ -249,6 +238,7 @@ class Row:
             if self._ends_with(token):
                 break
         self.logprobs += (logprobs or ())[:taken]
+        self.stats.new_tokens += taken
         self.runs += [(source, min(taken, drafted))] * (drafted > 0) + [("", 1)] * (taken > drafted)
         return taken
 
@@ -412,7 +402,7 @@ class Completion:
     @property
     def mean_accepted_tokens(self) -> float:
         """Tokens per round, with the target's own; 1 for plain decoding."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
+        return self.stats.mean_accepted_tokens
 
     @property
     def tokens_per_second(self) -> float:

@@ -5,6 +5,7 @@ hub, distributed tensors and torch's compiler: a second, and 60 MB, for names th
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -40,8 +41,7 @@ def import_checks() -> None:
     later.ACT2FN = _Activations()
     sys.modules[TABLE] = later
     try:
-        import_module(CHECKS)
-    except ImportError:  # Another version of transformers may have no such module.
-        pass
+        with suppress(ImportError):  # Another version of transformers may have no such module.
+            import_module(CHECKS)
     finally:
         del sys.modules[TABLE]

@@ -201,11 +201,9 @@ def messages_of(
     value: Any, ignore: Ignore, name: str = "messages", role: str = "role", content: str = "content"
 ) -> list[dict[str, Any]]:
     """The messages in the list under the key `name`, with their role and content under these keys."""
-    try:
+    with suppress(AttributeError, KeyError, TypeError):  # A part of a message is missing, or of another kind.
         if value and isinstance(value, list):
             return [one for each in value for one in _read_message(each, ignore, role, content)]
-    except (AttributeError, KeyError, TypeError):
-        pass
     raise ConversationError(f'"{name}" must be a list of {{"{role}": "user", "{content}": "text"}}')
 
 

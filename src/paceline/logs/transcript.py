@@ -19,9 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.core.tree import IntArray
 from paceline.errors import ModelError, PromptError
 from paceline.formats.tokenizer import SentencePiece, Tokenizer
-from paceline.logs.bodies import MAX_TOKEN_ID, Message
+from paceline.logs.bodies import MAX_TOKEN_ID, ConversationError, Message
 from paceline.logs.chat_templates import source_of, template_names
-from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.conversations import Reading
+from paceline.logs.formats import Conversation
 from paceline.logs.tool_calls import as_text, prepared
 from paceline.target.load import load_tokenizer
 

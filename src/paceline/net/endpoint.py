@@ -217,6 +217,9 @@ class Remote(Endpoint):
         if client is not None:
             await client.close()
 
+    def pause(self, on: bool) -> None:
+        """Stop its processes or let them go on, if they were begun for this run."""
+
     @cached_property
     def owner(self) -> str:
         """The model's owner, where servers put their own name ("vllm", "paceline"); "" if there is none."""
@@ -284,8 +287,7 @@ class Started(Remote):
         self._end()
 
     def pause(self, on: bool) -> None:
-        """On Linux, stop its processes or let them go on: idle threads that wake up a thousand times a second would
-        disturb timings."""
+        # Idle threads that wake up a thousand times a second would disturb timings.
         if sys.platform == "linux" and self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)

@@ -27,7 +27,9 @@ from urllib.parse import urlsplit
 
 from paceline.errors import PacelineError, printable
 from paceline.jsonl import loads
-from paceline.logs.conversations import Conversation, ConversationError, Message, Reading, read
+from paceline.logs.bodies import ConversationError, Message
+from paceline.logs.conversations import Reading, read
+from paceline.logs.formats import Conversation
 from paceline.net.client import Retry, find_models, get, only_model, parse
 from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import LOOK_SECONDS, Answer, Body, Remote, answer_all, check_addresses

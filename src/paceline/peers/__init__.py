@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from paceline.draft.spec import OptionInfo, Part, options, parse, values
 from paceline.errors import MethodError, PacelineError, meant
 
 if TYPE_CHECKING:
-    from paceline.formats.tokenizer import Tokenizer
     from paceline.peers.peer import Peer as Engine
 
 PEER = "peer:"  # Prefix of the names of other engines.
@@ -79,17 +77,14 @@ def parse_peer(spec: str) -> tuple[type[Engine], Any]:
     return peer, None if config is None else config(**chosen)
 
 
-def create_peer(
-    spec: str, model: str, *, dtype: str, threads: int | None, python: str | None, batch: int, max_context: int,
-    tokenizer: Tokenizer | None, ends: Sequence[int] = (), device: str = "cpu",
-) -> Engine:  # fmt: skip
-    """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
-    not "auto"; python as for `python_for`. Raises MethodError for a spec that names no peer."""
+def create_peer(spec: str, model: str, *, python: str | None, **setup: Any) -> Engine:
+    """The peer that `spec` names, not opened yet. python: as for `python_for`; setup: the other fields of `Setup`, with
+    the target's own dtype, not "auto". Raises MethodError for a spec that names no peer."""
     from paceline.peers.setup import Setup
 
     peer, config = parse_peer(spec)
-    setup = Setup(model, dtype, threads, python_for(spec, python), batch, max_context, tokenizer, tuple(ends), device)
-    return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]
+    own = Setup(model, python=python_for(spec, python), **setup)
+    return peer(f"{PEER}{spec.strip()}", own, config)  # type: ignore[arg-type]
 
 
 def python_for(spec: str, python: str | None) -> str | None:

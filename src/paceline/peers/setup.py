@@ -47,7 +47,7 @@ class Setup:
     batch: int
     max_context: int
     tokenizer: Tokenizer | None
-    ends: tuple[int, ...] = ()
+    ends: Sequence[int] = ()
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -97,6 +97,18 @@ class Costs:
         """Time of a round with `drafted` tokens over a plain round's, as the mean over all contexts."""
         plain = self.plain[0, load].mean()
         return float(np.mean([self.round(load, at, drafted)[0] for at in range(len(self.contexts))]) / plain)
+
+    def place(self, running: float) -> int:
+        """The place in `loads` of the largest load that is no larger than `running`; 0 if all are larger."""
+        return max((i for i, load in enumerate(self.loads) if load <= running), default=0)
+
+    def gains(self, load: int, survival: Sequence[float], drafted: float) -> list[float]:
+        """Gains over plain decoding of drafts that are cut to 0, 1, ... and at last all of their tokens.
+
+        survival  share of the drafts whose token at each position was accepted. drafted: mean tokens of a draft, all of
+                  which are verified, also those that no position shows."""
+        verified, tokens = [*map(float, range(len(survival))), drafted], accumulate(survival, initial=1.0)
+        return [of_round / self.relative(load, k) for k, of_round in zip(verified, tokens, strict=True)]
 
     @classmethod
     def assumed(cls, share: float) -> Self:

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.logs.conversations import Reading
 from paceline.logs.transcript import Transcript
-from paceline.replay.walk import Tally
+from paceline.replay.walk import ReplayTally
 from paceline.runs import report as pages
 from paceline.runs.report import COLORS, Bar, Bars, Curve, Part, Plots, Section, Table, by_depth, dotted, marked, plot
 
@@ -34,7 +34,7 @@ class Done(NamedTuple):
 
     spec: int
     conversation: int
-    tally: Tally
+    tally: ReplayTally
 
 
 class Report:
@@ -45,7 +45,7 @@ class Report:
         self._of = [transcript.category for transcript in transcripts]
         self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
-        self.tallies: defaultdict[tuple[int, str], Tally] = defaultdict(Tally)
+        self.tallies: defaultdict[tuple[int, str], ReplayTally] = defaultdict(ReplayTally)
 
     def add(self, done: Done) -> None:
         """Count one conversation."""
@@ -66,11 +66,11 @@ class Report:
     def redact(self) -> None:
         """Replace the names of categories by numbers."""
         names = {name: f"category {i}" for i, name in enumerate(self.categories[:-1], 1)} | {OVERALL: OVERALL}
-        self.tallies = defaultdict(Tally, {(s, names[name]): tally for (s, name), tally in self.tallies.items()})
+        self.tallies = defaultdict(ReplayTally, {(s, names[name]): tally for (s, name), tally in self.tallies.items()})
         self.categories = [*names.values()]
 
     @property
-    def overall(self) -> list[Tally]:
+    def overall(self) -> list[ReplayTally]:
         """Each drafter's tally over all categories."""
         return [self.tallies[s, OVERALL] for s in range(len(self.specs))]
 
@@ -94,7 +94,7 @@ class Report:
         ]
 
 
-def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[str, Any]:
+def _result(spec: str, category: str, tally: ReplayTally, cost: Cost | None) -> dict[str, Any]:
     result: dict[str, Any] = {"draft": spec, "category": category}
     result |= {name: round(getattr(tally, name), digits) for name, digits in FIGURES.items()}
     result["accepted_by_depth"] = [round(share, 4) for share in tally.accepted_by_depth()]
@@ -113,7 +113,7 @@ class Cost(NamedTuple):
     forward_ms: float | None = None
 
 
-def predict(tally: Tally, cost: Cost) -> float:
+def predict(tally: ReplayTally, cost: Cost) -> float:
     """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes, and drafting."""
     if not tally.rounds:
         return 1.0

@@ -22,7 +22,9 @@ import numpy as np
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
 from paceline.errors import PacelineError, PromptError
-from paceline.logs.conversations import Conversation, ConversationError, Reading
+from paceline.logs.bodies import ConversationError
+from paceline.logs.conversations import Reading
+from paceline.logs.formats import Conversation
 from paceline.logs.transcript import Transcriber, Transcript
 from paceline.net.completion import Completion
 from paceline.net.servers import Drafting, Request, Server, fingerprint, requests_of
@@ -218,7 +220,7 @@ class ServerTuning:
         specs = {method.replay.format(k=k): (method, k) for method in every for k in SIZES}
         counts, seconds = np.zeros((len(specs), len(transcripts), 3)), np.zeros(len(specs))
         for done in start(transcripts, list(specs), Recording.of(self.transcriber.tokenizer), stopped=self.stopped):
-            counts[done.spec, done.conversation] = done.tally.new_tokens, done.tally.rounds, done.tally.drafted
+            counts[done.spec, done.conversation] = done.tally.new_tokens, done.tally.rounds, done.tally.draft_tokens
             seconds[done.spec] += done.tally.seconds
         kept = counts[:, :, 1].min(0) > 0
         bins = np.array([self.lengths[id] for id, _ in accepted])[kept]

@@ -4,34 +4,31 @@
     answers = tuning.answers(prompts, 64)      # or those of a log
     table = tuning.measure(answers)            # for `auto:...,table=FILE`
 
-Times of rounds are measured in the real engine with drafts of random sizes, at every batch size. A drafter's own time
-and the acceptance of its drafts are those of `paceline replay` on the answers."""
+The engine answers the prompts at every batch size with `auto`, and its budget learns the times of rounds, as it does in
+use. A drafter's own time and the acceptance of its drafts are those of `paceline replay` on the answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from random import Random
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.tree import DraftTree
-from paceline.draft.base import Ask, Drafter
 from paceline.draft.cost import DraftTimes, Prices, Table
 from paceline.draft.recording import Recording
+from paceline.draft.spec import exchanged
+from paceline.engine.budget import Budget
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.formats.tokenizer import Tokenizer
 from paceline.logs.transcript import RecordedAnswer
-from paceline.replay.walk import Tally, replay, replayable
+from paceline.replay.walk import ReplayTally, replay, replayable
 from paceline.target.base import Target
 
-WIDEST = 40  # Nodes of the largest drafts to time.
-WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
-"""Rounds at a batch size before timing begins; least and most rounds that are timed."""
+FEWEST_ROUNDS = 32  # Least number of rounds at a batch size, prompts included.
+ANSWER = SamplingParams(max_tokens=96, ignore_eos=True)
 SHOWN = (1, 2, 4, 8, 16, 32)  # A table shows the time of a round for these numbers of nodes in every row.
 
 
@@ -83,25 +80,24 @@ class Tuning:
         }
 
     def _time(self, prices: Prices, batch: int, answers: Sequence[RecordedAnswer]) -> list[int]:
-        """Time rounds of a full batch of real prompts, with drafts of all sizes. Returns the lengths of its rows."""
-        probe, lengths = _Probe(prices), list[int]()
-        engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer, budget=False)
-        params = SamplingParams(max_tokens=96, ignore_eos=True)
-        waiting = cycle(answers)
-        began, rounds = perf_counter(), -WARM_ROUNDS
-        while not self.stopped():
+        """Answer real prompts in full batches, and let the engine's budget note its rounds in `prices`. Returns the
+        lengths of the rows."""
+        engine = Engine(self.target, self.spec, max_batch=batch, tokenizer=self.tokenizer)
+        engine.budget = Budget(Table(prices, {}))
+        waiting, lengths, began = cycle(answers), list[int](), perf_counter()
+        while not self.stopped() and (engine.rounds < FEWEST_ROUNDS or perf_counter() - began < self.seconds):
             while len(engine.rows) + len(engine.waiting) < batch:
-                engine.add(next(waiting).prompt.tolist(), params)
+                engine.add(next(waiting).prompt.tolist(), ANSWER)
             engine.step()
             lengths += map(len, engine.rows)
-            rounds += 1
-            if rounds == 0:
-                began, probe.learns = perf_counter(), True
-            if rounds >= MOST_ROUNDS or (rounds >= FEWEST_ROUNDS and perf_counter() - began > self.seconds):
-                break
         for row in [*engine.rows, *engine.waiting]:
             engine.abort(row)
         return lengths
+
+    @property
+    def spec(self) -> str:
+        """`auto` over the drafters."""
+        return f"auto:{'|'.join(exchanged(spec, ',', ';') for spec in self.drafts)}"
 
     @property
     def recording(self) -> Recording:
@@ -115,8 +111,8 @@ class Tuning:
 
     def _replayed(self, spec: str, answers: Sequence[RecordedAnswer]) -> tuple[DraftTimes, list[float]]:
         """Replay a drafter. Returns its time for a row, and the share of its drafts that survives each depth."""
-        drafter, tally = replayable(spec, self.recording), Tally()
-        replay(replayable(spec, self.recording), answers[0], 0, Tally())  # The first replay compiles, and is not timed.
+        drafter, tally = replayable(spec, self.recording), ReplayTally()
+        replay(replayable(spec, self.recording), answers[0], 0, ReplayTally())  # Compiles, untimed.
         for i, answer in enumerate(answers):
             if not self.stopped():
                 replay(drafter, answer, i, tally)
@@ -126,34 +122,6 @@ class Tuning:
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
         return DraftTimes(0.0, 1e-6 * tally.draft_us_per_round), shares
-
-
-class _Probe(Drafter):
-    """Drafts random tokens, in chains of all sizes, and times the rounds that verify them."""
-
-    name = "probe"
-
-    def __init__(self, prices: Prices):
-        self.prices, self.learns = prices, False
-        self._random = Random(0)
-        self._shape = (0, 0, 0)
-        self._began = 0.0
-
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        widest = self._random.choice((0, 1, 2, 4, 8, 16, WIDEST))
-        share = self._random.choice((0.2, 1.0))
-        trees = []
-        for row, most in asks:
-            size = self._random.randint(0, widest) if self._random.random() < share else 0
-            drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, most))
-            trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(asks), sum(tree.num_drafted for tree in trees), sum(len(row) for row, _ in asks)
-        self._began = perf_counter()
-        return trees
-
-    def observe(self, round: Round) -> None:
-        if self.learns and self._shape[0] == len(round) and not any(map(round.is_prompt, range(len(round)))):
-            self.prices.note(*self._shape, perf_counter() - self._began)
 
 
 def _shown(prices: Prices, batches: Sequence[int], context: int) -> dict[str, dict[str, float]]:

@@ -21,6 +21,7 @@ from paceline.core.request import Row
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
+from paceline.core.tally import Tally, over
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import UNLIMITED, Ask, Drafter, Unlimited
 from paceline.draft.registry import create, names
@@ -39,58 +40,25 @@ def _histogram() -> IntArray:
     return np.zeros(DEEPEST + 1, np.int64)
 
 
-def _over(count: float, of: int) -> float:
-    return count / of if of else 0.0
-
-
 @dataclass
-class Tally:
-    """Counts over answers.
+class ReplayTally(Tally):
+    """Counts over replayed answers.
 
-    draft_rounds     rounds with a draft; drafted: drafted nodes; seconds: the drafter's time.
+    seconds          the drafter's time.
     accepted, depths int64 [DEEPEST + 1]: accepted[d] rounds accepted d drafted tokens,
                      depths[d] rounds had a draft of depth d.
     sizes            sizes[n] rounds had n nodes to verify, with the root."""
 
     answers: int = 0
-    new_tokens: int = 0
-    rounds: int = 0
-    draft_rounds: int = 0
-    drafted: int = 0
     seconds: float = 0.0
     accepted: IntArray = field(default_factory=_histogram)
     depths: IntArray = field(default_factory=_histogram)
     sizes: IntArray = field(default_factory=_histogram)
 
-    def __iadd__(self, other: Tally) -> Tally:
-        for name, count in vars(other).items():
-            setattr(self, name, getattr(self, name) + count)
-        return self
-
-    @property
-    def mean_accepted_tokens(self) -> float:
-        """New tokens a round, the target's own included (Spec-Bench's definition, pooled over all rounds)."""
-        return _over(self.new_tokens, self.rounds)
-
-    @property
-    def draft_rate(self) -> float:
-        """Share of rounds with a draft."""
-        return _over(self.draft_rounds, self.rounds)
-
-    @property
-    def verified_per_round(self) -> float:
-        """Nodes verified in a round, roots included."""
-        return _over(self.drafted + self.rounds, self.rounds)
-
-    @property
-    def verified_per_token(self) -> float:
-        """Nodes verified for each new token, roots included; plain decoding is 1."""
-        return _over(self.drafted + self.rounds, self.new_tokens)
-
     @property
     def draft_us_per_round(self) -> float:
         """Microseconds of the drafter for a round, over all its work from a row's start to its end."""
-        return _over(1e6 * self.seconds, self.rounds)
+        return over(1e6 * self.seconds, self.rounds)
 
     def accepted_by_depth(self) -> list[float]:
         """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
@@ -151,7 +119,7 @@ def tokens_only(target: Facts) -> list[str]:
         with suppress(PacelineError):
             drafter = _bound(name, target)
             if drafter.needs == Needs():
-                replay(drafter, short, 0, Tally())
+                replay(drafter, short, 0, ReplayTally())
                 through.append(name)
     return through
 
@@ -184,7 +152,7 @@ class Walk:
         """Whether the row has the whole answer."""
         return len(self.row) >= len(self.text)
 
-    def advance(self, tree: DraftTree, tally: Tally) -> int:
+    def advance(self, tree: DraftTree, tally: ReplayTally) -> int:
         """Extend the row by the confirmed tokens of `tree` and one token more. Returns the last confirmed node. Raises
         ValueError if the tree's root is not the row's last token."""
         at, size = len(self.row), len(tree.tokens)
@@ -193,12 +161,13 @@ class Walk:
         if count < 0:
             raise ValueError(f"{tree.source} proposed a tree whose root is not the row's last token")
         tally.rounds += 1
-        tally.drafted += size - 1
+        tally.accepted_tokens += count
+        tally.draft_tokens += size - 1
         tally.draft_rounds += size > 1
         self.row.tell(min(at + count + 1, len(self.text)))
         return int(node)
 
-    def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
+    def accept(self, tree: DraftTree, tally: ReplayTally) -> Accepted:
         """As `advance`, but returns the accepted path and tokens, for drafters that learn from them."""
         at, path = len(self.row), [self.advance(tree, tally)]
         while path[-1] > 0:
@@ -206,7 +175,7 @@ class Walk:
         return Accepted(path[::-1], self.text[at : at + len(path)].tolist())
 
 
-def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) -> None:
+def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: ReplayTally) -> None:
     """Replay an answer, and count the results of its drafts in `tally`.
 
     The row is dropped at its end, as by an engine, so that drafters learn from finished requests."""
@@ -225,7 +194,7 @@ def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) ->
     tally.answers += 1
 
 
-def _step(drafter: Drafter, walk: Walk, tally: Tally) -> None:
+def _step(drafter: Drafter, walk: Walk, tally: ReplayTally) -> None:
     """Run a round of a row."""
     row, budget, learns = walk.row, _budget(drafter), type(drafter).observe is not Drafter.observe
     began = perf_counter()

@@ -19,11 +19,12 @@ from paceline.draft.registry import describe
 from paceline.draft.spec import parse, split
 from paceline.errors import PacelineError
 from paceline.given import listed
-from paceline.logs.conversations import ConversationError, Reading, read_pieces
+from paceline.logs.bodies import ConversationError
+from paceline.logs.conversations import Reading, read_pieces
 from paceline.logs.sessions import agent_of, expanded
 from paceline.logs.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.replay.report import Done, Report
-from paceline.replay.walk import Tally, replay, replayable, warm_up
+from paceline.replay.walk import ReplayTally, replay, replayable, warm_up
 from paceline.serve.reading import usual_marks
 from paceline.textfiles import Piece, pieces_of
 
@@ -52,7 +53,7 @@ class ReplayJob:
         if task.spec not in self.drafters:
             self.drafters[task.spec] = replayable(self.specs[task.spec], self.recording)
         for i in task.conversations:
-            tally = Tally()
+            tally = ReplayTally()
             for t, turn in enumerate(self.transcripts[i].turns):
                 replay(self.drafters[task.spec], turn, i << 20 | t, tally)
             yield Done(task.spec, i, tally)

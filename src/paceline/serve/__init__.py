@@ -4,7 +4,8 @@
 and bodies. `settings.py` says how much requests may ask for, `fields.py` what chats and texts may say. `items.py` is
 /v1/responses, `messages.py` /v1/messages, `ollama.py` /api/chat: each reads a request as a chat, and writes the answer
 in its own form.
-`responses.py` writes chats and texts. `chats.py` works a request out and has it answered, for the routes and, without
-HTTP, for `local.py`. `tools.py` prepares the variables of a chat template, `reading.py` reads the model's answers,
-`structure.py` makes grammars, and `metrics.py` counts and logs requests. The engine runs in the thread of a `worker`.
-Requests choose drafters by name; the package knows no drafter."""
+`responses.py` writes chats and texts, and `streams.py` has what all streams share. `prepare.py` works a request out,
+and `chats.py` has it answered, for the routes and, without HTTP, for `local.py`. `tools.py` prepares the variables of a
+chat template, `reading.py` reads the model's answers, `structure.py` makes grammars, and `metrics.py` counts and logs
+requests. The engine runs in the thread of a `worker`. Requests choose drafters by name; the package knows no drafter.
+"""

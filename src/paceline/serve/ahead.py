@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -67,12 +68,10 @@ class ReadAhead:
         if not self._waiting:
             return False
         tokens, params = self._waiting.pop()
-        try:
+        with suppress(PacelineError):  # The conversation has become too long for another turn.
             row = self._engine.check(tokens, params)
             if self._engine.reusable(row) + SHORTEST < len(tokens) and not self._run(self._engine.add(tokens, params)):
                 self._waiting.append((tokens, params))
-        except PacelineError:
-            pass  # The conversation has become too long for another turn.
         return True
 
     def _run(self, row: Row) -> bool:
@@ -81,15 +80,14 @@ class ReadAhead:
         layers = target.num_layers if target.inside is not None else 1  # Others run all layers in one call.
         target.is_interrupted, stuck = lambda: not self._is_idle(), False
         try:
-            while not stuck and row.finish_reason is None and row.cached < row.prompt_length and self._is_idle():
-                began, before = perf_counter(), row.cached
-                with engine.using(schedule=Ragged(1, self._piece)):
-                    engine.step()
-                stuck = row.cached <= before
-                each = (perf_counter() - began) / layers / max(row.cached - before, 1)
-                self._piece = min(max(int(LAYER_SECONDS / max(each, 1e-9)), PIECES[0]), PIECES[1])
-        except Interrupted:
-            pass
+            with suppress(Interrupted):  # A request has come, which goes first.
+                while not stuck and row.finish_reason is None and row.cached < row.prompt_length and self._is_idle():
+                    began, before = perf_counter(), row.cached
+                    with engine.using(schedule=Ragged(1, self._piece)):
+                        engine.step()
+                    stuck = row.cached <= before
+                    each = (perf_counter() - began) / layers / max(row.cached - before, 1)
+                    self._piece = min(max(int(LAYER_SECONDS / max(each, 1e-9)), PIECES[0]), PIECES[1])
         except Exception:  # Reading ahead must never harm requests.
             log.exception("a conversation could not be read ahead")
             row.end("error")

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
 from paceline.jsonl import loads
-from paceline.serve.chats import Chats, Event, Form, Parts
+from paceline.serve.chats import Chats
 from paceline.serve.fields import IMAGE, ChatRequest, JsonSchema, Reasoning, Seed, Strict, validated
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.responses import usage
 from paceline.serve.said import once, public
 from paceline.serve.settings import Refused
+from paceline.serve.streams import Event, Form, Parts
 from paceline.serve.worker import Job
 
 

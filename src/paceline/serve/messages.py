@@ -14,11 +14,12 @@ from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError, shortened
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import loads
-from paceline.serve.chats import Chats, Event, Form, Parts
+from paceline.serve.chats import Chats
 from paceline.serve.fields import IMAGE, ChatRequest, Seed, Strict, Thinking, validated
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import once, problem_of_messages
 from paceline.serve.settings import Refused
+from paceline.serve.streams import Event, Form, Parts
 from paceline.serve.worker import Job, Unavailable
 
 BILLING = "x-anthropic-billing-header:"

@@ -122,14 +122,14 @@ class Metrics:
         stats, row = job.row.stats, job.row
         serving.info(
             "%d tokens of prompt, %d of answer in %d rounds (%.2f a round), %d of %d drafted accepted, %.2f s: %s",
-            row.prompt_length, row.num_new, stats.rounds, row.mean_accepted_tokens, stats.accepted_tokens,
+            row.prompt_length, row.num_new, stats.rounds, stats.mean_accepted_tokens, stats.accepted_tokens,
             stats.draft_tokens, perf_counter() - job.arrived, row.finish_reason or "abort",
         )  # fmt: skip
         for name, (drafted, accepted) in stats.drafters.items():
             self.by_drafter_drafted.labels(name).inc(drafted)
             self.by_drafter_accepted.labels(name).inc(accepted)
         if stats.draft_tokens:
-            self.of_request.observe(stats.accepted_tokens / stats.draft_tokens)
+            self.of_request.observe(stats.acceptance_rate)
 
     def now(self) -> dict[str, Any]:
         """Sums for the page."""

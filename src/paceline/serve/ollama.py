@@ -8,11 +8,12 @@ from typing import Any, Literal
 from paceline.core.request import Completion, Delta
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
-from paceline.serve.chats import Chats, Form
+from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, Seed, Strict, Tool, validated
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem_of_ollama
 from paceline.serve.settings import Refused
+from paceline.serve.streams import Form
 from paceline.serve.worker import Job
 
 VERSION = "0.9.0"

@@ -15,10 +15,12 @@ from paceline.core.sampling import TokenLogprob
 from paceline.errors import PacelineError
 from paceline.formats.tokenizer import Tokenizer
 from paceline.serve import reading
-from paceline.serve.chats import Chats, Form, Prompted, only_echo
+from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, Common
+from paceline.serve.prepare import Prompted, only_echo
 from paceline.serve.reading import Piece, Reader
 from paceline.serve.said import problem
+from paceline.serve.streams import Form
 from paceline.serve.worker import Job, Unavailable
 
 MANY = 200  # So many log-probabilities or more are written in a thread.
@@ -156,8 +158,8 @@ def speculation(stats: RowStats) -> dict[str, Any]:
     accepted = stats.accepted_tokens
     by_drafter = {name: {"drafted": drafted, "accepted": stood} for name, (drafted, stood) in stats.drafters.items()}
     return {
-        "mean_acceptance_length": (accepted + steps) / steps if steps else 0.0,
-        "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,
+        "mean_acceptance_length": stats.mean_draft_round,
+        "draft_acceptance_rate": stats.acceptance_rate,
         "acceptance_histogram": histogram,
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,

@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.serve import fields
-from paceline.serve.chats import Chats, Prompted
+from paceline.serve.chats import Chats
 from paceline.serve.fields import ChatRequest, Common, TextRequest
 from paceline.serve.guard import Bodies, Guard, add_errors, describe_bodies, while_there, who
 from paceline.serve.infill import InfillRequest
@@ -29,6 +29,7 @@ from paceline.serve.listener import CutOff
 from paceline.serve.messages import Message, MessagesRequest
 from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.ollama import VERSION, Lines, OllamaRequest, ShowRequest, listed, shown
+from paceline.serve.prepare import Prompted
 from paceline.serve.responses import Chunks, styles_of, whole
 from paceline.serve.settings import Settings
 from paceline.serve.worker import Job, Worker

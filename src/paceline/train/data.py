@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.errors import PacelineError, install
 from paceline.formats.tokenizer import Tokenizer
 from paceline.logs import conversations
-from paceline.logs.conversations import FORMS, Conversation
+from paceline.logs.formats import FORMS, Conversation, conversation
 from paceline.logs.transcript import Transcriber
 from paceline.textfiles import MAYBE_PACKED, PACKED, text_of
 from paceline.train.loop import Batch
@@ -86,7 +86,7 @@ def read(source: Source) -> Iterator[Document]:
     """All documents of one source, in file order."""
     if isinstance(source.path, str):
         for number, row in enumerate(_hub_rows(source), start=1):
-            yield _document(source, conversations.conversation(row, where=f"{source.path}, row {number}"))
+            yield _document(source, conversation(row, where=f"{source.path}, row {number}"))
     elif re.search(rf"\.jsonl{MAYBE_PACKED}", source.path.name):
         for one in conversations.read(source.path):
             yield _document(source, one)

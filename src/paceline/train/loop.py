@@ -7,7 +7,6 @@ exactly, validation by source, and a log.
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes only the
 speed: `torchrun --nproc-per-node 2 -m paceline train ...`."""
 
-import json
 import math
 import signal
 import time
@@ -16,19 +15,17 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paceline.errors import PacelineError
 from paceline.interrupt import Interrupt
-from paceline.jsonl import loads
 from paceline.outputs import STEPS, Appender, replacing
 from paceline.textfiles import objects
-from paceline.train.saving import save_tensors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,7 +34,8 @@ warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # 
 
 Batch = dict[str, Tensor]
 LOG = "log.jsonl"  # The log of a run, in its folder.
-CHECKPOINT = "checkpoint.safetensors"  # A training's checkpoint, in the folder of --checkpoints.
+CHECKPOINT = "checkpoint.pt"  # A training's checkpoint, in the folder of --checkpoints.
+EARLIER = "checkpoint.safetensors"  # The checkpoint of a training that an earlier version began.
 
 # Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
 # paused still ends in time.
@@ -111,17 +109,21 @@ class Stream(Protocol):
 def save_checkpoint(
     path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], progress: Progress, stream: Stream
 ) -> None:
-    """Write all state of a run to one safetensors file, first under another name: a kill leaves the old file whole."""
-    tensors = {f"model.{name}": p.detach() for name, p in module.named_parameters()}
-    for number, optimiser in enumerate(optimisers):
-        for index, state in optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
-    tensors["rng"] = torch.get_rng_state()
-    if torch.cuda.is_available():  # This device's state is enough: all processes draw equally many numbers.
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
-    header = {"progress": vars(progress), "stream": stream.state_dict()}
+    """Write all state of a run to one file, first under another name: a kill leaves the old file whole."""
+    state = {
+        "model": {name: p.detach() for name, p in module.named_parameters()},
+        "optimisers": [optimiser.state_dict()["state"] for optimiser in optimisers],
+        "rng": torch.get_rng_state(),
+        # This device's state is enough: all processes draw equally many numbers.
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "progress": vars(progress),
+        "stream": stream.state_dict(),
+    }
     with replacing(path) as file:
-        save_tensors(file, tensors, {"paceline": json.dumps(header)})
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch says so that the disk is full.
+            raise OSError(str(error).partition("\n")[0]) from None
 
 
 def load_checkpoint(
@@ -129,31 +131,23 @@ def load_checkpoint(
 ) -> Progress:
     """Restore a run. PacelineError if the file is broken or the checkpoint is of another model."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = loads(file.metadata()["paceline"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    except (SafetensorError, TypeError, KeyError, ValueError) as error:
-        raise PacelineError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from None
-    own = {f"model.{name}": p for name, p in module.named_parameters()}
-    saved = {key: t for key, t in tensors.items() if key.startswith("model.")}
-    states: dict[int, dict[int, dict[str, Tensor]]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimiser."):
-            _, number, index, name = key.split(".")
-            states.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
-    if {k: p.shape for k, p in own.items()} != {k: t.shape for k, t in saved.items()} or len(states) > len(optimisers):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError) as error:
+        why = str(error).partition("\n")[0]
+        raise PacelineError(f"{path} is not a whole checkpoint ({why}); delete it to start again") from None
+    shapes, saved = ({name: p.shape for name, p in of} for of in (module.named_parameters(), state["model"].items()))
+    if shapes != saved or len(state["optimisers"]) != len(optimisers):
         raise PacelineError(f"{path} is a checkpoint of another model; choose other --checkpoints or delete it")
     with torch.no_grad():
-        for key, parameter in own.items():
-            parameter.copy_(saved[key])
-    for number, optimiser in enumerate(optimisers):
-        groups = optimiser.state_dict()["param_groups"]
-        optimiser.load_state_dict({"state": states.get(number, {}), "param_groups": groups})
-    torch.set_rng_state(tensors["rng"])
-    if torch.cuda.is_available() and "rng.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
-    stream.load_state_dict(header["stream"])
-    return Progress(**header["progress"])
+        for name, parameter in module.named_parameters():
+            parameter.copy_(state["model"][name])
+    for optimiser, of in zip(optimisers, state["optimisers"], strict=True):
+        optimiser.load_state_dict({"state": of, "param_groups": optimiser.state_dict()["param_groups"]})
+    torch.set_rng_state(state["rng"])
+    if torch.cuda.is_available() and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    stream.load_state_dict(state["stream"])
+    return Progress(**state["progress"])
 
 
 Look = Callable[[int], tuple[dict[str, float], str]]
@@ -297,6 +291,9 @@ def train(
     checkpoint = run / CHECKPOINT
     reporter = Reporter(config, run / LOG, quiet=not first)
     progress = Progress()
+    if not checkpoint.exists() and (run / EARLIER).exists():
+        old = f"{run / EARLIER} is of an earlier version of Paceline, which alone can go on with it"
+        raise PacelineError(f"{old}: delete it to start again, or choose other --checkpoints")
     if checkpoint.exists():
         progress = load_checkpoint(checkpoint, module, optimisers, stream)
         reporter.say(f"resumed at step {progress.step}, {progress.tokens:,} tokens")

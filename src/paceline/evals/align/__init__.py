@@ -6,4 +6,4 @@ labels every rule of every answer; the Specification Alignment Rate (SAR) sums i
 
     data -> method(backend) -> generations.jsonl -> judge(backend) -> judgements.jsonl -> figures -> report
 
-`run` goes through these steps; `backend` and `local` ask endpoints and our engine, and know no rules."""
+`run` goes through these steps; `backend` asks endpoints and knows no rules, and `local` opens our engine as one."""

@@ -1,9 +1,11 @@
-"""A backend completes turns of conversations at an endpoint; our own engine's is in `local`. It knows no rules.
+"""A backend completes turns of conversations at an endpoint; `local` opens our own engine's. It knows no rules.
 
-A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows."""
+A request may have a prefix, the beginning of the assistant's turn. It is prefilled; the response is what follows. An
+engine of this process gets token ids: a prefix that repeats an earlier response has the generated tokens."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
@@ -11,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.prompts import Message
-from paceline.evals.align.types import Call, Output
+from paceline.evals.align.types import Call, Output, digest
 from paceline.net.completion import Completion, in_common
 from paceline.net.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from paceline.formats.tokenizer import Tokenizer
 
+MOST_TURNS = 256  # Most turns whose tokens are kept, for prefixes that continue them.
 OPEN, CLOSE = "<think>", "</think>"
 """The marks around a thought."""
 
@@ -101,6 +104,7 @@ class Backend:
 
     def __init__(self, endpoint: Endpoint, label: str, *, tokenizer: Tokenizer | None = None, stream: bool = True):
         self.endpoint, self.label, self.tokenizer, self.stream = endpoint, label, tokenizer, stream
+        self._turns: OrderedDict[str, list[int]] = OrderedDict()
 
     @cached_property
     def opened(self) -> bool:
@@ -112,7 +116,10 @@ class Backend:
         began = perf_counter()
         rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
         request = continued(request, rendered)
-        completion = await self.endpoint.complete(self.body(request, rendered))
+        if self.endpoint.in_process:
+            completion = await self._of_tokens(request)
+        else:
+            completion = await self.endpoint.complete(self.body(request, rendered))
         completion.seconds = round(perf_counter() - began, 6)
         return completion, self._call(request, completion)
 
@@ -138,6 +145,36 @@ class Backend:
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return body | {"messages": messages}
 
+    async def _of_tokens(self, request: Request) -> Completion:
+        """The response of an engine of this process, which is asked with token ids."""
+        assert self.tokenizer is not None
+        stops, prefix = [self.tokenizer.encode_text(stop) for stop in request.stop], self._prefix(request)
+        body = {
+            **{"temperature": 0.0, **request.seeded.body()},
+            "prompt": [*self.tokenizer.encode_chat(request.messages), *prefix],
+            "stop": list(request.stop),
+            "stop_token_ids": [ids[0] for ids in stops if len(ids) == 1],  # Special tokens are not in the text.
+            "user": request.scope,
+            "return_token_ids": True,
+        }
+        completion = await self.endpoint.complete(body)
+        remember(self._turns, _turn(request), [*prefix, *completion.tokens], MOST_TURNS)
+        return completion
+
+    def _prefix(self, request: Request) -> list[int]:
+        """Tokens of the prefix: generated tokens while it repeats an earlier response, then the tokenizer's.
+
+        A model may spell a text in other tokens than the tokenizer, and must continue from its own tokens."""
+        if not request.prefix:
+            return []
+        assert self.tokenizer is not None
+        decode, written = self.tokenizer.decode, self._turns.get(_turn(request), [])
+        end = next((n for n in range(len(written), 0, -1) if request.prefix.startswith(decode(written[:n]))), 0)
+        text = decode(written[:end])
+        while end and decode(written[: end - 1]) == text:  # This drops end tokens, which have no text.
+            end -= 1
+        return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
+
     def _call(self, request: Request, completion: Completion) -> Call:
         usage, injected = completion.usage, 0 if not request.forced else None
         if request.forced and self.tokenizer is not None:
@@ -159,3 +196,16 @@ def _speculation(done: Completion) -> dict[str, Any] | None:
     """Rounds and drafted tokens, if the server reports them, as vLLM and ours do; else None."""
     found = {"rounds": done.rounds, "draft_tokens": done.speculation.get("num_draft_tokens")}
     return found if all(isinstance(count, int) for count in found.values()) else None
+
+
+def _turn(request: Request) -> str:
+    """A key that all requests of one turn share."""
+    return digest([request.scope, request.sample, request.messages])
+
+
+def remember(memory: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    """Store a value as the newest, and drop the oldest ones beyond `most`."""
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > most:
+        memory.popitem(last=False)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.tally import Tally
 from paceline.evals.align.options import ALPHA, Scoring
 from paceline.evals.align.types import KINDS, Rule, Scenario, Verdict
 from paceline.runs.runs import ENOUGH, read_about, rows
@@ -274,7 +275,7 @@ def by_phase(folder: Path, about: About) -> list[dict[str, Any]]:
             "phase": phase,
             **one,
             "seconds": round(one["seconds"], 3),
-            "tokens_a_round": one["generated"] / one["rounds"] if one["rounds"] else None,
+            "tokens_a_round": Tally(one["generated"], one["rounds"]).mean_accepted_tokens or None,
             "reused": one["cached"] / one["prefilled"] if one["prefilled"] else None,
         }
         for (method, phase), one in sums.items()

@@ -144,9 +144,9 @@ async def _align(
 async def open_backend(spec: str, asked: AlignOptions, keys: Keys) -> Backend:
     """Open an endpoint, or our engine if `spec` is a folder. Raises PacelineError if it cannot be opened."""
     if not is_url(spec):
-        from paceline.evals.align.local import LocalBackend
+        from paceline.evals.align.local import local_backend
 
-        return LocalBackend(
+        return local_backend(
             spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency,
             dtype=asked.dtype, device=asked.device, exact=asked.exact, activations=asked.activations,
         )  # fmt: skip
