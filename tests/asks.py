@@ -1,9 +1,7 @@
 """Requests for drafts as the engine makes them: as deep as the rows have room for."""
 
-from typing import Any
-
 from paceline.draft.base import Ask
 
 
-def asked(*rows: Any) -> list[Ask]:
+def asked(*rows):
     return [Ask(row, row.max_draft) for row in rows]

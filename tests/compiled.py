@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.ahead import parts
 
 
-def import_all() -> None:
+def import_all():
     """Collect every test and run none. What is wrong with one pytest itself will say."""
     with open(devnull, "w") as nowhere, redirect_stdout(nowhere):
         pytest.main(["--collect-only", "-q", "-n0", "-p", "no:cacheprovider"])

@@ -14,23 +14,16 @@
 What they draft for a row depends on the row alone, never on the rows beside it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import torch
 
-from paceline.core.request import Row
-from paceline.core.round import Round
 from paceline.core.sampling import probabilities
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.base import Ask, Drafter, stamp
+from paceline.draft.base import Drafter, stamp
 from paceline.errors import PacelineError
-from paceline.target.base import Needs, Target
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 
 TOKENS_ONLY = (
@@ -40,7 +33,7 @@ TOKENS_ONLY = (
 compiles all they have, and so is not done to collect tests."""
 
 
-def dice(seed: int, row: Row) -> np.random.Generator:
+def dice(seed, row):
     """Randomness that is the row's own, whatever its id and its neighbours."""
     return np.random.default_rng([seed, *row.tokens[-3:].tolist(), len(row)])
 
@@ -50,16 +43,16 @@ class Random(Drafter):
 
     name = "random"
 
-    def __init__(self, seed: int = 0, deep: int = 9, tree: bool = True):
+    def __init__(self, seed=0, deep=9, tree=True):
         self.seed, self.deep, self.tree = seed, deep, tree
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         self.vocab_size = target.vocab_size
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         return [self._draft(row) for row, _ in asks]
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         rng = dice(self.seed, row)
         n = int(rng.integers(self.deep + 1))
         tokens = rng.integers(self.vocab_size, size=n)
@@ -76,18 +69,16 @@ class Oracle(Drafter):
 
     name = "oracle"
 
-    def __init__(
-        self, answers: Mapping[tuple[int, ...], Sequence[int]], error: float = 0.1, branches: int = 0, deep: int = 7
-    ):
+    def __init__(self, answers, error=0.1, branches=0, deep=7):
         self.answers, self.error, self.branches, self.deep = answers, error, branches, deep
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         self.vocab_size = target.vocab_size
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         return [self._draft(row) for row, _ in asks]
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         rng = dice(1, row)
         known = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
         truth = np.array(known[len(row) : len(row) + int(rng.integers(self.deep + 1))], np.int64)
@@ -95,8 +86,8 @@ class Oracle(Drafter):
         truth = np.where(wrong, rng.integers(self.vocab_size, size=len(truth)), truth)
         if not self.branches:
             return DraftTree.chain(row.last_token, truth, source=self.name)
-        tokens: list[int] = []
-        parent: list[int] = []
+        tokens = []
+        parent = []
         node = 0
         for token in truth.tolist():
             at = int(rng.integers(self.branches + 1))
@@ -113,7 +104,7 @@ class Oracle(Drafter):
 class Right(Oracle):
     """Drafts `deep` tokens of the answer: every draft stands whole."""
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         text = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
         return self.chain_after(row, np.array(text[len(row) : len(row) + min(self.deep, row.max_draft)]))
 
@@ -121,7 +112,7 @@ class Right(Oracle):
 class Idle(Oracle):
     """Drafts only in some rounds, and several tokens then."""
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         return super()._draft(row) if dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
 
 
@@ -132,14 +123,14 @@ class Coupled(Drafter):
 
     name = "coupled"
 
-    def __init__(self, table: torch.Tensor, widths: Sequence[int] = (1, 1, 1)):
+    def __init__(self, table, widths=(1, 1, 1)):
         self.table, self.widths = table, widths
-        self._known: dict[object, torch.Tensor] = {}
+        self._known = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         return [self._draft(row) for row, _ in asks]
 
-    def _q(self, drafted: Sequence[int], row: Row) -> torch.Tensor:
+    def _q(self, drafted, row):
         """What may follow the row and what was drafted after it; empty where a grammar allows nothing."""
         token, p = [row.last_token, *drafted][-1], row.params
         key = (token, p.temperature, p.top_k, p.top_p, p.min_p)
@@ -151,9 +142,9 @@ class Coupled(Drafter):
                 return torch.zeros(self.table.shape[1])
         return self._known[key]
 
-    def _draft(self, row: Row) -> DraftTree:
+    def _draft(self, row):
         tokens, parent = [row.last_token], [-1]
-        ways: list[list[int]] = [[]]
+        ways = [[]]
         level = [0]
         for depth, width in enumerate(self.widths[: max(row.max_draft, 0)]):
             above, level = level, []
@@ -169,10 +160,10 @@ class Coupled(Drafter):
 class Bigrams(Coupled):
     """Drafts what the target says after one token alone: close enough to be accepted, far enough to be wrong."""
 
-    def __init__(self, widths: Sequence[int]):
+    def __init__(self, widths):
         super().__init__(torch.empty(0), widths)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         slot = target.add_row(4)
         tokens = np.array([1, *range(target.vocab_size)])
         star = np.array([-1] + [0] * target.vocab_size)
@@ -185,30 +176,30 @@ class Probing(Drafter):
 
     seen  how often the token the target decided at a node was carried by a probe there."""
 
-    def __init__(self, inner: Drafter, answers: Mapping[tuple[int, ...], Sequence[int]]):
+    def __init__(self, inner, answers):
         self.inner, self.answers = inner, answers
         self.name = inner.name + " with probes"
         self.seen = 0
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         self.inner.bind(target)
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         drafts = stamp(self.inner.propose(asks), self.inner)
         return [self._probe(row, tree) for row, tree in zip(rows, drafts, strict=True)]
 
-    def _probe(self, row: Row, tree: DraftTree) -> DraftTree:
+    def _probe(self, row, tree):
         known = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
         tokens, parent, probe = [row.last_token], [-1], [False]
 
-        def add(token: int, above: int, is_probe: bool) -> int:
+        def add(token, above, is_probe):
             tokens.append(int(token))
             parent.append(above)
             probe.append(is_probe)
             return len(tokens) - 1
 
-        where: dict[int, int] = {}
+        where = {}
         for node in range(len(tree)):
             where[node] = 0 if node == 0 else add(int(tree.tokens[node]), where[int(tree.parent[node])], False)
             next_one = len(row) + int(tree.depth[node])
@@ -216,7 +207,7 @@ class Probing(Drafter):
             add(int(right), add(int(right), where[node], True), True)
         return DraftTree(np.array(tokens), np.array(parent), probe=np.array(probe), source=tree.source)
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         for tree, done in zip(round.trees, round.accepted, strict=True):
             if tree.probe is not None:
                 assert not tree.probe[done.path].any()
@@ -235,19 +226,19 @@ class EarlyExit(Drafter):
 
     name = "early-exit"
 
-    def __init__(self, exit: int, deep: int = 4, branch: bool = True, idle: float = 0.2):
+    def __init__(self, exit, deep=4, branch=True, idle=0.2):
         self.exit, self.deep, self.branch, self.idle = exit, deep, branch, idle
         self.needs = Needs(resume_layer=exit)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         assert isinstance(target, Decoder)
         self.target = target
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         deep = [0 if dice(2, row).random() < self.idle else min(self.deep, row.max_draft) for row in rows]
         trees = [DraftTree.root(row.last_token) for row in rows]
-        states: list[list[torch.Tensor]] = [[] for _ in rows]
+        states = [[] for _ in rows]
         leaf = [0] * len(rows)
         for depth in range(self.deep + 1):
             active = [i for i in range(len(rows)) if deep[i] >= max(depth, 1)]
@@ -270,7 +261,7 @@ class EarlyExit(Drafter):
                 trees[i].hidden = torch.cat(state)
         return trees
 
-    def _grow(self, tree: DraftTree, leaf: int, logits: torch.Tensor) -> tuple[DraftTree, int]:
+    def _grow(self, tree, leaf, logits):
         best, second = logits.topk(2).indices.tolist()
         drafted = [second, best] if self.branch and leaf == 0 else [best]
         tokens = [*tree.tokens[1:].tolist(), *drafted]
@@ -281,24 +272,24 @@ class EarlyExit(Drafter):
 class Listening(Drafter):
     """Wraps a drafter, asks for everything, and checks the shapes and the order of what it is given."""
 
-    def __init__(self, inner: Drafter, needs: Needs):
+    def __init__(self, inner, needs):
         self.inner, self.needs = inner, needs | inner.needs
         self.name = inner.name
-        self.events: list[str] = []
-        self.rows: dict[int, str] = {}
+        self.events = []
+        self.rows = {}
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target):
         self.target = target
         self.inner.bind(target)
 
-    def start(self, row: Row) -> None:
+    def start(self, row):
         assert row.id not in self.rows, "ids are unique"
         assert row.num_new == 0
         self.rows[row.id] = "started"
         self.events.append("start")
         self.inner.start(row)
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         self.events.append("propose")
         for row in rows:
@@ -307,14 +298,14 @@ class Listening(Drafter):
             assert self.target.length(row.slot) == row.cached == len(row) - 1
         return stamp(self.inner.propose(asks), self.inner)
 
-    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+    def on_layer(self, layer, hidden, round):
         self.events.append("on_layer")
         assert round.spans()[-1].stop == len(hidden)
         assert [span.stop - span.start for span in round.spans()] == [segment.num_run for segment in round.segments]
         assert layer == self.needs.callback_layer
         self.width = hidden.shape
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         rows, trees, verdict, accepted = round.rows, round.trees, round.verdict, round.accepted
         assert verdict is not None
         self.events.append("observe")
@@ -337,7 +328,7 @@ class Listening(Drafter):
             assert verdict.top_k[1].shape == (len(verdict.logits), self.needs.top_k)
         self.inner.observe(round)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row):
         assert self.rows[row.id] == "started"
         self.rows[row.id] = "dropped"
         self.events.append("drop")
@@ -349,30 +340,30 @@ class Failing(Drafter):
 
     name = "failing"
 
-    def __init__(self, method: str, time: int = 1):
+    def __init__(self, method, time=1):
         self.method, self.left = method, time
 
-    def _maybe_fail(self, method: str) -> None:
+    def _maybe_fail(self, method):
         if method == self.method:
             self.left -= 1
             if self.left == 0:
                 raise RuntimeError(f"{method} failed")
 
-    def start(self, row: Row) -> None:
+    def start(self, row):
         self._maybe_fail("start")
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         self._maybe_fail("propose")
         return [DraftTree.chain(row.last_token, [row.last_token] * min(2, most)) for row, most in asks]
 
-    def observe(self, *_: Any) -> None:
+    def observe(self, *_):
         self._maybe_fail("observe")
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row):
         self._maybe_fail("drop")
 
 
-BY_NAME: dict[str, Callable[[Mapping[tuple[int, ...], Sequence[int]]], Drafter]] = {
+BY_NAME = {
     "random chain": lambda answers: Random(tree=False),
     "random tree": lambda answers: Random(),
     "oracle chain": lambda answers: Oracle(answers, error=0.2),
@@ -383,6 +374,6 @@ BY_NAME: dict[str, Callable[[Mapping[tuple[int, ...], Sequence[int]]], Drafter]]
 }
 
 
-def by_name(name: str, answers: Mapping[tuple[int, ...], Sequence[int]]) -> Drafter:
+def by_name(name, answers):
     """One of those, which know whole texts by prompt, or a registered drafter."""
     return BY_NAME[name](answers) if name in BY_NAME else registry.create(name)

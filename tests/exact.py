@@ -1,18 +1,12 @@
 """What exactness must withstand: the same tokens verified alone, in drafts of any shape, in batches, in pieces."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from paceline.core.segment import Segment
-from paceline.core.tree import IntArray
-from paceline.target.decoder import Decoder
 
 
-def one_by_one(target: Decoder, text: Sequence[int]) -> torch.Tensor:
+def one_by_one(target, text):
     """Logits after every token of `text`, [tokens, V], each token verified alone: plain decoding."""
     slot = target.add_row(len(text))
     rows = []
@@ -23,7 +17,7 @@ def one_by_one(target: Decoder, text: Sequence[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def in_pieces(target: Decoder, text: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def in_pieces(target, text, sizes):
     """The same, as chains of these sizes."""
     slot, rows, begin = target.add_row(len(text)), [], 0
     for size in sizes:
@@ -34,7 +28,7 @@ def in_pieces(target: Decoder, text: Sequence[int], sizes: Sequence[int]) -> tor
     return torch.cat(rows)
 
 
-def prepared(target: Decoder, texts: Sequence[Sequence[int]]) -> list[int]:
+def prepared(target, texts):
     """A slot for each text, which it holds."""
     slots = [target.add_row(len(text)) for text in texts]
     for slot, text in zip(slots, texts, strict=True):
@@ -43,9 +37,7 @@ def prepared(target: Decoder, texts: Sequence[Sequence[int]]) -> list[int]:
     return slots
 
 
-def hidden_in_tree(
-    rng: np.random.Generator, path: Sequence[int], others: int, vocab: int
-) -> tuple[list[int], list[int], list[int]]:
+def hidden_in_tree(rng, path, others, vocab):
     """(tokens, parents, nodes of the path) of a random tree that has `path` as one of its branches, with other nodes
     between those of the path."""
     where = np.sort(rng.choice(np.arange(1, len(path) + others), len(path) - 1, replace=False)).tolist()
@@ -61,7 +53,7 @@ def hidden_in_tree(
     return tokens, parents, nodes
 
 
-def tree(slot: int, tokens: Sequence[int], parents: Sequence[int]) -> Segment:
+def tree(slot, tokens, parents):
     """A segment whose nodes are all asked for."""
-    array: IntArray = np.array(tokens, np.int64)
+    array = np.array(tokens, np.int64)
     return Segment(slot, array, np.array(parents, np.int64), num_logits=len(array))

@@ -7,21 +7,17 @@
 The target checks its caller: every breach of the contract of `paceline.target.base.Target` is an AssertionError.
 """
 
-from __future__ import annotations
-
 import codecs
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from paceline.core.clock import Clock
-from paceline.core.request import Detokenizer, Row
-from paceline.core.sampling import SamplingParams, probabilities, warp
-from paceline.core.segment import Segment, Verdict
+from paceline.core.request import Row
+from paceline.core.sampling import probabilities, warp
+from paceline.core.segment import Verdict
 from paceline.core.tree import depths
-from paceline.target.base import LayerCallback, Needs, Target
+from paceline.target.base import Needs, Target
 
 Prefix = tuple[int, ...]
 
@@ -38,18 +34,7 @@ class TableTarget(Target):
     Hidden states are not supported: asking for them raises NotImplementedError.
     """
 
-    def __init__(
-        self,
-        vocab_size: int = 8,
-        *,
-        order: int | None = 2,
-        seed: int = 0,
-        scale: float = 2.0,
-        zeros: float = 0.0,
-        eos: Sequence[int] = (),
-        max_context: int = 4096,
-        logits: Callable[[Prefix], np.ndarray] | None = None,
-    ):
+    def __init__(self, vocab_size=8, *, order=2, seed=0, scale=2.0, zeros=0.0, eos=(), max_context=4096, logits=None):
         self.vocab_size = vocab_size
         self.num_layers = 1
         self.hidden_size = 1
@@ -62,14 +47,14 @@ class TableTarget(Target):
         self.forwards = 0
         self.nodes = 0
         self._logits = logits or self._random_logits
-        self._table: dict[Prefix, torch.Tensor] = {}
-        self._rows: dict[int, list[int]] = {}
-        self._running: dict[int, Segment] = {}
+        self._table = {}
+        self._rows = {}
+        self._running = {}
         self._next_slot = 0
 
     # What it says ---------------------------------------------------------------------------------------------
 
-    def logits_after(self, tokens: Sequence[int]) -> torch.Tensor:
+    def logits_after(self, tokens):
         """Next-token logits behind `tokens`, float64 [V]."""
         prefix = tuple(int(t) for t in tokens)
         if self.order is not None:
@@ -78,17 +63,17 @@ class TableTarget(Target):
             self._table[prefix] = torch.from_numpy(np.asarray(self._logits(prefix), np.float64))
         return self._table[prefix]
 
-    def _random_logits(self, prefix: Prefix) -> np.ndarray:
+    def _random_logits(self, prefix):
         random = np.random.default_rng([self.seed, len(prefix), *prefix])
         logits = random.normal(size=self.vocab_size) * self.scale
         logits[(random.random(self.vocab_size) < self.zeros) & (logits < logits.max())] = -np.inf
         return logits
 
-    def probabilities_after(self, tokens: Sequence[int], params: SamplingParams) -> torch.Tensor:
+    def probabilities_after(self, tokens, params):
         """The distribution plain decoding draws from behind `tokens`, float64 [V]."""
         return probabilities(self.logits_after(tokens).unsqueeze(0), params, [np.asarray(tokens, np.int64)])[0]
 
-    def plain(self, prompt: Sequence[int], params: SamplingParams, detokenizer: Detokenizer | None = None) -> Row:
+    def plain(self, prompt, params, detokenizer=None):
         """`prompt` answered by plain decoding, token by token and without an engine: what every drafter must give
         for the same seed."""
         eos = self.eos_token_ids
@@ -105,38 +90,35 @@ class TableTarget(Target):
 
     # The interface --------------------------------------------------------------------------------------------
 
-    def rows(self, slot: int) -> list[int]:
+    def rows(self, slot):
         """Committed tokens of a row."""
         return list(self._rows[slot])
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self):
         """Rows that were added and not dropped."""
         return len(self._rows)
 
-    def add_row(self, expected_length: int) -> int:
+    def add_row(self, expected_length):
         assert 0 < expected_length <= self.max_context, f"expected_length is {expected_length}"
         slot, self._next_slot = self._next_slot, self._next_slot + 1
         self._rows[slot] = []
         return slot
 
-    def drop_row(self, slot: int) -> None:
+    def drop_row(self, slot):
         del self._rows[slot]
         self._running.pop(slot, None)
 
-    def length(self, slot: int) -> int:
+    def length(self, slot):
         return len(self._rows[slot])
 
-    def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
-        clock: Clock | None = None,
-    ) -> Verdict:  # fmt: skip
+    def verify(self, segments, needs=Needs(), on_layer=None, clock=None):  # fmt: skip
         if needs.hidden_layers or needs.resume_layer is not None or needs.callback_layer is not None:
             raise NotImplementedError("a table has no layers")
         assert segments, "a forward over nothing"
         assert len({segment.slot for segment in segments}) == len(segments), "a row is in the forward twice"
         self._running = {}
-        logits: list[torch.Tensor] = []
+        logits = []
         logits_at = [0]
         for segment in segments:
             self._check(segment)
@@ -151,7 +133,7 @@ class TableTarget(Target):
         top_k = packed.topk(needs.top_k) if needs.top_k else None
         return Verdict(packed, logits_at, top_k=None if top_k is None else (top_k.values, top_k.indices))
 
-    def _check(self, segment: Segment) -> None:
+    def _check(self, segment):
         """Everything a segment must be."""
         tokens, parent = segment.tokens, segment.parent
         assert segment.slot in self._rows, f"no row in slot {segment.slot}"
@@ -168,19 +150,19 @@ class TableTarget(Target):
         reach = self.length(segment.slot) + int(depths(parent).max()) + 1
         assert reach <= self.max_context, f"the row would hold {reach} tokens"
 
-    def _paths(self, segment: Segment) -> list[list[int]]:
+    def _paths(self, segment):
         """Every node's tokens from the beginning of the row to itself."""
         row = self._rows[segment.slot]
-        paths: list[list[int]] = []
+        paths = []
         for token, above in zip(segment.tokens.tolist(), segment.parent.tolist(), strict=True):
             paths.append([*(paths[above] if above >= 0 else row), token])
         return paths
 
-    def truncate(self, slot: int, length: int) -> None:
+    def truncate(self, slot, length):
         assert length <= len(self._rows[slot])
         del self._rows[slot][length:]
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
+    def commit(self, slot, path):
         segment = self._running.pop(slot, None)
         assert segment is not None, f"slot {slot} was not in the last forward, or is committed already"
         assert len(path) > 0, "the root is always kept"
@@ -195,23 +177,23 @@ class Spelling:
 
     Text comes out character by character as bytes complete it; what never completes becomes U+FFFD at the end."""
 
-    def __init__(self, pieces: Sequence[bytes]):
+    def __init__(self, pieces):
         self._pieces = pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int) -> str:
+    def push(self, token):
         return self._utf8.decode(self._pieces[token])
 
-    def flush(self) -> str:
+    def flush(self):
         return self._utf8.decode(b"", final=True)
 
 
 class Restless:
     """A clock whose seconds are random: prices that change all the time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._rng, self._now = np.random.default_rng(0), 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         self._now += float(self._rng.choice([1e-4, 1e-3, 0.1]) * self._rng.random())
         return self._now

@@ -5,8 +5,6 @@
 
 Weights and texts are whole numbers of NumPy's PCG64, scaled: the same with any version of torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from hashlib import sha256
@@ -26,7 +24,7 @@ from tests import exact, models
 from tests.drafters import Coupled
 
 FILE = Path(__file__).with_name("hashes.json")
-KINDS: dict[str, tuple[str | None, int]] = {"float32": (None, 0), "int8, 8": ("int8", 8), "int4, 16": ("int4", 16)}
+KINDS = {"float32": (None, 0), "int8, 8": ("int8", 8), "int4, 16": ("int4", 16)}
 """Precision of the weights, and bits of inputs of products with blocks."""
 PARAMS = (
     SamplingParams(max_tokens=12, logprobs=2, prompt_logprobs=1),
@@ -42,19 +40,19 @@ PARAMS = (
 class Source:
     """Random numbers."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed):
         self._bits = np.random.PCG64(seed)
 
-    def noise(self, *shape: int) -> torch.Tensor:
+    def noise(self, *shape):
         """Float32 around 0, of variance 1."""
         whole = self._bits.random_raw(int(np.prod(shape))) >> 40
         return torch.from_numpy(((whole / 2**24 - 0.5) * 12**0.5).astype(np.float32)).view(shape)
 
-    def tokens(self, count: int) -> list[int]:
+    def tokens(self, count):
         return (4 + self._bits.random_raw(count) % (models.VOCAB_SIZE - 4)).tolist()
 
 
-def target_of(family: str, kind: str) -> Decoder:
+def target_of(family, kind):
     config, source = models.config(family), Source(0)
     shapes = weight_shapes(config)
     has_states = any(name.endswith("A_log") for name in shapes)
@@ -69,7 +67,7 @@ def target_of(family: str, kind: str) -> Decoder:
     return target
 
 
-def said_by(target: Decoder) -> list[torch.Tensor]:
+def said_by(target):
     """Logits of single tokens, a prompt at once, chains, a tree, and a batch."""
     text, rng = Source(1).tokens(90), np.random.default_rng(0)
     found = [exact.one_by_one(target, text), *(exact.in_pieces(target, text, sizes) for sizes in ([90], [64, 26]))]
@@ -80,24 +78,24 @@ def said_by(target: Decoder) -> list[torch.Tensor]:
     return found
 
 
-def answers_of(target: Decoder) -> list[object]:
+def answers_of(target):
     """Tokens and log-probabilities of answers, greedy and sampled, which are the same without drafts, with chains and
     with trees."""
     table = 3 * Source(2).noise(models.VOCAB_SIZE, models.VOCAB_SIZE)
     prompts = [Source(3 + i).tokens(20) for i in range(4)]
-    said: list[object] = []
+    said = []
     for draft in ("none", Coupled(table), Coupled(table, (3, 2))):
         engine = Engine(target, draft, exact=True, reuse=False)
         rows = [engine.add(prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
         engine.finish(rows)
         assert not any(row.error for row in rows)
-        made: list[object] = [(row.tokens.tolist(), row.logprobs, row.prompt_logprobs) for row in rows]
+        made = [(row.tokens.tolist(), row.logprobs, row.prompt_logprobs) for row in rows]
         assert said in ([], made), "a seed gives another text with another draft"
         said = made
     return said
 
 
-def hashes(family: str) -> dict[str, list[str]]:
+def hashes(family):
     """By kind: of logits, and of answers. 12 digits each."""
     found = {}
     for kind in KINDS:
@@ -109,7 +107,7 @@ def hashes(family: str) -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=[*models.NATIVE])
     parser.add_argument("--write", action="store_true")

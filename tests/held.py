@@ -1,15 +1,11 @@
 """What an object holds of rows: for tests that nothing stays of those that have left."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from paceline.target.cache import RaggedCache
 
 
-def held(part: Any, depth: int = 4) -> int:
+def held(part, depth=4):
     """Entries that an object and its parts hold by row, and rows in their caches."""
     if isinstance(part, RaggedCache):
         return len(part.held)

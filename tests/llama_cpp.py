@@ -3,9 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +25,7 @@ print("SAID", json.dumps([json.load(urllib.request.urlopen(one)) for one in aske
 """
 
 
-def answers(file: Path, route: str, requests: Sequence[dict[str, Any]], drafted: int = 0) -> list[dict[str, Any]]:
+def answers(file, route, requests, drafted=0):
     """What its server says to requests, all in float32. drafted: tokens a round of the head in the file."""
     python = os.environ.get("PACELINE_XLLAMACPP_PYTHON")
     if not python:
@@ -37,5 +34,5 @@ def answers(file: Path, route: str, requests: Sequence[dict[str, Any]], drafted:
     done = subprocess.run([python, "-c", SERVER], input=given, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith("SAID ")]
     assert said, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(said[0].removeprefix("SAID "))
+    found = json.loads(said[0].removeprefix("SAID "))
     return found

@@ -8,11 +8,9 @@ rounding: two distributions that differ by 1e-9 are told apart.
     # {(True, 0): 0.125, (True, 1): 0.125, (False, 0): 0.375, (False, 1): 0.375}
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -23,19 +21,18 @@ import torch
 from paceline.core.accept import accept
 from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams
-from paceline.core.tree import DraftTree, IntArray
-from tests.fakes import TableTarget
+from paceline.core.tree import DraftTree
 
 
 class Branches:
     """One way through all random decisions: the branches in `script` first, then the first possible ones."""
 
-    def __init__(self, script: Sequence[int] = ()):
+    def __init__(self, script=()):
         self.probability = 1.0
-        self.trail: list[tuple[int, int]] = []
+        self.trail = []
         self.script = script
 
-    def decide(self, weights: Sequence[float]) -> int:
+    def decide(self, weights):
         """An index into `weights`, which are as probable as they are heavy; one of weight 0 is never taken."""
         possible = [i for i, weight in enumerate(weights) if weight > 0]
         assert possible, "nothing can happen"
@@ -45,7 +42,7 @@ class Branches:
         self.probability *= weights[possible[branch]] / sum(weights)
         return possible[branch]
 
-    def next_script(self) -> list[int] | None:
+    def next_script(self):
         """The way after this one: the last decision that has another branch left takes it."""
         trail = list(self.trail)
         while trail and trail[-1][0] == trail[-1][1] - 1:
@@ -53,10 +50,10 @@ class Branches:
         return [branch for branch, _ in trail[:-1]] + [trail[-1][0] + 1] if trail else None
 
 
-def outcomes(run: Callable[[Branches], Hashable]) -> dict[Any, float]:
+def outcomes(run):
     """Probability of each result of `run`, which must take all its randomness from what it is given."""
-    found: dict[Any, float] = defaultdict(float)
-    script: list[int] | None = []
+    found = defaultdict(float)
+    script = []
     while script is not None:
         branches = Branches(script)
         result = run(branches)
@@ -71,28 +68,26 @@ class BranchingNoise(Noise):
     walked: a place in the text has one uniform number, from which every distribution takes a token by its cumulative
     sums. Each decision leaves the part of the number's range that agrees with it."""
 
-    def __init__(self, branches: Branches):
+    def __init__(self, branches):
         self.seed = self.key = 0
         self.branches = branches
-        self.decided: set[int] = set()
-        self._left: dict[int, tuple[float, float]] = {}
+        self.decided = set()
+        self._left = {}
 
-    def copied(self, branches: Branches) -> BranchingNoise:
+    def copied(self, branches):
         """The same noise, as far as it is decided, on another way that begins alike."""
         branches.trail, branches.probability = [*self.branches.trail], self.branches.probability
         made = BranchingNoise(branches)
         made.decided, made._left = {*self.decided}, {**self._left}
         return made
 
-    def choose(self, probs: torch.Tensor, position: int) -> int:
+    def choose(self, probs, position):
         # The noise of a position decides one token: used twice, it would tie together what must be independent.
         assert position not in self.decided, f"output position {position} was decided twice"
         self.decided.add(position)
         return self._taken(probs, position)
 
-    def guess(
-        self, probs: torch.Tensor, position: int, count: int = 1, tokens: IntArray | None = None
-    ) -> tuple[IntArray, Any]:
+    def guess(self, probs, position, count=1, tokens=None):
         given = probs.tolist()
         possible = sum(p > 0 for p in given)
         if not possible or not all(map(math.isfinite, given)):
@@ -102,11 +97,11 @@ class BranchingNoise(Noise):
         best = np.array([first, *others][: min(count, possible)])
         return best, np.arange(1.0, len(best) + 1)
 
-    def happens(self, probability: float, position: int) -> bool:
+    def happens(self, probability, position):
         assert 0 <= probability <= 1
         return self.branches.decide([probability, 1 - probability]) == 0
 
-    def _taken(self, probs: torch.Tensor, position: int) -> int:
+    def _taken(self, probs, position):
         low, high = self._left.get(position, (0.0, 1.0))
         given = probs.tolist()
         total = sum(given)
@@ -122,7 +117,7 @@ class BranchingNoise(Noise):
 class Request:
     """The little that acceptance asks of a row."""
 
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams, noise: Noise):
+    def __init__(self, prompt, answer, params, noise):
         self.params = params
         self.noise = noise
         self.tokens = np.array([*prompt, *answer], np.int64)
@@ -135,20 +130,11 @@ Draft = Callable[[Sequence[int], int, Noise], DraftTree]
 Rule = Callable[..., list[Any]]
 
 
-def one_round(
-    target: TableTarget,
-    prompt: Sequence[int],
-    answer: tuple[int, ...],
-    params: SamplingParams,
-    draft: Draft,
-    max_tokens: int,
-    noise: Noise,
-    rule: Rule = accept,
-) -> tuple[int, ...]:
+def one_round(target, prompt, answer, params, draft, max_tokens, noise, rule=accept):
     """Tokens that one round adds after `answer`, the tree cut and the tokens counted as in the engine."""
     request = Request(prompt, answer, params, noise)
     tree = draft(request.tokens.tolist(), len(answer), noise).clipped(max_tokens - len(answer) - 1)
-    paths: list[list[int]] = []
+    paths = []
     for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
         paths.append([*(paths[above] if above >= 0 else request.tokens[:-1].tolist()), token])
     logits = torch.stack([target.logits_after(path) for path in paths])
@@ -156,17 +142,7 @@ def one_round(
     return tuple(done.tokens)
 
 
-def answer_of(
-    target: TableTarget,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    draft: Draft,
-    max_tokens: int,
-    noise: Noise,
-    rule: Rule = accept,
-    answer: tuple[int, ...] = (),
-    after: Callable[[tuple[int, ...]], object] = lambda answer: None,
-) -> tuple[int, ...]:
+def answer_of(target, prompt, params, draft, max_tokens, noise, rule=accept, answer=(), after=lambda answer: None):
     """The answer of `max_tokens` tokens, round by round, by one row's noise.
 
     answer  its tokens so far. after: called with it after each round."""
@@ -178,20 +154,13 @@ def answer_of(
     return answer
 
 
-def speculative(
-    target: TableTarget,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    draft: Draft,
-    max_tokens: int,
-    rule: Rule = accept,
-) -> dict[tuple[int, ...], float]:
+def speculative(target, prompt, params, draft, max_tokens, rule=accept):
     """Probability of every answer of `max_tokens` tokens, over all the noise that there can be. A round's drafts read
     the noise of places that later rounds decide, so whole answers are walked; but a way goes on from the last round in
     which all was decided as on the way before."""
-    rounds: list[tuple[BranchingNoise, tuple[int, ...]]] = []
+    rounds = []
 
-    def run(branches: Branches) -> tuple[int, ...]:
+    def run(branches):
         while rounds and len(rounds[-1][0].branches.trail) >= len(branches.script):
             rounds.pop()
         noise, answer = BranchingNoise(branches), tuple[int, ...]()
@@ -206,11 +175,9 @@ def speculative(
     return outcomes(run)
 
 
-def plain(
-    target: TableTarget, prompt: Sequence[int], params: SamplingParams, max_tokens: int
-) -> dict[tuple[int, ...], float]:
+def plain(target, prompt, params, max_tokens):
     """Probability of every answer of `max_tokens` tokens when the target decodes alone: a product, nothing else."""
-    answers: dict[tuple[int, ...], float] = {(): 1.0}
+    answers = {(): 1.0}
     for _ in range(max_tokens):
         answers = {
             (*answer, token): before * p
@@ -221,7 +188,7 @@ def plain(
     return answers
 
 
-def largest_difference(one: dict[Any, float], other: dict[Any, float]) -> float:
+def largest_difference(one, other):
     """Largest difference of the probabilities of any outcome."""
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
 
@@ -229,14 +196,7 @@ def largest_difference(one: dict[Any, float], other: dict[Any, float]) -> float:
 # Drafters -----------------------------------------------------------------------------------------------------
 
 
-def coupled(
-    model: TableTarget,
-    parent: Sequence[int],
-    *,
-    params: SamplingParams = SamplingParams(temperature=1.0),
-    go_on: float = 0.0,
-    late: int = 0,
-) -> Draft:
+def coupled(model, parent, *, params=SamplingParams(temperature=1.0), go_on=0.0, late=0):
     """Trees of shape `parent` (of the drafted nodes, as in DraftTree.of) that a draft model, warped by `params`, makes
     of the row's noise: siblings are its likeliest tokens.
 
@@ -244,13 +204,13 @@ def coupled(
     late   the noise is that of so many places later: a mistake."""
 
     @cache
-    def law_after(tokens: tuple[int, ...]) -> torch.Tensor:
+    def law_after(tokens):
         return model.probabilities_after(tokens, params)
 
-    def draft(tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
+    def draft(tokens, new, noise):
         paths, node_of, above, children = [tuple(tokens)], [0], [-1], defaultdict[int, int](int)
         wanted = {node: list(parent).count(node) for node in parent}
-        found: dict[int, list[int]] = {}
+        found = {}
         for shaped in parent:
             node = node_of[shaped]
             law = law_after(paths[node]) if node >= 0 else None
@@ -272,12 +232,12 @@ def coupled(
     return draft
 
 
-def fixed(model: TableTarget, parent: Sequence[int]) -> Draft:
+def fixed(model, parent):
     """Trees of shape `parent` without noise: siblings are a draft model's best tokens, best first."""
 
-    def draft(tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
+    def draft(tokens, new, noise):
         paths = [list(tokens)]
-        children: dict[int, int] = defaultdict(int)
+        children = defaultdict(int)
         for node in parent:
             ranked = model.logits_after(paths[node]).argsort(descending=True).tolist()
             paths.append([*paths[node], ranked[children[node] % len(ranked)]])

@@ -7,17 +7,14 @@ A p-value is uniform in [0, 1] if the answer is yes, and close to 0 if it is no;
 demands, say, 1e-3 fails for one right program in a thousand seeds, and then always for that seed.
 """
 
-from __future__ import annotations
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 ENOUGH = 5.0
 """Expected counts below this are pooled: the chi-square distribution is an approximation for large counts."""
 
 
-def fit(counts: ArrayLike, probabilities: ArrayLike) -> float:
+def fit(counts, probabilities):
     """p-value of `counts` [V] having been drawn from `probabilities` [V], which sum to 1.
 
     An outcome of probability 0 that was drawn all the same gives 0: no amount of chance explains it."""
@@ -33,7 +30,7 @@ def fit(counts: ArrayLike, probabilities: ArrayLike) -> float:
     return float(stats.chisquare(np.bincount(bins, seen), np.bincount(bins, expected)).pvalue)
 
 
-def same(counts: ArrayLike, others: ArrayLike) -> float:
+def same(counts, others):
     """p-value of two sets of counts [V] having been drawn from the same distribution."""
     table = np.stack([np.asarray(counts, float), np.asarray(others, float)])
     # What a bin of the smaller sample would hold if the two were drawn alike.
@@ -43,7 +40,7 @@ def same(counts: ArrayLike, others: ArrayLike) -> float:
     return float(stats.chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
 
 
-def pooled(expected: NDArray[np.float64]) -> NDArray[np.int64]:
+def pooled(expected):
     """The bin of each outcome, [V]: outcomes are pooled, rarest first, until a bin expects ENOUGH."""
     bins = np.zeros(len(expected), np.int64)
     order = np.argsort(expected, kind="stable")

@@ -1,17 +1,11 @@
 """Random native decoders of every family beside the transformers model they were made from, without touching disk."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.formats.precision import quantised
 from paceline.formats.shape import as_checkpoint, weight_shapes
-from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from tests import models
 from tests.paths import DEVICE
@@ -20,12 +14,7 @@ TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "n
 """Changes that make a model small enough for thousands of forwards a second."""
 
 
-def of(
-    model: PreTrainedModel,
-    dtype: torch.dtype = torch.float32,
-    eos: tuple[int, ...] = (models.EOS,),
-    precision: str | None = None,
-) -> Decoder:
+def of(model, dtype=torch.float32, eos=(models.EOS,), precision=None):
     """The native decoder with the weights of `model`, in blocks of `precision` if it is given."""
     state = as_checkpoint(model.state_dict())
     weights = {name: state[name] for name in weight_shapes(model.config)}
@@ -33,7 +22,7 @@ def of(
     return Decoder(model.config, blocks, dtype=dtype, device="cpu" if precision else DEVICE, eos_token_ids=eos)
 
 
-def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Decoder, PreTrainedModel]:
+def pair(family, dtype=torch.float32, **changes):
     """A native decoder and the float32 transformers model with the same weights."""
     model = models.model(family, **changes)
     return of(model, dtype), model
@@ -42,13 +31,13 @@ def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tup
 TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
 
 
-def logits(target: Target) -> torch.Tensor:
+def logits(target):
     """Logits [12, V] after every token of TEXT, on a row of its own."""
     segment = Segment.chunk(target.add_row(len(TEXT)), np.array(TEXT), last=True)
     segment.num_logits = len(TEXT)
     return target.verify([segment]).logits.float()
 
 
-def off(one: torch.Tensor, other: torch.Tensor) -> float:
+def off(one, other):
     """Root of the mean square of the difference, relative to that of `other`."""
     return float((one - other).norm() / other.norm())

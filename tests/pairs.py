@@ -1,14 +1,9 @@
 """A matrix of two parameters, of which the suite has pairs in which each value occurs; the others are slow."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 
-def paired(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+def paired(first, second):
     """For `parametrize`; a tuple is values of several parameters. Every value of the longer list comes once with one of
     the shorter, in turn; all other pairs are marked `slow`."""
     one, other = ([value if isinstance(value, tuple) else (value,) for value in values] for values in (first, second))

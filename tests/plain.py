@@ -6,18 +6,14 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from paceline.core.noise import Noise
-from paceline.core.request import Completion
-from paceline.core.sampling import SamplingParams, probabilities
-from paceline.formats.tokenizer import Tokenizer
+from paceline.core.sampling import probabilities
 
 
 @dataclass
@@ -28,20 +24,12 @@ class Answer:
 
 
 @torch.no_grad()
-def decode(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    *,
-    eos: Sequence[int] = (),
-    max_context: int | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Answer:
+def decode(model, prompt, params, *, eos=(), max_context=None, tokenizer=None):
     """The answer to `prompt`, token by token."""
     room = max_context or model.config.max_position_embeddings
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
     noise = Noise(params.seed)
-    tokens: list[int] = []
+    tokens = []
     reason = ""
     while not reason:
         text = [*prompt, *tokens]
@@ -59,10 +47,10 @@ def decode(
     return Answer(tokens, written[: min(cuts)] if cuts else written, reason)
 
 
-_known: WeakKeyDictionary[PreTrainedModel, tuple[object, dict[tuple[int, ...], torch.Tensor]]] = WeakKeyDictionary()
+_known = WeakKeyDictionary()
 
 
-def _after(model: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
+def _after(model, text):
     """Logits [1, V] of one forward over `text`; many tests ask the same model for the same texts."""
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
     if model not in _known or _known[model][0] != weights:
@@ -74,7 +62,7 @@ def _after(model: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Sequence[int]) -> list[int]:
+def generate(model, prompt, new, eos):
     """Greedy text, prompt included, by transformers."""
     ids = torch.tensor([prompt], device=model.device)
     mask = torch.ones_like(ids)
@@ -84,10 +72,10 @@ def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Seque
     return out[0].tolist()
 
 
-def up_to(text: list[int], end: int, start: int) -> list[int]:
+def up_to(text, end, start):
     """`text` up to and with the first `end` at or behind `start`."""
     return text[: text.index(end, start) + 1] if end in text[start:] else text
 
 
-def texts(prompts: Sequence[Sequence[int]], out: Sequence[Completion]) -> list[list[int]]:
+def texts(prompts, out):
     return [[*prompt, *done.tokens] for prompt, done in zip(prompts, out, strict=True)]

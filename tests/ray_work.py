@@ -5,17 +5,16 @@ import signal
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.replay.report import Report
-from paceline.replay.workers import Replayer, Shard
+from paceline.replay.workers import Replayer
 
 
 class Doubling:
     """Doubles, refuses 13, and is killed once by what it should double."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder):
         self.mark = Path(folder, "killed")
 
-    def __call__(self, item: int) -> int:
+    def __call__(self, item):
         if item == 13:
             raise PacelineError("13 is not doubled")
         if item == 5 and not self.mark.exists():
@@ -27,7 +26,7 @@ class Doubling:
 class Mortal(Replayer):
     """A replayer that is killed once, in the middle of the recording."""
 
-    def __call__(self, shard: Shard) -> Report:
+    def __call__(self, shard):
         mark = Path(self.job.traces[0]).with_suffix(".killed")
         if shard.pieces[0].begin > 0 and not mark.exists():
             mark.touch()

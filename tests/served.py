@@ -7,15 +7,12 @@ Every answer is `words`, as many as max_tokens allows; a token is a word. A roun
 that are being answered) and brings one word and as many more as `accepted` says for it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from tests.web import Handler, serving
 
@@ -38,11 +35,11 @@ class Served:
     ):
         self.engine, self.seconds, self.words, self.accepted, self.drafted = engine, seconds, words, accepted, drafted
         self.fails, self.told, self.drafter = fails, told or {}, drafter
-        self.asked: list[dict[str, Any]] = []
-        self.when: list[float] = []
-        self.headers: list[dict[str, str]] = []
+        self.asked = []
+        self.when = []
+        self.headers = []
         self.running = self.most_running = 0
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
         self._lock = threading.Lock()
         fake = self
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
-
-from paceline.formats.tokenizer import Tokenizer
 
 
-def questions(file: Path, count: int) -> list[str]:
+def questions(file, count):
     """First turns of `count` questions, as many of each category as there are until all have the same number."""
-    by_category: dict[str, list[str]] = defaultdict(list)
+    by_category = defaultdict(list)
     for line in file.read_text().splitlines():
         question = json.loads(line)
         by_category[question["category"]].append(question["turns"][0])
@@ -25,7 +20,7 @@ def questions(file: Path, count: int) -> list[str]:
     return taken[:count]
 
 
-def encode(tokenizer: Tokenizer, text: str, room: int) -> list[int]:
+def encode(tokenizer, text, room):
     """Tokens of a chat that asks `text`. A text too long for `room` tokens loses its end, as much as must be; the
     words of the chat template stay whole."""
     while True:
@@ -42,9 +37,7 @@ class Parting(NamedTuple):
     tie: bool
 
 
-def parting(
-    models: tuple[PreTrainedModel, PreTrainedModel], ids: Sequence[int], one: Sequence[int], other: Sequence[int]
-) -> Parting:
+def parting(models, ids, one, other):
     """Of two answers to `ids` that are not the same. models: in float32, and in float64, which says what is true."""
     at = next(i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b)
     both = [*one[at : at + 1], *other[at : at + 1]]

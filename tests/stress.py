@@ -6,22 +6,15 @@ traffic.run(decoder, drafter, slots=64, memory=...)     # AssertionError where a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.core.request import Row
-from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Verdict
-from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.errors import RowError
-from paceline.target.decoder import Decoder
 from tests import models
 
 
@@ -39,20 +32,20 @@ class Wish:
 class Careful(Drafter):
     """Another drafter that fails at rows it is told of, and knows which rows it holds."""
 
-    def __init__(self, inner: Drafter):
+    def __init__(self, inner):
         self.inner, self.name = inner, inner.name
-        self.fails: dict[int, int] = {}
-        self.held: set[int] = set()
+        self.fails = {}
+        self.held = set()
 
-    def bind(self, target: Any) -> None:
+    def bind(self, target):
         self.inner.bind(target)
         self.needs = self.inner.needs
 
-    def start(self, row: Any) -> None:
+    def start(self, row):
         self.held.add(row.id)
         self.inner.start(row)
 
-    def propose(self, asks: Sequence[Any]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         trees = self.inner.propose(asks)  # which has drawn by the time another row fails
         for row in rows:
@@ -60,14 +53,14 @@ class Careful(Drafter):
                 raise RowError(row.id) from RuntimeError("no draft")
         return trees
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         self.inner.observe(round)
 
-    def restart(self, row: Any) -> None:
+    def restart(self, row):
         assert row.id in self.held
         self.inner.restart(row)
 
-    def drop(self, row: Any) -> None:
+    def drop(self, row):
         self.held.remove(row.id)
         self.inner.drop(row)
 
@@ -75,12 +68,12 @@ class Careful(Drafter):
 class Traffic:
     """`count` requests of random prompts, some of which begin alike, lengths, temperatures and fates."""
 
-    def __init__(self, count: int, seed: int):
+    def __init__(self, count, seed):
         rng = self.rng = np.random.default_rng(seed)
         shared = [rng.integers(2, models.VOCAB_SIZE, n).tolist() for n in (40, 70)]
         self.wishes = [self._wish(i, shared) for i in range(count)]
 
-    def _wish(self, i: int, shared: list[list[int]]) -> Wish:
+    def _wish(self, i, shared):
         rng = self.rng
         own = rng.integers(2, models.VOCAB_SIZE, int(rng.choice([1, 5, 20, 60]))).tolist()
         prompt = [*(shared[i % 2] if rng.random() < 0.4 else []), *own]
@@ -93,21 +86,19 @@ class Traffic:
         fate = str(rng.choice(["", "abort", "drafter", "logits"], p=[0.85, 0.05, 0.05, 0.05]))
         return Wish(prompt, params, fate, int(rng.integers(1, 8)))
 
-    def alone(self, decoder: Decoder, drafter: Drafter) -> list[list[int]]:
+    def alone(self, decoder, drafter):
         """Every answer by itself: one row, no memory of others, nothing fails."""
         engine = Engine(decoder, drafter, max_batch=1, reuse=False)
         return [engine.generate([wish.prompt], wish.params)[0].tokens for wish in self.wishes]
 
-    def run(
-        self, decoder: Decoder, make: Callable[[], Drafter], *, slots: int, memory: int, watch: Callable[[], None]
-    ) -> dict[str, int]:
+    def run(self, decoder, make, *, slots, memory, watch):
         """Answer all, in waves; watch is called after every round. Returns how often what happened."""
         wanted = self.alone(decoder, make())
         drafter = Careful(make())
         engine = Engine(decoder, drafter, max_batch=slots, prefill_chunk=128, cache_memory=memory)
         coming = list(enumerate(self.wishes))[::-1]
-        rows: dict[int, Row] = {}
-        lost: set[int] = set()
+        rows = {}
+        lost = set()
         with broken_logits(engine, lost):
             while coming or engine.has_work:
                 for _ in range(min(len(coming), int(self.rng.poisson(slots / 8)))):
@@ -141,7 +132,7 @@ class Traffic:
             "drafted": sum(sum(row.stats.accepted[1:]) for row in every),
         }
 
-    def _check(self, wish: Wish, row: Row, wanted: list[int]) -> None:
+    def _check(self, wish, row, wanted):
         got = row.new_tokens.tolist()
         assert got == wanted[: len(got)], f"{wish}: {got} instead of {wanted}"
         if row.finish_reason in ("abort", "error"):
@@ -153,13 +144,13 @@ class Traffic:
 class broken_logits:
     """While it lasts the rows with ids in `lost` get logits that are not numbers, from their fourth token on."""
 
-    def __init__(self, engine: Engine, lost: set[int]):
+    def __init__(self, engine, lost):
         self.engine, self.lost = engine, lost
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         target, verify = self.engine.target, self.engine.target.verify
 
-        def broken(segments: Sequence[Any], *rest: Any) -> Verdict:
+        def broken(segments, *rest):
             verdict = verify(segments, *rest)
             of = {row.slot: row for row in self.engine.rows}
             lost = {slot for slot, row in of.items() if row.id in self.lost and row.num_new >= 3}
@@ -170,7 +161,7 @@ class broken_logits:
                 verdict.of(i).fill_(torch.nan)
             return verdict
 
-        target.verify = broken  # type: ignore[method-assign]
+        target.verify = broken
 
-    def __exit__(self, *_: object) -> None:
-        del self.engine.target.verify  # type: ignore[method-assign]
+    def __exit__(self, *_):
+        del self.engine.target.verify

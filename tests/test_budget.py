@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from paceline.core.accept import Accepted
-from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.base import UNLIMITED, Ask, Drafter
@@ -20,7 +16,7 @@ from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.survival import Survival
-from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, Drafts, PricedRound, Trials
+from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, PricedRound, Trials
 from paceline.engine.engine import Engine
 from paceline.logs.transcript import RecordedAnswer
 from paceline.replay.walk import ReplayTally, Walk
@@ -33,7 +29,7 @@ from tests.pairs import paired
 # What a round costs ---------------------------------------------------------------------------------------------------
 
 
-def learnt(truth: Callable[..., float], rounds: int, sizes: Sequence[int] = (1, 4, 16), most: int = 12) -> Prices:
+def learnt(truth, rounds, sizes=(1, 4, 16), most=12):
     """Prices after noisy rounds, one in fifty of which another process held up."""
     rng, prices = np.random.default_rng(0), Prices()
     for _ in range(rounds):
@@ -44,18 +40,18 @@ def learnt(truth: Callable[..., float], rounds: int, sizes: Sequence[int] = (1, 
     return prices
 
 
-def round_of(rows: int, nodes: int, context: int) -> float:
+def round_of(rows, nodes, context):
     return 1e-3 * (5 + 0.1 * rows + 2 * (nodes > 0) + 0.15 * nodes + 0.1e-3 * context)
 
 
-def test_prices_are_learnt_from_rounds() -> None:
+def test_prices_are_learnt_from_rounds():
     prices = learnt(round_of, 800)
     for shape in ((1, 0, 1000), (1, 9, 3000), (4, 20, 8000), (16, 0, 16000), (16, 90, 40000)):
         assert prices.seconds(*shape) == pytest.approx(round_of(*shape), rel=0.08)
     assert prices.terms["node"] == pytest.approx(0.15e-3, rel=0.2)
 
 
-def test_the_first_round_of_a_shape_does_not_count() -> None:
+def test_the_first_round_of_a_shape_does_not_count():
     prices = Prices()
     for nodes in (0, 4):
         prices.note(1, nodes, 0, 30.0)  # it compiled
@@ -66,7 +62,7 @@ def test_the_first_round_of_a_shape_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_prices_follow_the_machine_also_where_nothing_is_drafted(factor: float) -> None:
+def test_prices_follow_the_machine_also_where_nothing_is_drafted(factor):
     """The price of a node, of which plain rounds say nothing, stays what it was as a share of a round."""
     prices = learnt(lambda rows, nodes, context: 1e-3 * (5 + 0.5 * nodes), 400, sizes=(1,))
     for _ in range(600):
@@ -75,7 +71,7 @@ def test_prices_follow_the_machine_also_where_nothing_is_drafted(factor: float) 
     assert prices.terms["node"] == pytest.approx(factor * 0.5e-3, rel=0.35)
 
 
-def test_rounds_that_never_drafted_guess_low_what_a_node_costs() -> None:
+def test_rounds_that_never_drafted_guess_low_what_a_node_costs():
     prices = Prices()
     for _ in range(200):
         prices.note(8, 0, 0, 4e-3)
@@ -83,14 +79,14 @@ def test_rounds_that_never_drafted_guess_low_what_a_node_costs() -> None:
     assert 0 < prices.terms["node"] < 0.05 * 4e-3
 
 
-def test_prices_that_are_given_stay() -> None:
+def test_prices_that_are_given_stay():
     prices = Prices({"fixed": 1.0, "node": 0.1})
     for _ in range(40):
         prices.note(1, 3, 0, 9.0)
     assert (prices.is_fixed, prices.seconds(1, 3)) == (True, pytest.approx(1.3))
 
 
-def test_a_call_that_another_process_held_up_is_soon_forgotten() -> None:
+def test_a_call_that_another_process_held_up_is_soon_forgotten():
     times = DraftTimes()
     for seconds in (1.0, *[1e-3] * 20, 1.0, 1e-3, 1e-3):
         times.note(1, 1, seconds)
@@ -100,7 +96,7 @@ def test_a_call_that_another_process_held_up_is_soon_forgotten() -> None:
 # How far drafts stand -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_cut_is_not_rejected() -> None:
+def test_what_was_cut_is_not_rejected():
     rng, survival, step = np.random.default_rng(0), Survival(), 0.8
     for n in range(3000):
         stood, depth = int(rng.geometric(1 - step)) - 1, int(rng.integers(1, 9))
@@ -112,7 +108,7 @@ def test_what_was_cut_is_not_rejected() -> None:
 
 @pytest.mark.parametrize("step", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("own", [False, True])
-def test_a_row_like_all_others_has_their_survival(step: float, own: bool) -> None:
+def test_a_row_like_all_others_has_their_survival(step, own):
     """However few drafts stand, and also where a drafter gives chances of its own."""
     rng, survival = np.random.default_rng(0), Survival()
     tree = DraftTree.chain(1, [2, 2, 2], chances=step ** np.arange(4.0) if own else None)
@@ -126,7 +122,7 @@ def test_a_row_like_all_others_has_their_survival(step: float, own: bool) -> Non
 
 
 @pytest.mark.parametrize("shares", [(), [1.0] * 24])
-def test_the_first_rejection_where_every_draft_stood_is_learnt_from(shares: Sequence[float]) -> None:
+def test_the_first_rejection_where_every_draft_stood_is_learnt_from(shares):
     survival, tree = Survival(shares), DraftTree.chain(1, [2] * 24)
     for _ in range(400):
         survival.note(1, tree, list(range(25)), 24)
@@ -136,7 +132,7 @@ def test_the_first_rejection_where_every_draft_stood_is_learnt_from(shares: Sequ
     assert 0 < survival.of(tree, 1)[20] < before <= 1
 
 
-def test_a_row_that_is_rejected_more_than_others_is_worth_less() -> None:
+def test_a_row_that_is_rejected_more_than_others_is_worth_less():
     survival, tree = Survival(), DraftTree.chain(1, [2, 3, 4])
     for _ in range(40):
         survival.note(1, tree, [0, 1, 2, 3], 3)
@@ -148,7 +144,7 @@ def test_a_row_that_is_rejected_more_than_others_is_worth_less() -> None:
 
 
 @pytest.mark.parametrize("siblings", [1, 2, 5])
-def test_siblings_share_the_chance_that_one_of_them_stands(siblings: int) -> None:
+def test_siblings_share_the_chance_that_one_of_them_stands(siblings):
     survival, chain = Survival([0.8, 0.5]), DraftTree.chain(7, [1, 2, 3])
     tree = DraftTree.of(7, [1, *range(2, 2 + siblings), 9], [0, *[1] * siblings, 2])
     alone, stands = survival.of(chain, 0), survival.of(tree, 0)
@@ -158,7 +154,7 @@ def test_siblings_share_the_chance_that_one_of_them_stands(siblings: int) -> Non
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_no_node_is_likelier_than_its_parent(own: bool) -> None:
+def test_no_node_is_likelier_than_its_parent(own):
     survival, rng = Survival(), np.random.default_rng(0)
     tree = DraftTree.of(0, rng.integers(1, 9, 40).tolist(), [int(rng.integers(0, i + 1)) for i in range(40)])
     if own:
@@ -177,17 +173,17 @@ class World:
     """Texts that go on counting to 8 with probability `share(place)`, on a clock by which a round takes
     `fixed + 0.1 * rows + first, if any row has a draft, + node * drafted nodes`, and drafters what they like."""
 
-    def __init__(self, share: float | Callable[[int], float], fixed: float, node: float, first: float = 0.0):
+    def __init__(self, share, fixed, node, first=0.0):
         self.now, self.fixed, self.node, self.first = 0.0, fixed, node, first
         self.share = share if callable(share) else lambda place: share
 
-    def text(self, seed: int, new: int) -> RecordedAnswer:
+    def text(self, seed, new):
         rng, text = np.random.default_rng(seed), [*range(1, 9)]
         for place in range(new):
             text.append(1 + text[-1] % 8 if rng.random() < self.share(place) else int(rng.integers(64)))
         return RecordedAnswer(np.array(text[:8]), np.array(text[8:]))
 
-    def speed(self, draft: str | Drafter, batch: int, new: int, budget: bool = True) -> float:
+    def speed(self, draft, batch, new, budget=True):
         """Tokens a second."""
         drafter = create(draft) if isinstance(draft, str) else draft
         drafter.bind(Recording(None, (), 64))
@@ -214,7 +210,7 @@ COSTS = [(0.01, 0.0), (0.2, 0.0), (0.1, 0.5), (0.6, 0.0)]
 @pytest.mark.parametrize(
     ("batch", "node", "first", "share"), paired([(batch, *cost) for batch in (1, 8) for cost in COSTS], [0.05, 0.9])
 )
-def test_no_drafter_is_slower_than_none(node: float, first: float, share: float, batch: int) -> None:
+def test_no_drafter_is_slower_than_none(node, first, share, batch):
     world = World(share, 1.0, node, first)
     plain = world.speed("none", batch, 600)
     for draft in ("sam", "prompt-lookup", "auto:prompt-lookup|sam"):
@@ -223,7 +219,7 @@ def test_no_drafter_is_slower_than_none(node: float, first: float, share: float,
         assert speed > 0.9 * world.speed(draft, batch, 600, budget=False)
 
 
-def test_text_that_begins_to_repeat_is_noticed() -> None:
+def test_text_that_begins_to_repeat_is_noticed():
     """Though nothing could be copied of the 1,000 tokens before."""
     world = World(lambda length: 0.0 if length < 1000 else 0.97, 1.0, 0.2)
     before, speed = world.speed("none", 1, 1500), world.speed("sam", 1, 1500)
@@ -235,10 +231,10 @@ class Useless(Drafter):
 
     name = "useless"
 
-    def __init__(self, world: World, seconds: float, steps: bool):
+    def __init__(self, world, seconds, steps):
         self.world, self.seconds, self.steps, self.asked = world, seconds, steps, 0
 
-    def draft(self, row: Request, most: int) -> DraftTree:
+    def draft(self, row, most):
         self.asked += 1
         self.world.now += self.seconds
         return DraftTree.chain(row.last_token, [63] * min(8, most), calls=8 * self.steps)
@@ -246,14 +242,14 @@ class Useless(Drafter):
 
 @pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("seconds", [0.0001, 0.02, 1.0])
-def test_what_is_worthless_is_tried_again_at_bounded_cost(seconds: float, steps: bool) -> None:
+def test_what_is_worthless_is_tried_again_at_bounded_cost(seconds, steps):
     world = World(0.5, 1.0, 0.2)
     drafter, plain = Useless(world, seconds, steps), world.speed("none", 1, 3000)
     assert world.speed(drafter, 1, 3000) > 0.97 * plain
     assert 3 < drafter.asked < (3000 if seconds < 0.01 else 900 if seconds < 1 else 60)
 
 
-def test_trials_become_rare_until_they_take_their_share() -> None:
+def test_trials_become_rare_until_they_take_their_share():
     for share in (0.001, 0.05, 0.5, 30.0):
         trials = Trials()
         due = [round for round in range(4000) if trials.due(round, share)]
@@ -262,31 +258,31 @@ def test_trials_become_rare_until_they_take_their_share() -> None:
         assert gaps[-1] == min(max(int(share / SHARE), WAIT), LONGEST_WAIT)
 
 
-def test_a_drafter_that_fits_the_row_is_asked_and_the_other_is_not() -> None:
+def test_a_drafter_that_fits_the_row_is_asked_and_the_other_is_not():
     """Half of the rows repeat themselves; auto finds out which, and loses little to asking."""
     world = World(0.9, 1.0, 0.2)
     useless = Useless(world, 0.05, False)
     auto = create("auto:sam|suffix")
-    auto.parts = (useless, create("sam"))  # type: ignore[attr-defined]
+    auto.parts = (useless, create("sam"))
     assert world.speed(auto, 1, 600) > 0.93 * world.speed("sam", 1, 600)
     assert useless.asked < 120
 
 
-def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
+def test_reading_a_rows_prompt_is_no_price_of_its_drafts():
     """The first call for a row may take long; those after it are what drafts cost."""
     clock = [0.0]
 
     class Reading(Drafter):
         asked: list[int] = []
 
-        def draft(self, row: Request, most: int) -> DraftTree:
+        def draft(self, row, most):
             clock[0] += 0.01 if row.id in self.asked else 50.0
             self.asked.append(row.id)
             return DraftTree.chain(row.last_token, [1, 2, 3], calls=3)
 
     drafter, budget = Reading(), Budget(Table(Prices({"fixed": 1.0, "node": 0.01}), {}), now=lambda: clock[0])
     for round in range(120):
-        row: Any = Row()
+        row = Row()
         row.id, row.params = round // 4, SamplingParams()
         allowance = budget.open([row])
         trees = allowance.cut(allowance.ask(drafter, asked(row)))
@@ -294,14 +290,14 @@ def test_reading_a_rows_prompt_is_no_price_of_its_drafts() -> None:
     assert len(drafter.asked) > 100
 
 
-def test_auto_finds_the_drafter_that_suits() -> None:
+def test_auto_finds_the_drafter_that_suits():
     world = World(0.9, 1.0, 0.2)
     sam, best, auto = (world.speed(draft, 1, 1200) for draft in ("sam", "prompt-lookup", "auto:sam|prompt-lookup"))
     assert best > 1.15 * sam
     assert auto > 0.95 * best
 
 
-def test_parts_are_asked_each_at_its_own_price() -> None:
+def test_parts_are_asked_each_at_its_own_price():
     world = World(0.9, 1.0, 0.2)
     useless = Useless(world, 0.5, True)
     assert world.speed(Fallback([create("sam"), useless]), 1, 600) > 0.93 * world.speed("sam", 1, 600)
@@ -315,37 +311,37 @@ class Deep(Drafter):
 
     steps  whether it runs a model step by step. most: what it was asked for last, by row."""
 
-    def __init__(self, side_by_side: int = 1, steps: bool = False):
+    def __init__(self, side_by_side=1, steps=False):
         self.side_by_side, self.steps, self.most = side_by_side, steps, dict[int, int]()
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         self.most = {row.id: most for row, most in asks}
         return [self.draft(*ask) for ask in asks]
 
-    def draft(self, row: Request, most: int) -> DraftTree:
+    def draft(self, row, most):
         tokens, many = np.arange(most * self.side_by_side), self.side_by_side
         above = np.where(tokens < many, 0, tokens + 1 - many)
         return DraftTree.of(row.last_token, tokens.tolist(), above.tolist(), calls=self.steps * most)
 
 
-def priced(**terms: float) -> Budget:
+def priced(**terms):
     """A budget with these prices, and no time passes."""
     return Budget(Table(Prices({"fixed": 1.0, **terms}), {}), now=lambda: 0.0)
 
 
-def many(count: int) -> list[Any]:
-    rows: list[Any] = [Row() for _ in range(count)]
+def many(count):
+    rows = [Row() for _ in range(count)]
     for id, row in enumerate(rows):
         row.id, row.params = id, SamplingParams()
     return rows
 
 
-def whole(tree: DraftTree) -> Accepted:
+def whole(tree):
     """All of a chain."""
     return Accepted(list(range(len(tree))), [1] * len(tree))
 
 
-def test_rows_share_the_nodes_that_prices_are_known_for() -> None:
+def test_rows_share_the_nodes_that_prices_are_known_for():
     budget, drafter, rows = priced(node=1e-4), Deep(steps=True), many(4)
     budget.known(drafter).steps = True
     allowance = budget.open(rows)
@@ -354,7 +350,7 @@ def test_rows_share_the_nodes_that_prices_are_known_for() -> None:
     assert drafter.most == dict.fromkeys(range(4), 2)
 
 
-def test_a_trial_of_what_runs_a_model_is_one_rows() -> None:
+def test_a_trial_of_what_runs_a_model_is_one_rows():
     budget, drafter, rows, tried = priced(node=9.0), Deep(steps=True), many(3), []
     budget.known(drafter).steps = True
     for _ in range(40):
@@ -366,14 +362,14 @@ def test_a_trial_of_what_runs_a_model_is_one_rows() -> None:
 
 
 @pytest.mark.parametrize("side_by_side", [1, 3])
-def test_the_price_of_a_level_is_that_of_its_nodes(side_by_side: int) -> None:
+def test_the_price_of_a_level_is_that_of_its_nodes(side_by_side):
     budget, drafter, rows = priced(node=0.01), Deep(side_by_side), many(1)
     for _ in range(60):
         budget.open(rows).ask(drafter, asked(*rows))
     assert budget.known(drafter).width == pytest.approx(side_by_side, rel=0.01)
 
 
-def test_nobody_learns_from_anothers_draft() -> None:
+def test_nobody_learns_from_anothers_draft():
     budget, left, taken, (row,) = priced(node=0.01), Deep(steps=True), Deep(steps=True), many(1)
     before = budget.known(left).survival.of(DraftTree.chain(7, [1, 2, 3]), 0)
     for _ in range(40):
@@ -387,7 +383,7 @@ def test_nobody_learns_from_anothers_draft() -> None:
 
 
 @pytest.mark.parametrize("failed", [0, 1])
-def test_a_round_of_which_a_row_failed_says_nothing_of_prices(failed: int) -> None:
+def test_a_round_of_which_a_row_failed_says_nothing_of_prices(failed):
     budget = Budget(now=lambda: 0.0)
     for n in range(200):
         rows = many(2 + n % 3)
@@ -397,7 +393,7 @@ def test_a_round_of_which_a_row_failed_says_nothing_of_prices(failed: int) -> No
     assert budget.prices.known == (not failed)
 
 
-def test_where_nothing_is_drafted_anyhow_no_round_is_kept_without_drafts() -> None:
+def test_where_nothing_is_drafted_anyhow_no_round_is_kept_without_drafts():
     budget, rows = Budget(now=lambda: 0.0), many(1)
     for _ in range(100):
         allowance = budget.open(rows)
@@ -405,13 +401,13 @@ def test_where_nothing_is_drafted_anyhow_no_round_is_kept_without_drafts() -> No
         allowance.close(rows, [DraftTree.root(7)], [Accepted([0], [1])], 1.0)
 
 
-def test_the_rate_counts_the_time_that_drafting_takes() -> None:
+def test_the_rate_counts_the_time_that_drafting_takes():
     """Four tokens in the time of two plain rounds."""
     budget, clock, (row,) = priced(), [0.0], many(1)
     budget.now = lambda: clock[0]
 
     class Slow(Deep):
-        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        def propose(self, asks):
             clock[0] += 1.0
             return super().propose(asks)
 
@@ -424,7 +420,7 @@ def test_the_rate_counts_the_time_that_drafting_takes() -> None:
     assert budget.tokens / budget.time == pytest.approx(2.0, rel=0.01)
 
 
-def test_of_a_draft_that_was_cut_only_what_is_left_stands_or_falls() -> None:
+def test_of_a_draft_that_was_cut_only_what_is_left_stands_or_falls():
     budget, drafter, (row,) = priced(), Deep(steps=True), many(1)
     before = budget.known(drafter).survival.asked(0, 4)[0]
     for _ in range(40):
@@ -436,7 +432,7 @@ def test_of_a_draft_that_was_cut_only_what_is_left_stands_or_falls() -> None:
     assert (after > before - 1e-9).all()
 
 
-def test_without_prices_nothing_is_gained() -> None:
+def test_without_prices_nothing_is_gained():
     (row,) = many(1)
     assert Budget().open([row]).gain(Deep(), Ask(row, 9)) == 0
 
@@ -447,31 +443,31 @@ def test_without_prices_nothing_is_gained() -> None:
 class Fickle(Budget):
     """Prices that are unknown, or differ from round to round; drafts of one token seem hopeless, others sure."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind):
         super().__init__(Table(Prices({"fixed": 1.0, "node": 0.3}), {}) if kind != "unknown" else None)
         self.kind = kind
 
-    def open(self, rows: Sequence[Request]) -> PricedRound:
+    def open(self, rows):
         if self.kind == "changing":
             self.prices = Prices({"fixed": 1.0, "node": (0.01, 0.6, 5.0)[sum(map(len, rows)) % 3]})
         self.rounds += 1
         return FickleRound(self, rows)
 
-    def known(self, drafter: Drafter) -> Drafts:
+    def known(self, drafter):
         known = super().known(drafter)
-        known.survival.of = lambda tree, row: np.full(len(tree) - 1, chance(tree))  # type: ignore[assignment]
+        known.survival.of = lambda tree, row: np.full(len(tree) - 1, chance(tree))
         return known
 
 
 class FickleRound(PricedRound):
-    def value(self, tree: DraftTree, row: Request) -> float:
+    def value(self, tree, row):
         return chance(tree)
 
-    def gain(self, drafter: Drafter, ask: Ask) -> float:
+    def gain(self, drafter, ask):
         return 0.6
 
 
-def chance(tree: DraftTree) -> float:
+def chance(tree):
     return 0.01 if len(tree) == 2 else 0.99
 
 
@@ -480,7 +476,7 @@ TARGET = TableTarget(3, order=None, seed=7, eos=[2])
 
 @pytest.mark.parametrize("kind", ["known", "unknown", "changing"])
 @pytest.mark.parametrize("parts", ["n", "n+c", "c+n", "c|n", "n|c", "n|n"])
-def test_a_seed_gives_the_tokens_of_plain_decoding_whatever_is_cut(parts: str, kind: str) -> None:
+def test_a_seed_gives_the_tokens_of_plain_decoding_whatever_is_cut(parts, kind):
     """c copies, n reads the row's noise; + and | as in specs."""
     target = TableTarget(12, order=1, seed=3, scale=2.0)
     table = torch.stack([target.logits_after([token]) for token in range(12)])
@@ -505,13 +501,13 @@ class Row:
 
     id, max_draft, last_token = 0, 30, 7
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("tree", [False, True])
-def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: float) -> None:
+def test_tokens_are_plain_ones_however_prices_change(tree, temperature):
     target = TableTarget(12, order=2, seed=3)
     prompts = [[i, 1, 2] for i in range(6)]
     params = [SamplingParams(temperature=temperature, max_tokens=60, seed=seed) for seed in range(6)]
@@ -525,14 +521,14 @@ def test_tokens_are_plain_ones_however_prices_change(tree: bool, temperature: fl
     assert sum(done.stats.draft_rounds for done in out) > 20
 
 
-def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch):
     monkeypatch.setattr("paceline.engine.engine.Budget", Budget)
     assert isinstance(Engine(TARGET, "sam").budget, Budget)
     assert Engine(TARGET, "sam", budget=False).budget is UNLIMITED
     assert Engine(TARGET).budget is UNLIMITED, "plain decoding pays nothing for what drafts are worth"
 
 
-def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
+def test_a_drafter_that_its_combinator_forgot_is_not_kept():
     budget, gone = Budget(), create("sam")
     budget.known(gone)
     assert len(budget.drafts) == 1
@@ -541,7 +537,7 @@ def test_a_drafter_that_its_combinator_forgot_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("draft", ["sam", "coupled"])
-def test_rows_that_have_left_leave_nothing_behind(draft: str) -> None:
+def test_rows_that_have_left_leave_nothing_behind(draft):
     drafter = drafters.Coupled(torch.zeros(12, 12, dtype=torch.float64)) if draft == "coupled" else create(draft)
     engine = Engine(TableTarget(12, order=2, seed=3), Fallback([drafter]), max_batch=3)
     budget = engine.budget = Budget(now=Restless())

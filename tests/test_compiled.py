@@ -11,7 +11,7 @@ from paceline import compiled
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> compiled.Compiling:
+def listener(monkeypatch, caplog):
     """The one that hears of what numba compiles, as at a start."""
     caplog.set_level(logging.INFO, compiled.log.name)
     for name, value in vars(compiled.Compiling()).items():
@@ -19,9 +19,7 @@ def listener(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     return compiled.compiling
 
 
-def test_a_line_when_something_is_compiled_and_one_for_each_ten_seconds(
-    listener: compiled.Compiling, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_when_something_is_compiled_and_one_for_each_ten_seconds(listener, caplog, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(compiled, "monotonic", lambda: now[0])
     numba.njit(lambda x: x + 1)(1)
@@ -34,7 +32,7 @@ def test_a_line_when_something_is_compiled_and_one_for_each_ten_seconds(
     assert [record.message[-11:] for record in caplog.records[1:]] == ["11 s so far", "21 s so far"]
 
 
-def test_what_is_compiled_already_is_no_line(listener: compiled.Compiling, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_compiled_already_is_no_line(listener, caplog):
     twice = numba.njit(lambda x: 2 * x)
     twice(1)
     caplog.clear()
@@ -43,7 +41,7 @@ def test_what_is_compiled_already_is_no_line(listener: compiled.Compiling, caplo
     assert not caplog.records
 
 
-def test_powers_logarithms_and_angles_are_right_to_the_last_bits() -> None:
+def test_powers_logarithms_and_angles_are_right_to_the_last_bits():
     rng = np.random.default_rng(0)
     of_x = {compiled.power: math.exp, compiled.logarithm: math.log}
     for ours, theirs in of_x.items():

@@ -1,9 +1,6 @@
 """The warning about other processes that hold up rounds: when it comes, how often, and when it does not."""
 
-from __future__ import annotations
-
 from time import sleep
-from typing import Any
 
 import pytest
 
@@ -21,14 +18,14 @@ LEARNT, USUAL = 40, 0.01
 class Machine:
     """Two clocks: of the time, and of the work of a process on two threads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.time = self.work = 100.0
         self.crowded = Crowded(Threads(fixed=2, now=self.now), now=self.now, worked=lambda: self.work)
 
-    def now(self) -> float:
+    def now(self):
         return self.time
 
-    def run(self, rounds: int, times: float, cores: float) -> None:
+    def run(self, rounds, times, cores):
         """Run rounds that take so many times as long as usual, on so many cores."""
         for _ in range(rounds):
             self.time += times * USUAL
@@ -42,9 +39,7 @@ class Machine:
     (3 * ROUNDS, 0.8 * TIMES, 1.0, False),
     (3 * ROUNDS, 1.2 * TIMES, 2.0, False),  # all of the cores were ours: a longer text, say
 ])  # fmt: skip
-def test_it_comes_once_where_rounds_are_held_up(
-    rounds: int, times: float, cores: float, warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_comes_once_where_rounds_are_held_up(rounds, times, cores, warned, caplog):
     machine = Machine()
     for _ in range(3):
         machine.run(LEARNT, 1.0, 2.0)
@@ -57,9 +52,7 @@ def test_it_comes_once_where_rounds_are_held_up(
 
 
 @pytest.mark.parametrize("price", [-7 * USUAL, 0.0, 1e-4 * USUAL])
-def test_a_shape_of_round_that_seems_to_cost_next_to_nothing_is_not_judged(
-    price: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shape_of_round_that_seems_to_cost_next_to_nothing_is_not_judged(price, caplog):
     machine = Machine()
     machine.crowded._prices = Prices({"fixed": USUAL, "node": (price - USUAL) / 8})
     for _ in range(3 * ROUNDS):
@@ -69,10 +62,10 @@ def test_a_shape_of_round_that_seems_to_cost_next_to_nothing_is_not_judged(
     assert not caplog.records
 
 
-def test_an_engine_says_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_says_it(monkeypatch, caplog):
     verify, rounds = Decoder.verify, 0
 
-    def held_up(*args: Any, **options: Any) -> Any:
+    def held_up(*args, **options):
         nonlocal rounds
         rounds += 1
         sleep(0.002 if rounds < LEARNT else 0.1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.accept import Accepted, Cursor, Lossless, follow
+from paceline.core.accept import Accepted, Lossless, follow
 from paceline.core.request import Completion, Delta, Row
 from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment, Verdict
+from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Ask, Drafter
+from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.scheduler import Ragged, Turn
+from paceline.engine.scheduler import Ragged
 from paceline.errors import PacelineError, PromptError
 from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Needs
-from paceline.target.decoder import Decoder
 from tests import drafters, models, native, plain
 from tests.fakes import Spelling, TableTarget
 
@@ -37,54 +33,54 @@ NEW = 16
 class World:
     """A small random model, some prompts of different lengths, and their plain answers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.decoder, self.model = native.pair("llama2")
         self.decoder.eos_token_ids = ()
         self.tokenizer = Tokenizer(models.tokenizer())
         rng = np.random.default_rng(0)
         self.prompts = [rng.integers(2, models.VOCAB_SIZE, n).tolist() for n in (1, 9, 30, 2, 17, 5, 64, 3, 12)]
-        self._answers: dict[Any, plain.Answer] = {}
+        self._answers = {}
 
-    def answer(self, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()) -> plain.Answer:
+    def answer(self, prompt, params, eos=()):
         key = (tuple(prompt), repr(params), tuple(eos))
         if key not in self._answers:
             self._answers[key] = plain.decode(self.model, prompt, params, eos=eos, tokenizer=self.tokenizer)
         return self._answers[key]
 
-    def text(self, i: int) -> list[int]:
+    def text(self, i):
         """Prompt i and the longest answer there is room for."""
         return self.prompts[i] + self.answer(self.prompts[i], SamplingParams(max_tokens=60)).tokens
 
-    def oracle(self, **kw: Any) -> drafters.Oracle:
+    def oracle(self, **kw):
         known = {tuple(p): self.text(i) for i, p in enumerate(self.prompts)}
         return drafters.Oracle(known, **kw)
 
-    def drafter(self, name: str) -> Drafter:
+    def drafter(self, name):
         return drafters.by_name(name, self.oracle().answers)
 
-    def engine(self, drafter: Drafter | None = None, **kw: Any) -> Engine:
+    def engine(self, drafter=None, **kw):
         assert not self.taken, "an earlier test left rows behind"
         return Engine(self.decoder, drafter or Drafter(), tokenizer=self.tokenizer, **kw)
 
     @property
-    def taken(self) -> list[int]:
+    def taken(self):
         """Slots that hold a row."""
         return self.decoder.cache.held
 
 
 @pytest.fixture(scope="module")
-def shared_world() -> World:
+def shared_world():
     return World()
 
 
 @pytest.fixture
-def world(shared_world: World) -> World:
+def world(shared_world):
     for slot in shared_world.taken:  # of a test that failed
         shared_world.decoder.drop_row(slot)
     return shared_world
 
 
-def listening(inner: Drafter) -> drafters.Listening:
+def listening(inner):
     return drafters.Listening(inner, Needs(hidden_layers=(0, 2, 3), top_k=3, callback_layer=1))
 
 
@@ -94,7 +90,7 @@ NAMES = ("none", "random tree", "oracle chain", "oracle tree", "probes", "early 
 # Rows come and go -------------------------------------------------------------------------------------------------
 
 
-def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -> None:
+def test_two_engines_of_one_target_leave_it_and_each_other_alone(world):
     """Each has a tokenizer, a number of threads, a limit of memory and a clock of its own."""
     known = {name: id(value) for name, value in vars(world.decoder).items()}
     engines = [
@@ -115,11 +111,11 @@ def test_two_engines_of_one_target_leave_it_and_each_other_alone(world: World) -
 
 
 @pytest.mark.parametrize(("name", "batch"), [*zip(NAMES, (1, 3) * 3, strict=True)])
-def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int) -> None:
+def test_rows_join_and_leave_between_rounds(world, name, batch):
     drafter = listening(world.drafter(name))
     engine = world.engine(drafter, max_batch=batch, prefill_chunk=20)
     often = world.text(2)[len(world.prompts[2])]
-    own: list[dict[str, Any]] = [
+    own = [
         {}, {"temperature": 1.0, "seed": 1}, {"repetition_penalty": 1.5},
         {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 2}, {"logit_bias": {7: 50.0}},
         {"temperature": 3.0, "min_p": 0.1, "seed": 3}, {"bad_words": [[often], [7, 8]]},
@@ -128,7 +124,7 @@ def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int)
     ]  # fmt: skip
     lengths = [3, NEW, 10, 1, 17, NEW, 12, 8, 5]
     params = [SamplingParams(max_tokens=n, **more) for n, more in zip(lengths, own, strict=True)]
-    rows: list[Row] = []
+    rows = []
     rounds = 0
     while engine.has_work or len(rows) < len(lengths):
         if rounds % 3 == 0 and len(rows) < len(lengths):  # they come one after another, while others are running
@@ -150,7 +146,7 @@ def test_rows_join_and_leave_between_rounds(world: World, name: str, batch: int)
     assert engine.step() == []
 
 
-def test_closing_a_stream_gives_up_its_rows_only(world: World) -> None:
+def test_closing_a_stream_gives_up_its_rows_only(world):
     engine = world.engine(max_batch=3)
     other = engine.add(world.prompts[0], SamplingParams(max_tokens=NEW))
     stream = engine.stream(world.prompts[1:6], SamplingParams(max_tokens=NEW))
@@ -164,10 +160,10 @@ def test_closing_a_stream_gives_up_its_rows_only(world: World) -> None:
     assert other.new_tokens.tolist() == world.answer(world.prompts[0], other.params).tokens
 
 
-def test_an_exception_in_progress_leaves_nothing_behind(world: World) -> None:
+def test_an_exception_in_progress_leaves_nothing_behind(world):
     engine = world.engine()
 
-    def stop(_: Any) -> None:
+    def stop(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -179,7 +175,7 @@ def test_an_exception_in_progress_leaves_nothing_behind(world: World) -> None:
 
 @pytest.mark.parametrize("time", [1, 4])
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "drop"])
-def test_a_drafter_that_fails_leaves_nothing_behind(world: World, method: str, time: int) -> None:
+def test_a_drafter_that_fails_leaves_nothing_behind(world, method, time):
     engine = world.engine(drafters.Failing(method, time), max_batch=3)
     params = [SamplingParams(max_tokens=n) for n in (2, 6, 9, 1, 5, 5, 5, 5, 5)]
     right = [world.answer(p, w).tokens for p, w in zip(world.prompts, params, strict=True)]
@@ -195,9 +191,9 @@ def test_a_drafter_that_fails_leaves_nothing_behind(world: World, method: str, t
     assert [o.tokens for o in engine.generate(world.prompts, params)] == right
 
 
-def test_a_drafter_that_fails_at_one_row_ends_that_row_alone(world: World) -> None:
+def test_a_drafter_that_fails_at_one_row_ends_that_row_alone(world):
     class OneByOne(Drafter):
-        def draft(self, row: Row, most: int) -> DraftTree:
+        def draft(self, row, most):
             if row.id == 2 and row.num_new >= 3:
                 raise RuntimeError("no idea")
             return DraftTree.chain(row.last_token, [row.last_token][:most])
@@ -211,11 +207,11 @@ def test_a_drafter_that_fails_at_one_row_ends_that_row_alone(world: World) -> No
     assert not world.taken
 
 
-def test_a_drafter_that_roots_a_tree_elsewhere_ends_that_row_alone(world: World) -> None:
+def test_a_drafter_that_roots_a_tree_elsewhere_ends_that_row_alone(world):
     class Astray(Drafter):
         name = "astray"
 
-        def draft(self, row: Row, most: int) -> DraftTree:
+        def draft(self, row, most):
             return DraftTree.root(row.last_token + (row.id == 1))
 
     out = world.engine(Astray()).generate(world.prompts[:3], SamplingParams(max_tokens=4))
@@ -223,7 +219,7 @@ def test_a_drafter_that_roots_a_tree_elsewhere_ends_that_row_alone(world: World)
     assert "root is not the row's last token" in out[1].error
 
 
-def test_rows_that_ended_leave_even_if_the_drafter_fails_to_observe_it(world: World) -> None:
+def test_rows_that_ended_leave_even_if_the_drafter_fails_to_observe_it(world):
     engine = world.engine(drafters.Failing("observe", 1))
     short = engine.add(world.prompts[1], SamplingParams(max_tokens=1))
     long = engine.add(world.prompts[2], SamplingParams(max_tokens=9))
@@ -236,13 +232,11 @@ def test_rows_that_ended_leave_even_if_the_drafter_fails_to_observe_it(world: Wo
         assert row.new_tokens.tolist() == world.answer(world.prompts[i], row.params).tokens[: row.num_new]
 
 
-def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(world, monkeypatch):
     engine = world.engine()
     add_row = world.decoder.add_row
 
-    def full(length: int) -> int:
+    def full(length):
         if len(engine.rows) == 3:  # with the one that joins
             raise MemoryError
         return add_row(length)
@@ -261,7 +255,7 @@ def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(
     assert not world.taken
 
 
-def test_broken_weights_are_said_to_be_broken(world: World) -> None:
+def test_broken_weights_are_said_to_be_broken(world):
     decoder, _ = native.pair("llama2")
     decoder.norm.fill_(float("nan"))
     engine = Engine(decoder, Drafter())
@@ -272,15 +266,13 @@ def test_broken_weights_are_said_to_be_broken(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_whose_logits_are_not_numbers_ends_alone(
-    world: World, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_whose_logits_are_not_numbers_ends_alone(world, name, monkeypatch):
     params = [SamplingParams(max_tokens=NEW, temperature=0.9 * (i % 2), seed=i) for i in range(len(world.prompts))]
     engine = world.engine(world.drafter(name), max_batch=4)
     expected = [world.answer(prompt, of_row).tokens for prompt, of_row in zip(world.prompts, params, strict=True)]
     verify, bad = engine.target.verify, (1, 4)  # a sampled one and a greedy one
 
-    def broken(segments: Sequence[Segment], *rest: Any) -> Verdict:
+    def broken(segments, *rest):
         verdict = verify(segments, *rest)
         verdict.logits = verdict.logits.clone()
         for i, row in enumerate(engine.rows):
@@ -297,13 +289,11 @@ def test_a_row_whose_logits_are_not_numbers_ends_alone(
     assert not engine.has_work
 
 
-def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(world, monkeypatch):
     engine = world.engine(max_batch=2)
     verify, calls = engine.target.verify, iter(range(10**6))
 
-    def broken(*given: Any) -> Verdict:
+    def broken(*given):
         if next(calls) == 2:
             raise RuntimeError("out of memory")
         return verify(*given)
@@ -327,7 +317,7 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(
         ({"bad_words": [[i] for i in range(models.VOCAB_SIZE)]}, "ban every token"),
     ],
 )
-def test_requests_that_cannot_be_served_are_refused_when_they_come(world: World, wish: Any, words: str) -> None:
+def test_requests_that_cannot_be_served_are_refused_when_they_come(world, wish, words):
     with pytest.raises(PacelineError, match=words):
         world.engine().add([5], SamplingParams(**wish))
 
@@ -349,11 +339,11 @@ PIECES = [b"a", b"b", b" ", b"ab", b"ba", b"\xc3", b"\xa9", b"b a"]
 class Spelled:
     """A tokenizer for prompts of token ids, whose answers are texts."""
 
-    def detokenizer(self, before: Sequence[int]) -> Spelling:
+    def detokenizer(self, before):
         return Spelling(PIECES)
 
 
-def rarely(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
+def rarely(usual, *others):
     return st.sampled_from([usual, usual, usual, *others])
 
 
@@ -377,7 +367,7 @@ wishes = st.builds(Wish, prompts, params, st.integers(0, 12), rarely(1000, 3, 9,
     st.integers(0, 5),
 )
 @settings(max_examples=80)
-def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, chunk: int, seed: int) -> None:
+def test_any_requests_in_any_company(every, kind, batch, chunk, seed):
     """On a table as the target, which checks everything the engine asks of it. Rows join in the order in which they
     came, gain a token in every round once their prompt is through, and end where plain decoding ends; what is told and
     counted of them adds up."""
@@ -388,11 +378,11 @@ def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, c
     engine = Engine(target, drafter, max_batch=batch, prefill_chunk=chunk, tokenizer=Spelled())
     verify = target.verify
 
-    def counted(segments: Sequence[Segment], *rest: Any) -> Verdict:
+    def counted(segments, *rest):
         assert sum(len(one.tokens) for one in segments if one.is_prompt) <= chunk
         return verify(segments, *rest)
 
-    target.verify = counted  # type: ignore[method-assign]
+    target.verify = counted
     got, deltas, step = dict[int, Row](), list[Delta](), 0
     while engine.has_work or len(got) < len(every):
         for i, wish in enumerate(every):
@@ -429,17 +419,17 @@ def test_any_requests_in_any_company(every: list[Wish], kind: str, batch: int, c
 class Watched(drafters.Listening):
     """Notes how many drafted tokens, and how many levels, were verified of each row in each round that ran one."""
 
-    def __init__(self, inner: Drafter, needs: Needs):
+    def __init__(self, inner, needs):
         super().__init__(inner, needs)
-        self.verified: dict[int, list[tuple[int, int]]] = {}
-        self.room: dict[int, int] = {}
+        self.verified = {}
+        self.room = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         assert all(row.num_new for row, _ in asks), "nothing is drafted before the prompt is through"
         self.room = {row.id: row.params.max_tokens - row.num_new - 1 for row, _ in asks}
         return super().propose(asks)
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
             if done.tokens:
                 assert tree.max_depth <= self.room.get(row.id, 0)
@@ -447,7 +437,7 @@ class Watched(drafters.Listening):
         super().observe(round)
 
 
-def adds_up(done: Completion, deltas: Sequence[Delta], verified: Sequence[tuple[int, int]]) -> None:
+def adds_up(done, deltas, verified):
     """What is counted of an answer, against its deltas and what was verified of its drafts."""
     stats, depths = done.stats, [depth for _, depth in verified]
     assert stats.rounds == done.rounds == len(deltas) == sum(stats.accepted)
@@ -485,26 +475,26 @@ BAD_PROMPTS = {
 
 
 @pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS.values(), ids=BAD_PROMPTS)
-def test_a_bad_prompt_is_refused_and_nothing_stays_queued(world: World, prompt: Any, words: str) -> None:
+def test_a_bad_prompt_is_refused_and_nothing_stays_queued(world, prompt, words):
     engine = world.engine()
     with pytest.raises(PromptError, match=rf"^.*({words}).*\Z"):  # one line
         engine.generate([world.prompts[0], prompt])
     assert not engine.has_work
 
 
-def test_prompts_come_as_text_tokens_arrays_or_messages(world: World) -> None:
+def test_prompts_come_as_text_tokens_arrays_or_messages(world):
     engine = world.engine()
     ids = world.tokenizer.encode("the cat")
     chat = [{"role": "user", "content": "the cat"}]
     prompts = ["the cat", ids, np.array(ids), torch.tensor(ids), chat]
-    out = engine.generate(prompts, SamplingParams(max_tokens=5))  # type: ignore[arg-type]
+    out = engine.generate(prompts, SamplingParams(max_tokens=5))
     assert all(o.tokens == out[0].tokens for o in out[:4])
     assert out[0].tokens == world.answer(ids, SamplingParams(max_tokens=5)).tokens
     assert out[4].tokens == world.answer(world.tokenizer.encode_chat(chat), SamplingParams(max_tokens=5)).tokens
     assert out[4].prompt_tokens == len(world.tokenizer.encode_chat(chat))
 
 
-def test_a_folder_without_a_tokenizer_takes_token_ids(world: World, tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_takes_token_ids(world, tmp_path):
     folder = models.make("llama2", tmp_path / "m")
     right = Engine(folder).generate([[5, 6, 7]], SamplingParams(max_tokens=5))
     (folder / "tokenizer.json").unlink()
@@ -514,7 +504,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids(world: World, tmp_path: Pa
         engine.add("the cat")
 
 
-def test_without_a_tokenizer_text_and_stop_strings_are_refused(world: World) -> None:
+def test_without_a_tokenizer_text_and_stop_strings_are_refused(world):
     decoder, _ = native.pair("llama2")
     engine = Engine(decoder, Drafter())
     for prompt in ("the cat", [{"role": "user", "content": "hi"}]):
@@ -527,7 +517,7 @@ def test_without_a_tokenizer_text_and_stop_strings_are_refused(world: World) -> 
     assert out.text == ""
 
 
-def test_one_string_is_not_a_list_of_prompts(world: World) -> None:
+def test_one_string_is_not_a_list_of_prompts(world):
     with pytest.raises(PromptError, match="list of prompts"):
         world.engine().generate("the cat")
     with pytest.raises(PacelineError, match="3 prompts with 2 params"):
@@ -535,16 +525,16 @@ def test_one_string_is_not_a_list_of_prompts(world: World) -> None:
     assert world.engine().generate([]) == []
 
 
-def test_an_engine_without_room_is_refused(world: World) -> None:
+def test_an_engine_without_room_is_refused(world):
     for wrong in ({"max_batch": 0}, {"prefill_chunk": 0}, {"max_slowdown": 0.5}):
         with pytest.raises(PacelineError, match="1 or more"):
             world.engine(**wrong)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logprobs_are_those_of_plain_decoding(world: World, name: str) -> None:
+def test_logprobs_are_those_of_plain_decoding(world, name):
     params = SamplingParams(max_tokens=9, logprobs=3)
-    seen: dict[int, list[Any]] = {}
+    seen = {}
     engine = world.engine(world.drafter(name), max_batch=3)
     out = engine.generate(world.prompts, params, lambda d: seen.setdefault(d.index, []).extend(d.logprobs))
     for i, (prompt, done) in enumerate(zip(world.prompts, out, strict=True)):
@@ -558,11 +548,11 @@ def test_logprobs_are_those_of_plain_decoding(world: World, name: str) -> None:
             assert [p for _, p in entry.top] == pytest.approx(of_place.topk(3).values.tolist(), abs=1e-4)
 
 
-def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
+def test_a_schedule_decides_who_joins_and_who_runs(world):
     class OneAtATime(Ragged):
         """Rows take turns: each runs alone in its round."""
 
-        def select(self, running: Sequence[Row]) -> list[Turn]:
+        def select(self, running):
             turns = super().select(running)
             return [min(turns, key=lambda turn: turn.row.num_new)]
 
@@ -575,9 +565,9 @@ def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
 
 
-def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> None:
+def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world):
     class Seven(Lossless):
-        def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
+        def decide(self, cursors):
             return [cursor for cursor in cursors if follow(cursor, 7)]
 
     engine = world.engine(max_batch=3)
@@ -593,13 +583,13 @@ def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> No
     assert (engine.rule, engine.schedule) == before
 
 
-def test_a_parameter_that_there_is_not_is_refused(world: World, tmp_path: Path) -> None:
+def test_a_parameter_that_there_is_not_is_refused(world, tmp_path):
     for model in (world.decoder, tmp_path):
         with pytest.raises(TypeError, match=r"unexpected keyword argument .max_batches"):
-            Engine(model, max_batches=3)  # type: ignore[call-arg]
+            Engine(model, max_batches=3)
 
 
-def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
+def test_a_round_without_some_of_its_rows_says_the_same_of_the_others():
     target = TableTarget(8, order=1, seed=0)
     rows = [Row(i, [i + 1], SamplingParams(), max_context=30) for i in range(3)]
     trees = [DraftTree.chain(row.last_token, [3] * row.id) for row in rows]
@@ -622,7 +612,7 @@ def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
 # Parameters and ends ------------------------------------------------------------------------------------------------
 
 
-def test_probes_are_never_accepted(world: World) -> None:
+def test_probes_are_never_accepted(world):
     known = world.oracle().answers
     probing = drafters.Probing(drafters.Random(), known)
     out = world.engine(probing).generate(world.prompts, SamplingParams(max_tokens=NEW))
@@ -634,13 +624,13 @@ def test_probes_are_never_accepted(world: World) -> None:
 # What is counted ----------------------------------------------------------------------------------------------------
 
 
-def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
+def test_seconds_by_part_are_the_wall_time_of_the_rounds(world):
     class Slow(drafters.Oracle):
         """Takes its time wherever a drafter can."""
 
         calls = 0
 
-        def _wait(self, *_: Any) -> None:
+        def _wait(self, *_):
             self.calls += 1
             until = perf_counter() + 0.002
             while perf_counter() < until:
@@ -648,7 +638,7 @@ def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
 
         start = observe = _wait
 
-        def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        def propose(self, asks):
             self._wait()
             return super().propose(asks)
 
@@ -674,8 +664,8 @@ def test_seconds_by_part_are_the_wall_time_of_the_rounds(world: World) -> None:
     assert sum(share for _, _, share in engine.profile.table()) == pytest.approx(1)
 
 
-def test_a_hint_of_the_prompts_length_makes_room_once(world: World) -> None:
-    decoder: Decoder = native.pair("llama2", max_position_embeddings=4096)[0]
+def test_a_hint_of_the_prompts_length_makes_room_once(world):
+    decoder = native.pair("llama2", max_position_embeddings=4096)[0]
     engine = Engine(decoder, Drafter(), prefill_chunk=64)
     capacities = {decoder.cache.capacity}
     for _ in engine.stream([[5] * 300], SamplingParams(max_tokens=200)):
@@ -683,7 +673,7 @@ def test_a_hint_of_the_prompts_length_makes_room_once(world: World) -> None:
     assert len(capacities) == 2
 
 
-def test_the_same_seed_gives_the_same_answer_and_no_seed_another(world: World) -> None:
+def test_the_same_seed_gives_the_same_answer_and_no_seed_another(world):
     engine = world.engine()
     wish = SamplingParams(max_tokens=NEW, temperature=1.5, seed=11)
     first, second = (engine.generate([world.prompts[1]], wish)[0].tokens for _ in range(2))

@@ -3,9 +3,6 @@
 import json
 import re
 from importlib import metadata
-from typing import Any
-
-import pytest
 
 from paceline.errors import install, kind_of
 from tests.paths import REPOSITORY
@@ -20,34 +17,34 @@ REQUIRES = [
 ]
 
 
-def test_values_have_the_names_of_json() -> None:
+def test_values_have_the_names_of_json():
     names = {"{}": "an object", "[1]": "a list", '"a"': "a text", "1": "a number", "1.5": "a number", "null": "null",
              "true": "true or false"}  # fmt: skip
     assert {text: kind_of(json.loads(text)) for text in names} == names
 
 
-def test_what_is_missing_of_an_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_of_an_extra_is_named(monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
     for extra, names in (("serve", "no-such-package"), ("all", "no-such-package other-absent")):
         line = install(extra)
         assert line == f"in a checkout of Paceline: pip install '.[{extra}]', elsewhere: pip install {names}"
 
 
-def test_an_extra_of_installed_packages_is_named_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extra_of_installed_packages_is_named_whole(monkeypatch):
     """One of them is there and cannot be imported."""
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[:2])
     assert install("serve").endswith("elsewhere: pip install numpy")
 
 
-def test_without_an_installation_the_checkout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
+def test_without_an_installation_the_checkout_is_named(monkeypatch):
+    def absent(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", absent)
     assert install("serve") == "in a checkout of Paceline: pip install '.[serve]'"
 
 
-def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
+def test_nothing_says_to_install_a_package_that_is_not_published():
     """A stranger could publish one under our name."""
     files = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
     for folder in ("docs", "src", "examples", "benchmarks", "models"):

@@ -1,9 +1,5 @@
 """The fakes keep their own promises: the table is a target, and it catches callers that break the contract."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,7 @@ from paceline.target.base import Needs
 from tests.fakes import Spelling, TableTarget
 
 
-def begun(target: TableTarget, tokens: list[int]) -> int:
+def begun(target, tokens):
     """A row that holds `tokens`."""
     slot = target.add_row(len(tokens))
     target.verify([Segment.chunk(slot, np.array(tokens), last=False)])
@@ -25,7 +21,7 @@ def begun(target: TableTarget, tokens: list[int]) -> int:
     return slot
 
 
-def test_a_forward_over_trees_and_chunks() -> None:
+def test_a_forward_over_trees_and_chunks():
     target = TableTarget(6, order=None, seed=3)
     slot, other = begun(target, [1, 2]), target.add_row(10)
     tree = DraftTree.of(3, [4, 5, 0], [0, 1, 0])
@@ -45,7 +41,7 @@ def test_a_forward_over_trees_and_chunks() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=3), st.lists(st.integers(0, 5), min_size=3), st.integers(0, 3))
-def test_the_order_says_how_much_of_the_prefix_matters(one: list[int], other: list[int], order: int) -> None:
+def test_the_order_says_how_much_of_the_prefix_matters(one, other, order):
     target, again = TableTarget(6, order=order, seed=1), TableTarget(6, order=order, seed=1)
     same = one[len(one) - order :] == other[len(other) - order :]
     assert torch.equal(target.logits_after(one), target.logits_after(other)) == same
@@ -53,7 +49,7 @@ def test_the_order_says_how_much_of_the_prefix_matters(one: list[int], other: li
     assert not torch.equal(target.logits_after(one), TableTarget(6, order=order, seed=2).logits_after(one))
 
 
-def test_zeros_leave_a_token() -> None:
+def test_zeros_leave_a_token():
     target = TableTarget(5, zeros=0.9, seed=1)
     logits = torch.stack([target.logits_after([a, b]) for a in range(5) for b in range(5)])
     assert torch.isfinite(logits).any(-1).all()
@@ -77,9 +73,9 @@ def test_zeros_leave_a_token() -> None:
     ],
     ids=str,
 )
-def test_segments_that_break_the_contract(change: dict[str, Any], message: str) -> None:
+def test_segments_that_break_the_contract(change, message):
     target = TableTarget(6)
-    good: dict[str, Any] = {"slot": begun(target, [1]), "tokens": np.array([1, 2]), "parent": np.array([-1, 0])}
+    good = {"slot": begun(target, [1]), "tokens": np.array([1, 2]), "parent": np.array([-1, 0])}
     segment = Segment(**good)
     target.verify([segment])
     for name, value in change.items():
@@ -88,7 +84,7 @@ def test_segments_that_break_the_contract(change: dict[str, Any], message: str) 
         target.verify([segment])
 
 
-def test_forwards_and_commits_that_break_the_contract() -> None:
+def test_forwards_and_commits_that_break_the_contract():
     target = TableTarget(6, max_context=5)
     slot = begun(target, [1, 2])
     tree = Segment.tree(slot, DraftTree.of(3, [4, 5], [0, 0]))
@@ -111,7 +107,7 @@ def test_forwards_and_commits_that_break_the_contract() -> None:
         target.verify([tree], Needs(hidden_layers=(1,)))
 
 
-def test_plain_decoding() -> None:
+def test_plain_decoding():
     """Greedy follows the best logits; sampling is reproducible; both end where they must."""
     target = TableTarget(6, order=1, seed=4, eos=[0])
     row = target.plain([1], SamplingParams(max_tokens=9, ignore_eos=True))
@@ -123,7 +119,7 @@ def test_plain_decoding() -> None:
     assert (once.last_token, once.finish_reason) == (0, "stop")
 
 
-def test_spelling() -> None:
+def test_spelling():
     decoder = Spelling([b"a", b"\xc3", b"\xa9"])
     assert [decoder.push(token) for token in (0, 1, 2, 1)] == ["a", "", "é", ""]
     assert decoder.flush() == "\ufffd"

@@ -1,15 +1,11 @@
 """benchmarks/gpu.py and parcel.py, which nobody can try without a GPU but by their own `--cpu`; and that the harnesses
 run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from benchmarks import gpu, parcel, results
@@ -21,12 +17,12 @@ from tests import drafters, models, native
 from tests.paths import REPOSITORY
 
 
-def test_a_recorded_rule_accepts_what_the_recording_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_rule_accepts_what_the_recording_says(monkeypatch):
     """Whatever the target thinks of it: the time of a round is what is measured."""
     rule = gpu.Recorded()
 
     class Replaying(drafters.Random):
-        def propose(self, asks: Any) -> list[DraftTree]:
+        def propose(self, asks):
             rule.take = 2
             return [DraftTree.chain(row.last_token, [7] * min(4, most)) for row, most in asks]
 
@@ -37,7 +33,7 @@ def test_a_recorded_rule_accepts_what_the_recording_says(monkeypatch: pytest.Mon
     assert done.stats.accepted[2] >= 3
 
 
-def test_what_was_measured_becomes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_becomes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     for row in ({"part": "exact", "card": "A", "ms": 1}, {"part": "exact", "card": "A", "ms": 2}, {"part": "x"}):
         gpu.write(tmp_path, row)
@@ -47,10 +43,10 @@ def test_what_was_measured_becomes_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| part |\n|---|\n| x |" in page
 
 
-def test_a_case_that_breaks_is_a_line_and_the_next_one_follows(tmp_path: Path) -> None:
+def test_a_case_that_breaks_is_a_line_and_the_next_one_follows(tmp_path):
     part = gpu.Part(SimpleNamespace(name="exact", out=tmp_path, smollm2="", cpu=True, seconds=60))
 
-    def act(number: int) -> None:
+    def act(number):
         part.row(ms=1 / number)
 
     part.each([0, 2], act)
@@ -59,7 +55,7 @@ def test_a_case_that_breaks_is_a_line_and_the_next_one_follows(tmp_path: Path) -
     assert second["ms"] == 0.5
 
 
-def test_pieces_of_a_parcel_are_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_parcel_are_the_archive(tmp_path, monkeypatch):
     monkeypatch.setattr(parcel, "FOLDERS", ("benchmarks",))
     (tmp_path / "large").write_bytes(bytes(100) * 100)
     large = f"large.gguf={tmp_path / 'large'}"
@@ -75,7 +71,7 @@ def test_pieces_of_a_parcel_are_the_archive(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
+def test_all_parts_run_on_a_cpu(tmp_path):
     """Eight minutes on two busy cores."""
     words = [sys.executable, "benchmarks/gpu.py", "--cpu", "--minutes", "8", "--out", str(tmp_path)]
     assert subprocess.run(words, cwd=REPOSITORY, timeout=700).returncode == 0
@@ -106,7 +102,7 @@ PROMPTS = "--every 3 --max-tokens 8"
     ],
     ids=lambda words: " ".join(words.split()[:2]),
 )
-def test_a_harness_prints_its_table(words: str) -> None:
+def test_a_harness_prints_its_table(words):
     done = subprocess.run(
         [sys.executable, *f"benchmarks/{words}".split()], cwd=REPOSITORY, timeout=300, capture_output=True, text=True
     )

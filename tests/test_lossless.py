@@ -6,27 +6,20 @@ drawn from a q have no such test; their distribution is proved by enumeration in
 model in test_lossless_slow.py.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.draft.methods.past_answer import PastAnswer
 from paceline.engine.engine import Engine
-from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
@@ -44,7 +37,7 @@ Answers = dict[tuple[int, ...], list[int]]
 """Whole texts by prompt."""
 
 
-def registered() -> list[str]:
+def registered():
     """Every lossless drafter a user can name without a checkpoint, and its variants. `mtp` needs its target's head."""
     infos = [registry.describe(name) for name in registry.names()]
     alone = [info for info in infos if info.checkpoint != "required" and info.lossless == "yes" and info.name != "mtp"]
@@ -58,7 +51,7 @@ def registered() -> list[str]:
     return [*(info.name for info in alone), *variants, "sam+prompt-lookup", "jacobi,tree=0,retrieve=none"]
 
 
-def drafter_of(name: str, answers: Answers) -> Drafter:
+def drafter_of(name, answers):
     drafter = drafters.by_name(name, answers)
     if isinstance(drafter, PastAnswer):  # it drafts for prompts that it has seen: half of their answers are right
         for prompt, text in answers.items():
@@ -68,7 +61,7 @@ def drafter_of(name: str, answers: Answers) -> Drafter:
     return drafter
 
 
-def worked(name: str, out: Sequence[Completion]) -> None:
+def worked(name, out):
     """A drafter that drafts nothing, or of which nothing is ever accepted, would prove nothing."""
     if name not in ("none", "prediction", "grammar"):  # two draft for requests that bring something
         assert sum(done.stats.draft_tokens for done in out) > 0
@@ -81,7 +74,7 @@ def worked(name: str, out: Sequence[Completion]) -> None:
 
 
 @cache
-def family_world(family: str) -> tuple[Target, list[list[int]], Answers]:
+def family_world(family):
     """A random model of `family`, prompts of 1 to 60 tokens, and what transformers writes behind them.
 
     Random models have no favourite end token, so the one that is written most is made the end token: rows then end
@@ -120,9 +113,9 @@ EARLY = ("llama3", "mistral-window", "gemma3", "granite", "olmo2", "smollm3", "p
         for family in models.NATIVE
     ],
 )
-def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str) -> None:
+def test_greedy_text_of_every_family_is_transformers_own(family, name):
     target, prompts, answers = family_world(family)
-    every: list[Completion] = []
+    every = []
     for batch, count, chunk in ((1, 2, 512), (4, 6, 40)):
         if batch == 1 and name == "early exit":
             continue
@@ -137,7 +130,7 @@ def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "recycling", "model:{draft}", "model:{draft},tree=9"])
 @pytest.mark.parametrize("family", models.NATIVE)
-def test_methods_write_the_text_of_every_family(family: str, name: str, tmp_path: Path) -> None:
+def test_methods_write_the_text_of_every_family(family, name, tmp_path):
     """Prompts come twice, so that prefixes are reused and answers are known; in the batch, rows are preempted too."""
     target, prompts, answers = family_world(family)
     models.make(family, tmp_path)
@@ -159,7 +152,7 @@ def test_methods_write_the_text_of_every_family(family: str, name: str, tmp_path
 
 
 @cache
-def exact_world() -> tuple[Target, list[list[int]], Answers]:
+def exact_world():
     """An exact bfloat16 model, prompts, and what plain decoding writes after each of them alone."""
     target = native.of(models.model("llama2"), torch.bfloat16, eos=())
     target.make_exact()
@@ -175,7 +168,7 @@ EXACT = SamplingParams(temperature=0.8, max_tokens=NEW, seed=4)
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="exact needs a CPU")
 @pytest.mark.parametrize("name", [*drafters.BY_NAME, "sam", "recycling", "ngram-pool", "jacobi"])
-def test_exact_answers_in_bfloat16_are_plain_ones(name: str) -> None:
+def test_exact_answers_in_bfloat16_are_plain_ones(name):
     """Drafts of every shape, and methods that ask the forward for more; which tokens are drafted does not matter."""
     target, prompts, answers = exact_world()
     out = Engine(target, drafter_of(name, answers), max_batch=4, prefill_chunk=32).generate(prompts, EXACT)
@@ -197,7 +190,7 @@ SAMPLED = [
 class Stories:
     """stories260K, prompts in its own language, and what transformers writes behind them, greedy and sampled."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.target = load(folder, dtype="float32", device=DEVICE)
         self.tokenizer = load_tokenizer(folder)
         assert isinstance(self.target, Decoder)
@@ -214,31 +207,31 @@ class Stories:
         ]
         ends = self.target.eos_token_ids
         self.prompts = [self.tokenizer.encode(text) for text in begun]
-        self.answers: Answers = {tuple(p): generate(model, p, NEW * 2, ends) for p in self.prompts}
-        self.samples: Answers = {
+        self.answers = {tuple(p): generate(model, p, NEW * 2, ends) for p in self.prompts}
+        self.samples = {
             tuple(p): [*p, *plain.decode(model, p, wish, eos=ends).tokens]
             for p, wish in zip(self.prompts, SAMPLED, strict=True)
         }
 
-    def engine(self, drafter: Drafter | str, **kw: int) -> Engine:
-        return Engine(self.target, drafter, tokenizer=self.tokenizer, **kw)  # type: ignore[arg-type]
+    def engine(self, drafter, **kw):
+        return Engine(self.target, drafter, tokenizer=self.tokenizer, **kw)
 
 
 @pytest.fixture(scope="module")
-def world(stories: Path) -> Stories:
+def world(stories):
     return Stories(stories)
 
 
 EVERY = [*registered(), *drafters.BY_NAME]
 
 
-def batches(name: str) -> dict[int, int]:
+def batches(name):
     """Every batch size for a method; for a variant, whose rows are kept as the method's are, the larger one."""
     return {8: 8} if "=" in name else COMPANY
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_greedy_text_is_transformers_own(world: Stories, name: str) -> None:
+def test_greedy_text_is_transformers_own(world, name):
     for batch, count in batches(name).items():
         chunk = 512 if batch == 1 else 24
         engine = world.engine(drafter_of(name, world.answers), max_batch=batch, prefill_chunk=chunk)
@@ -254,7 +247,7 @@ def test_greedy_text_is_transformers_own(world: Stories, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
+def chats(demo):
     """The demo model in float32, prompts as its users write them, and transformers' answers."""
     target, tokenizer = load(demo, dtype="float32", device=DEVICE), load_tokenizer(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).to(DEVICE)
@@ -267,9 +260,7 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
 
 
 @pytest.mark.parametrize("name", ["oracle tree", "sam", "recycling"])
-def test_greedy_answers_of_the_demo_model_are_transformers_own(
-    chats: tuple[Target, list[list[int]], Answers], name: str
-) -> None:
+def test_greedy_answers_of_the_demo_model_are_transformers_own(chats, name):
     """A second trained model, with a tokenizer and a template; every method, batch size and variant is above."""
     target, prompts, answers = chats
     engine = Engine(target, drafter_of(name, answers), max_batch=3, prefill_chunk=48)
@@ -279,7 +270,7 @@ def test_greedy_answers_of_the_demo_model_are_transformers_own(
 
 
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="how other processors add in bfloat16 is not known")
-def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo: Path) -> None:
+def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo):
     """Bit for bit, whatever the length of the draft: this is what KEY_GRANULE is for."""
     target = load(demo, dtype="bfloat16", device=DEVICE)
     assert isinstance(target, Decoder)
@@ -300,7 +291,7 @@ def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo: Path) -> None
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_drafts_give_plain_samples_seed_for_seed(world: Stories, name: str) -> None:
+def test_drafts_give_plain_samples_seed_for_seed(world, name):
     """In company that comes and goes; the samples that are compared were made one row at a time."""
     engine = preempt_often(world.engine(drafter_of(name, world.samples), max_batch=4))
     out = engine.generate(world.prompts, SAMPLED)
@@ -308,10 +299,10 @@ def test_drafts_give_plain_samples_seed_for_seed(world: Stories, name: str) -> N
 
 
 @pytest.mark.parametrize("widths", [(1, 1, 1, 1), (3, 2, 1)], ids=["chain", "tree"])
-def test_drafts_of_the_same_noise_are_accepted_and_change_nothing(world: Stories, widths: Sequence[int]) -> None:
+def test_drafts_of_the_same_noise_are_accepted_and_change_nothing(world, widths):
     prompts = world.prompts[:5]
 
-    def answer(params: SamplingParams | Sequence[SamplingParams], batch: int, every: int = 1000) -> list[Completion]:
+    def answer(params, batch, every=1000):
         engine = world.engine(drafters.Bigrams(widths), max_batch=batch)
         return preempt_often(engine, every).generate(prompts, params)
 
@@ -330,7 +321,7 @@ def test_drafts_of_the_same_noise_are_accepted_and_change_nothing(world: Stories
         ["none", "oracle tree", "early exit", "sam+prompt-lookup"],
     ),
 )
-def test_a_row_does_not_depend_on_its_batch_mates(world: Stories, name: str, greedy: bool) -> None:
+def test_a_row_does_not_depend_on_its_batch_mates(world, name, greedy):
     rng = np.random.default_rng(3)
     prompt = world.prompts[5]
     wish = SamplingParams(max_tokens=NEW) if greedy else SAMPLED[1]
@@ -346,7 +337,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(world: Stories, name: str, gre
         assert out[at].tokens == alone.tokens
 
 
-def test_a_drafter_that_is_always_right_saves_most_forwards(world: Stories) -> None:
+def test_a_drafter_that_is_always_right_saves_most_forwards(world):
     """The tests above would pass with drafts that are never used; this one would not."""
     out = world.engine(drafters.Right(world.answers)).generate(world.prompts, SamplingParams(max_tokens=33))
     assert [done.rounds for done in out] == [5] * len(out)  # 1 token from the prompt, then 8 a round

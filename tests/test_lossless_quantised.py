@@ -3,10 +3,7 @@
 Products have one order of sums, so with `exact` this is so bit for bit, sampled too. A draft of fewer bits leaves the
 target untouched."""
 
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ NEW = 14
 Answers = dict[tuple[int, ...], list[int]]
 
 
-def wish(sampled: bool) -> SamplingParams:
+def wish(sampled):
     return SamplingParams(temperature=0.8 if sampled else 0.0, max_tokens=NEW, seed=4)
 
 
@@ -35,7 +32,7 @@ PROMPTS = [RNG.integers(4, models.VOCAB_SIZE, n).tolist() for n in (70, 5, 34, 1
 
 
 @cache
-def target_of(word: str, dtype: torch.dtype, exact: bool) -> Decoder:
+def target_of(word, dtype, exact):
     """A model in blocks."""
     model = models.model("qwen3")
     weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
@@ -46,7 +43,7 @@ def target_of(word: str, dtype: torch.dtype, exact: bool) -> Decoder:
 
 
 @cache
-def alone(target: Decoder, sampled: bool) -> Answers:
+def alone(target, sampled):
     """Prompts with what plain decoding writes after each of them alone."""
     engine = Engine(target, max_batch=1)
     return {tuple(p): [*p, *engine.generate([p], wish(sampled))[0].tokens] for p in PROMPTS}
@@ -62,7 +59,7 @@ DRAFTERS = ["oracle chain", "oracle tree", "early exit", "recycling", "jacobi"]
         ("int8", "int4"),
     ),
 )
-def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) -> None:
+def test_exact_answers_are_plain_ones(name, word, dtype):
     """Sampled ones: any bit of a logit may change a token."""
     target = target_of(word, dtype, exact=True)
     answers = alone(target, sampled=True)
@@ -75,7 +72,7 @@ def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_greedy_text_in_float32_is_the_plain_one(name: str) -> None:
+def test_greedy_text_in_float32_is_the_plain_one(name):
     target = target_of("int8", torch.float32, exact=False)
     answers = alone(target, sampled=False)
     engine = Engine(target, drafters.by_name(name, answers), max_batch=3)
@@ -83,13 +80,13 @@ def test_greedy_text_in_float32_is_the_plain_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["int8", "int4"])
-def test_a_draft_of_fewer_bits_changes_nothing_and_is_what_it_says(tmp_path: Path, word: str) -> None:
+def test_a_draft_of_fewer_bits_changes_nothing_and_is_what_it_says(tmp_path, word):
     models.make("llama2", tmp_path)
     target = load(tmp_path, dtype="float32")
     prompts = [[5, 6, 7, 8], [40, 41, 42]]
     alone = [done.tokens for done in Engine(target).generate(prompts, wish(False))]
     engine = Engine(target, f"model:{tmp_path},dtype={word},draft=3")
-    assert engine.drafter.model.network.quantised is not None  # type: ignore[attr-defined]
+    assert engine.drafter.model.network.quantised is not None
     out = engine.generate(prompts, wish(False))
     assert [done.tokens for done in out] == alone
     accepted = sum(sum(done.stats.accepted[1:]) for done in out)

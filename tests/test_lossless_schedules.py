@@ -3,8 +3,6 @@
 Every drafter that needs no checkpoint, on a small random model. A draft model, trees of all kinds and the invariants
 are in tests/schedules."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.core.sampling import SamplingParams
@@ -20,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=world.NEW)
 
 
 @pytest.mark.parametrize(("name", "schedule"), [(name, ("equal", "grouped")[i % 2]) for i, name in enumerate(DRAFTERS)])
-def test_greedy_and_sampled_answers_are_plain_ones(name: str, schedule: str) -> None:
+def test_greedy_and_sampled_answers_are_plain_ones(name, schedule):
     """Every other row is greedy."""
     of = world.of()
     greedy = [i % 2 == 0 for i in range(len(of.prompts))]

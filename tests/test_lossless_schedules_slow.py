@@ -3,21 +3,16 @@
 Minutes: `pytest -m slow -n 0 -s tests/test_lossless_schedules_slow.py`; SCHEDULE_QUESTIONS=480 asks all of them.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from paceline.bench.metrics import partial
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.formats.tokenizer import Tokenizer
-from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from tests.spec_bench import encode, parting, questions
 
@@ -31,7 +26,7 @@ TIES = 0.005
 
 
 @cache
-def world(folder: Path, file: Path) -> tuple[Target, Tokenizer, list[list[int]], list[list[int]]]:
+def world(folder, file):
     """The demo model through transformers, prompts, and plain answers one at a time."""
     target, tokenizer = load(folder, dtype="float32", device="cpu", native=False), load_tokenizer(folder)
     prompts = [encode(tokenizer, text, target.max_context - NEW) for text in questions(file, QUESTIONS)]
@@ -41,7 +36,7 @@ def world(folder: Path, file: Path) -> tuple[Target, Tokenizer, list[list[int]],
 
 
 @cache
-def judges(folder: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
+def judges(folder):
     """transformers' model in float32 and float64."""
     one, other = (AutoModelForCausalLM.from_pretrained(folder, dtype=d) for d in (torch.float32, torch.float64))
     return one, other
@@ -50,7 +45,7 @@ def judges(folder: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("draft", DRAFTERS)
 @pytest.mark.parametrize("schedule", ["ragged", "equal", "grouped"])
-def test_answers_are_those_of_plain_decoding_one_at_a_time(demo: Path, shared: Path, schedule: str, draft: str) -> None:
+def test_answers_are_those_of_plain_decoding_one_at_a_time(demo, shared, schedule, draft):
     file = shared / "data" / "spec-bench" / "question.jsonl"
     if not file.exists():
         pytest.skip(f"{file} not found; set PACELINE_SHARED")

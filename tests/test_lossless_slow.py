@@ -3,19 +3,15 @@ the questions of Spec-Bench. Twenty minutes of a core, half of them the greedy t
 `pytest -m slow -n 0 tests/test_lossless_slow.py`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.target.load import load, load_tokenizer
 from tests import drafters
@@ -39,15 +35,13 @@ Text = tuple[int, ...]
 
 
 @torch.inference_mode()
-def law(
-    model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, like: Collection[Text] = ()
-) -> dict[Text, float]:
+def law(model, prompt, params, like=()):
     """Probability of every answer of DEPTH tokens, by forwards of transformers over every beginning.
 
     like  the outcomes of another law; the same ones are told apart, and what cannot be one of them is left out."""
     wanted = {text[:n] for text in like for n in range(1, DEPTH + 1)}
-    outcomes: dict[Text, float] = {}
-    begun: dict[Text, float] = {(): 1.0}
+    outcomes = {}
+    begun = {(): 1.0}
     while begun:
         texts = [np.array([*prompt, *begin]) for begin in begun]
         logits = torch.cat([model(torch.from_numpy(np.stack(part))).logits[:, -1] for part in parts(texts, 512)])
@@ -65,12 +59,12 @@ def law(
     return outcomes
 
 
-def parts(items: list, size: int) -> list[list]:  # type: ignore[type-arg]
+def parts(items, size):
     """`items` in lists of at most `size`."""
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def counted(answers: Sequence[Sequence[int]], outcomes: dict[Text, float]) -> np.ndarray:
+def counted(answers, outcomes):
     """How often each outcome was drawn; an answer that is none of them is an error."""
     index = {text: i for i, text in enumerate(outcomes)}
     counts = np.zeros(len(outcomes))
@@ -80,12 +74,12 @@ def counted(answers: Sequence[Sequence[int]], outcomes: dict[Text, float]) -> np
     return counts
 
 
-def coupled(widths: Sequence[int]) -> Callable[[], Drafter]:
+def coupled(widths):
     return lambda: drafters.Bigrams(widths)
 
 
 LOOP = "Tom had a red ball. Tom had a big red ball. Tom had a"
-CASES: dict[str, tuple[Callable[[], Drafter], str, dict[str, float]]] = {
+CASES = {
     "chain": (coupled((1, 1, 1)), "Tom", {"temperature": 1.0}),
     "chain, warped": (coupled((1, 1, 1)), "The", {"temperature": 0.7, "top_k": 30, "top_p": 0.9}),
     "tree": (coupled((4, 2, 1)), "Tom", {"temperature": 0.8, "top_k": 20}),
@@ -97,7 +91,7 @@ CASES: dict[str, tuple[Callable[[], Drafter], str, dict[str, float]]] = {
 
 
 @pytest.fixture
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """Threads have nothing to share in so small a model, and wait for each other where cores are busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -108,14 +102,14 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.timeout(900)
-def test_sampled_text_has_the_targets_distribution(stories: Path, case: str) -> None:
+def test_sampled_text_has_the_targets_distribution(stories, case):
     make, begun, warping = CASES[case]
     target, tokenizer = load(stories, dtype="float32", device=DEVICE), load_tokenizer(stories)
     model = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     # One token to begin with where drafts are of the noise: the first token of an answer is then drafted too.
     prompt = tokenizer.encode(begun)[-1:] if begun != LOOP else tokenizer.encode(begun)
     # One token more than is looked at: the last of an answer is never drafted.
-    wishes = [SamplingParams(max_tokens=DEPTH + 1, ignore_eos=True, seed=i, **warping) for i in range(SAMPLES)]  # type: ignore[arg-type]
+    wishes = [SamplingParams(max_tokens=DEPTH + 1, ignore_eos=True, seed=i, **warping) for i in range(SAMPLES)]
     engine = Engine(target, make(), max_batch=64, prefill_chunk=4096)
     out = [done for part in parts(wishes, 2000) for done in engine.generate([prompt] * len(part), part)]
     drafted = sum(done.stats.draft_tokens for done in out)
@@ -128,7 +122,7 @@ def test_sampled_text_has_the_targets_distribution(stories: Path, case: str) -> 
     counts = counted([done.tokens for done in out], outcomes)
     p_value = fit(counts, expected / expected.sum())
     # Would it be noticed?
-    warmer = SamplingParams(**{**warping, "temperature": warping["temperature"] * WARMER})  # type: ignore[arg-type]
+    warmer = SamplingParams(**{**warping, "temperature": warping["temperature"] * WARMER})
     other = law(model, prompt, warmer, like=outcomes)
     blurred = np.array([other.get(text, 0.0) for text in outcomes])
     wrong = fit(counts, blurred / blurred.sum())
@@ -174,14 +168,14 @@ TIES = 0.005
 """Share of the answers that may part at a tie."""
 
 
-def is_here(spec: str) -> bool:
+def is_here(spec):
     """Whether the checkpoints that a drafter names exist."""
     folders = [Path(part.split(":")[1].split(",")[0]) for part in spec.split("+") if ":" in part]
     return all((folder / "config.json").exists() for folder in folders)
 
 
 @torch.inference_mode()
-def check_questions(folder: Path, file: Path, count: int, by_transformers: int, report: Callable[[str], None]) -> None:
+def check_questions(folder, file, count, by_transformers, report):
     """Answer `count` questions plainly and with every drafter; some by transformers too."""
     target, tokenizer = load(folder, dtype="float32", device=DEVICE), load_tokenizer(folder)
     room = target.max_context - NEW
@@ -189,10 +183,10 @@ def check_questions(folder: Path, file: Path, count: int, by_transformers: int, 
     wish = SamplingParams(max_tokens=NEW)
     plain = Engine(target, "none", tokenizer=tokenizer).generate(prompts, wish)
     model, exact = (AutoModelForCausalLM.from_pretrained(folder, dtype=d) for d in (torch.float32, torch.float64))
-    wrong: list[str] = []
+    wrong = []
     answers = ties = 0
 
-    def compare(name: str, number: int, one: list[int], other: list[int]) -> None:
+    def compare(name, number, one, other):
         nonlocal answers, ties
         answers += 1
         if one != other:
@@ -232,7 +226,7 @@ EXACT = [
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_exact_answers_to_spec_bench_are_plain_ones_token_for_token(demo: Path, shared: Path, dtype: str) -> None:
+def test_exact_answers_to_spec_bench_are_plain_ones_token_for_token(demo, shared, dtype):
     """Without a tie: at batch 1, 8 and 32, prompts in pieces beside rows that answer."""
     file = shared / "data" / "spec-bench" / "question.jsonl"
     if not file.exists():
@@ -253,7 +247,7 @@ def test_exact_answers_to_spec_bench_are_plain_ones_token_for_token(demo: Path, 
 
 
 @pytest.mark.timeout(1800)
-def test_greedy_answers_to_spec_bench_are_plain_ones(demo: Path, shared: Path) -> None:
+def test_greedy_answers_to_spec_bench_are_plain_ones(demo, shared):
     file = shared / "data" / "spec-bench" / "question.jsonl"
     if not file.exists():
         pytest.skip(f"{file} not found; set PACELINE_SHARED")

@@ -1,7 +1,5 @@
 """The instruments of the proofs, tested: enumeration and statistics must see what is there, and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
-    Branches,
     BranchingNoise,
     answer_of,
     coupled,
@@ -23,8 +20,8 @@ from tests.lossless_enumeration import (
 from tests.lossless_statistics import ENOUGH, fit, pooled, same
 
 
-def test_enumeration_of_known_chances() -> None:
-    def heads(branches: Branches) -> int:
+def test_enumeration_of_known_chances():
+    def heads(branches):
         """Toss until tails, at most three times."""
         noise = BranchingNoise(branches)
         return next((i for i in range(3) if not noise.happens(0.25, i)), 3)
@@ -35,11 +32,11 @@ def test_enumeration_of_known_chances() -> None:
     assert outcomes(lambda branches: "nothing random") == {"nothing random": 1.0}
 
 
-def test_walked_noise_couples_what_is_alike() -> None:
+def test_walked_noise_couples_what_is_alike():
     """Equal distributions take the same token of a place, and others agree as far as the walk's coupling lets them."""
     p, q = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], dtype=torch.float64)
 
-    def pair(branches: Branches, other: torch.Tensor, place: int) -> tuple[int, int]:
+    def pair(branches, other, place):
         noise = BranchingNoise(branches)
         return int(noise.guess(p, 0)[0][0]), noise.choose(other, place)
 
@@ -50,12 +47,12 @@ def test_walked_noise_couples_what_is_alike() -> None:
     assert together == pytest.approx({(0, 0): 0.2, (0, 1): 0.3, (1, 2): 0.3, (2, 2): 0.2}, abs=1e-6)
 
 
-def test_the_difference_of_two_laws() -> None:
+def test_the_difference_of_two_laws():
     assert largest_difference({"a": 1.0}, {"a": 0.75, "b": 0.25}) == 0.25
     assert largest_difference({"a": 1.0}, {"b": 1.0}) == 1.0
 
 
-def test_plain_answers_by_hand() -> None:
+def test_plain_answers_by_hand():
     laws = {0: [1.0, 1e-300, 1.0], 1: [1.0, 1.0, 2.0], 2: [0.0, 0.0, 1.0]}
     half = TableTarget(3, logits=lambda prefix: np.log(np.maximum(laws[prefix[-1]], 1e-300)))
     assert plain(half, [1], SamplingParams(temperature=1.0), 1) == pytest.approx({(0,): 0.25, (1,): 0.25, (2,): 0.5})
@@ -69,16 +66,16 @@ DRAFT = coupled(TableTarget(4, order=None, seed=2), [0, 0, 1])
 SAMPLING = SamplingParams(temperature=1.0)
 
 
-def sampled(rounds: int, first_seed: int) -> dict[tuple[int, ...], int]:
+def sampled(rounds, first_seed):
     """Answers of two tokens with the real noise of rows, counted."""
-    counts: dict[tuple[int, ...], int] = {}
+    counts = {}
     for seed in range(first_seed, first_seed + rounds):
         answer = answer_of(TARGET, [0], SAMPLING, DRAFT, 2, Noise(seed))
         counts[answer] = counts.get(answer, 0) + 1
     return counts
 
 
-def test_sampled_answers_have_the_enumerated_law() -> None:
+def test_sampled_answers_have_the_enumerated_law():
     law = speculative(TARGET, [0], SAMPLING, DRAFT, 2)
     counts = sampled(1500, 0)
     answers = list(law)
@@ -94,17 +91,17 @@ def test_sampled_answers_have_the_enumerated_law() -> None:
 # Statistics -----------------------------------------------------------------------------------------------------
 
 
-def samples(law: np.ndarray, n: int, times: int) -> np.ndarray:
+def samples(law, n, times):
     return np.random.default_rng(0).multinomial(n, law, size=times)
 
 
-def long_tail(size: int) -> np.ndarray:
+def long_tail(size):
     """A distribution like a language model's: most outcomes are very rare."""
     law = 1.0 / np.arange(1, size + 1) ** 1.3
     return law / law.sum()
 
 
-def test_p_values_of_a_right_law_are_uniform() -> None:
+def test_p_values_of_a_right_law_are_uniform():
     law = long_tail(500)
     counts = samples(law, 2000, 400)
     assert stats.kstest([fit(c, law) for c in counts], "uniform").pvalue > 1e-3
@@ -112,7 +109,7 @@ def test_p_values_of_a_right_law_are_uniform() -> None:
     assert stats.kstest([same(c, o) for c, o in zip(counts, others, strict=True)], "uniform").pvalue > 1e-3
 
 
-def test_a_wrong_law_is_noticed() -> None:
+def test_a_wrong_law_is_noticed():
     law = long_tail(500)
     other = law**1.1 / (law**1.1).sum()
     for counts, others in zip(samples(law, 20_000, 20), samples(other, 20_000, 20), strict=True):
@@ -120,20 +117,20 @@ def test_a_wrong_law_is_noticed() -> None:
         assert same(counts, others) < 1e-6
 
 
-def test_the_impossible_is_no_accident() -> None:
+def test_the_impossible_is_no_accident():
     assert fit([1, 999], [0.0, 1.0]) == 0
     assert fit([0, 1000], [0.0, 1.0]) == 1
     assert same([0, 10, 0], [0, 90, 0]) == 1
 
 
-def test_bins_expect_enough() -> None:
+def test_bins_expect_enough():
     for expected in (long_tail(300) * 500, np.array([1.0, 1, 1]), np.array([100.0, 1, 1, 1]), np.full(7, 6.0)):
         held = np.bincount(pooled(expected), expected)
         assert (held >= ENOUGH).all() or len(held) == 1
     assert len(set(pooled(np.full(7, 6.0)).tolist())) == 7
 
 
-def test_counts_must_fit_the_law() -> None:
+def test_counts_must_fit_the_law():
     with pytest.raises(ValueError, match="shape"):
         fit([1, 2], [0.2, 0.3, 0.5])
     with pytest.raises(ValueError, match="sum to 1"):

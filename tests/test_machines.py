@@ -1,14 +1,10 @@
 """Standard output while work is shared out over a cluster, with a Ray that prints all it can. Its own slow tests are in
 cli/test_ray_slow.py."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,20 +14,20 @@ from paceline.replay.cluster import LOCAL, spread
 class Rows:
     """What Ray Data makes of items: results one after another, and a word from everybody before each."""
 
-    def __init__(self, items: list[dict[str, Any]]):
+    def __init__(self, items):
         self.items = items
 
-    def map(self, work: Any, **_: Any) -> Rows:
+    def map(self, work, **_):
         self.work = work()
         return self
 
-    def iter_rows(self) -> Iterator[dict[str, Any]]:
+    def iter_rows(self):
         for item in self.items:
             say("(raylet) A worker died")
             yield self.work(item)
 
 
-def say(text: str) -> None:
+def say(text):
     """From this thread, and from one of Ray's."""
     print(f"{text}, here")
     thread = Thread(target=print, args=(f"{text}, in a thread",))
@@ -40,7 +36,7 @@ def say(text: str) -> None:
 
 
 @pytest.fixture
-def _ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ray(monkeypatch):
     ray = SimpleNamespace(
         is_initialized=lambda: False,
         init=lambda *_, **__: say("started"),
@@ -58,13 +54,13 @@ def _ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Doubling:
-    def __call__(self, item: int) -> int:
+    def __call__(self, item):
         print("at work")
         return 2 * item
 
 
 @pytest.mark.usefixtures("_ray")
-def test_what_ray_prints_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ray_prints_goes_to_standard_error(capsys):
     with closing(spread(Doubling, (), [1, 2, 3], LOCAL, None)) as results:
         found = [next(results), next(results)]
         say("(raylet) later")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import torch
 from paceline.core.request import Row
 from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Verdict
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Choice
 from paceline.draft.registry import create
@@ -30,7 +27,6 @@ from paceline.formats.facts import BEFORE_NORM
 from paceline.formats.tokenizer import Tokenizer
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache, in_granules
-from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 
 NEW = 80
@@ -39,32 +35,32 @@ PROMPTS = [RNG.integers(2, models.VOCAB_SIZE, n).tolist() for n in (30, 3, 61, 1
 
 
 @pytest.fixture(scope="module")
-def one_decoder() -> Decoder:
+def one_decoder():
     made, _ = native.pair("llama2", max_position_embeddings=1024, **native.TINY)
     made.eos_token_ids = ()
     return made
 
 
 @pytest.fixture
-def decoder(one_decoder: Decoder) -> Decoder:
+def decoder(one_decoder):
     one_decoder.cache = one_decoder.new_cache(one_decoder.num_layers)
     return one_decoder
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def eager(monkeypatch):
     """Rows reserve hardly more than their prompts, so that they outgrow it."""
     monkeypatch.setattr("paceline.core.request.AHEAD", 4)
 
 
-def engine(decoder: Decoder, drafter: Drafter | str = "none", rows: int | None = None, **options: Any) -> Engine:
+def engine(decoder, drafter="none", rows=None, **options):
     """An engine with memory for `rows` rows of 192 tokens."""
     assert not decoder.cache.held
     memory = None if rows is None else rows * 192 * decoder.cache.token_bytes
     return Engine(decoder, drafter, tokenizer=Tokenizer(models.tokenizer()), cache_memory=memory, **options)
 
 
-def coupled() -> Drafter:
+def coupled():
     table = torch.randn(models.VOCAB_SIZE, models.VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     return drafters.Coupled(2 * table, (2, 1, 1))
 
@@ -74,7 +70,7 @@ WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enum
 
 # Preemption --------------------------------------------------------------------------------------------------------
 
-MAKERS: dict[str, Callable[[], Drafter]] = {
+MAKERS = {
     "none": lambda: create("none"),
     "recycling": lambda: create("recycling"),
     "coupled": coupled,
@@ -83,13 +79,13 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", MAKERS)
-def test_rows_that_gave_way_answer_as_alone(decoder: Decoder, name: str) -> None:
+def test_rows_that_gave_way_answer_as_alone(decoder, name):
     wishes = [replace(wish, logprobs=2, stop=("zzzz",)) for wish in WISHES]
     alone = engine(decoder, MAKERS[name](), max_batch=1, reuse=False).generate(PROMPTS, wishes)
     tight = engine(decoder, MAKERS[name](), rows=2, max_batch=6)
-    rows: list[Row] = []
+    rows = []
     texts = [""] * len(PROMPTS)
-    over: set[int] = set()
+    over = set()
     for delta in tight.stream(PROMPTS, wishes):
         rows += [delta.row] if delta.row not in rows else []
         texts[delta.index] += delta.text
@@ -111,16 +107,16 @@ def test_rows_that_gave_way_answer_as_alone(decoder: Decoder, name: str) -> None
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_draft_models_rows_that_gave_way_draw_as_alone(stories: Path) -> None:
+def test_a_draft_models_rows_that_gave_way_draw_as_alone(stories):
     target = Engine(str(stories), dtype="float32").target
     wishes = [replace(wish, max_tokens=80, temperature=1.0) for wish in WISHES[:4]]
     spec = f"model:{stories},stop=heuristic,draft=4"  # which remembers how long a row's drafts were
 
-    def answers(**options: Any) -> list[Any]:
+    def answers(**options):
         return Engine(target, spec, **options).generate(["Once upon", "Tom had a red ball", "The", "Lily"], wishes)
 
     alone = answers(max_batch=1, reuse=False)
-    memory = 2 * 192 * target.cache.token_bytes  # type: ignore[attr-defined]
+    memory = 2 * 192 * target.cache.token_bytes
     tight = Engine(target, spec, max_batch=4, cache_memory=memory)
     rows = [tight.add(p, w) for p, w in zip(["Once upon", "Tom had a red ball", "The", "Lily"], wishes, strict=True)]
     while tight.has_work:
@@ -131,11 +127,11 @@ def test_a_draft_models_rows_that_gave_way_draw_as_alone(stories: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_who_came_first_goes_first(decoder: Decoder) -> None:
+def test_who_came_first_goes_first(decoder):
     """Rows end in an order that no row overtakes by luck: equal requests end in the order they came."""
     tight = engine(decoder, rows=2, max_batch=8)
     rows = [tight.add(PROMPTS[1], SamplingParams(max_tokens=NEW)) for _ in range(7)]
-    ended: list[int] = []
+    ended = []
     while tight.has_work:
         tight.step()
         ended += [row.id for row in rows if row.finish_reason and row.id not in ended]
@@ -147,14 +143,14 @@ def test_who_came_first_goes_first(decoder: Decoder) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_row_given_up_while_it_waits_to_come_back_leaves_nothing(decoder: Decoder) -> None:
+def test_a_row_given_up_while_it_waits_to_come_back_leaves_nothing(decoder):
     class Counting(Drafter):
         held: set[int] = set()
 
-        def start(self, row: Any) -> None:
+        def start(self, row):
             self.held.add(row.id)
 
-        def drop(self, row: Any) -> None:
+        def drop(self, row):
             self.held.remove(row.id)
 
     tight = engine(decoder, Counting(), rows=2, max_batch=4)
@@ -173,7 +169,7 @@ def test_a_row_given_up_while_it_waits_to_come_back_leaves_nothing(decoder: Deco
     assert not decoder.cache.held
 
 
-def test_an_answer_has_as_many_tokens_as_the_memory_leaves(decoder: Decoder) -> None:
+def test_an_answer_has_as_many_tokens_as_the_memory_leaves(decoder):
     tight = engine(decoder, rows=1)
     most = 192 - SLACK
     assert tight.longest == most < decoder.max_context
@@ -186,7 +182,7 @@ def test_an_answer_has_as_many_tokens_as_the_memory_leaves(decoder: Decoder) -> 
     assert len(tight.waiting) == 1
 
 
-def test_a_context_can_be_shorter_than_the_models(decoder: Decoder) -> None:
+def test_a_context_can_be_shorter_than_the_models(decoder):
     """Which stays as it is for other engines."""
     short = Engine(decoder, context=24)
     assert (short.longest, Engine(decoder, context=10_000).longest) == (24, decoder.max_context)
@@ -200,7 +196,7 @@ def test_a_context_can_be_shorter_than_the_models(decoder: Decoder) -> None:
         Engine(decoder, context=0)
 
 
-def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:
+def test_requests_wait_until_there_is_memory(decoder):
     tight = engine(decoder, rows=2, max_batch=6)
     most = 0
     for _ in tight.stream(PROMPTS, SamplingParams(max_tokens=60)):
@@ -211,31 +207,29 @@ def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:
 class Allocator:
     """Memory of an accelerator: as in torch, what does not fit is an OutOfMemoryError of several lines."""
 
-    def __init__(self, free: int):
+    def __init__(self, free):
         self.free = free
 
-    def take(self, size: int) -> None:
+    def take(self, size):
         if size > self.free:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes. GPU 0 has 1 of which 0 is free.\nSee the docs."
             )
 
 
-def test_requests_wait_where_the_device_has_less_than_the_budget_says(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_wait_where_the_device_has_less_than_the_budget_says(decoder, monkeypatch):
     cache, alone = decoder.cache, Engine(decoder, "none")
     right = [one.tokens for prompt in PROMPTS for one in alone.generate([prompt], SamplingParams(max_tokens=20))]
     allocator, reshape = Allocator(cache.nbytes_of(2, 256)), type(cache).reshape
 
-    def reshaped(cache: Any, slots: int, capacity: int) -> Any:
+    def reshaped(cache, slots, capacity):
         allocator.take(cache.nbytes_of(slots, capacity))
         return reshape(cache, slots, capacity)
 
     cache.reshape(0, 0)
     monkeypatch.setattr(type(cache), "reshape", reshaped)
     wide, most = engine(decoder, rows=6, max_batch=6), 0
-    done: dict[int, list[int]] = {}
+    done = {}
     for delta in wide.stream(PROMPTS, SamplingParams(max_tokens=20)):
         most = max(most, len(wide.rows))
         done.setdefault(delta.index, []).extend(delta.tokens)
@@ -243,7 +237,7 @@ def test_requests_wait_where_the_device_has_less_than_the_budget_says(
     assert 1 < most < 6
 
 
-def test_a_forward_without_memory_is_one_line(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_without_memory_is_one_line(decoder, monkeypatch):
     monkeypatch.setattr(decoder, "verify", lambda *_: Allocator(0).take(1))
     (done,) = Engine(decoder, "none").generate([[5, 6]], SamplingParams(max_tokens=4))
     assert done.finish_reason == "error"
@@ -251,7 +245,7 @@ def test_a_forward_without_memory_is_one_line(decoder: Decoder, monkeypatch: pyt
     assert str(done.error).startswith(start)
 
 
-def test_rows_that_join_together_get_their_memory_at_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_join_together_get_their_memory_at_once(decoder, monkeypatch):
     shapes = []
     reshape = type(decoder.cache).reshape
     monkeypatch.setattr(type(decoder.cache), "reshape", lambda cache, *to: shapes.append(to[0]) or reshape(cache, *to))
@@ -260,7 +254,7 @@ def test_rows_that_join_together_get_their_memory_at_once(decoder: Decoder, monk
     assert shapes == [engine.max_batch]
 
 
-def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> None:
+def test_a_long_request_gets_the_memory_of_many_short_ones(decoder):
     wide = engine(decoder, rows=6, max_batch=6)
     wide.generate(PROMPTS, SamplingParams(max_tokens=8))
     slots = decoder.cache.num_slots
@@ -272,7 +266,7 @@ def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> 
     assert len(wide.generate(PROMPTS, SamplingParams(max_tokens=8))) == 6
 
 
-def test_rows_of_another_engine_stay_where_they_are(decoder: Decoder) -> None:
+def test_rows_of_another_engine_stay_where_they_are(decoder):
     """Only that engine knows their slots, so that a cache which it shares may not be laid out anew below them."""
     params, long = SamplingParams(max_tokens=12), [7, 8, 9] * 100
     alone = [Engine(decoder).generate([one], params)[0].tokens for one in (PROMPTS[0], long)]
@@ -296,12 +290,12 @@ def test_rows_of_another_engine_stay_where_they_are(decoder: Decoder) -> None:
     ("text", "size"),
     [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 5 * 10**8), (4096, 4096), ("64kb", 64000)],
 )
-def test_sizes_are_read_as_people_write_them(text: int | str, size: int) -> None:
+def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2 apples", "GB", 0, -5, True, "1e9", "0.1"])
-def test_other_sizes_are_refused(text: int | str) -> None:
+def test_other_sizes_are_refused(text):
     with pytest.raises(PacelineError, match=r"cache_memory is .* such as 2GB"):
         parse_bytes(text)
 
@@ -313,9 +307,7 @@ def test_other_sizes_are_refused(text: int | str) -> None:
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ],
 )
-def test_files_that_were_read_do_not_count_as_used_in_a_container(
-    tmp_path: Path, limit: str, used: str, cached: str
-) -> None:
+def test_files_that_were_read_do_not_count_as_used_in_a_container(tmp_path, limit, used, cached):
     stat = f"anon 700\ninactive_anon 5\n{cached} 200\n"
     for name, text in ((limit, "1000\n"), (used, "950\n"), (str(Path(used).with_name("memory.stat")), stat)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -329,7 +321,7 @@ def test_files_that_were_read_do_not_count_as_used_in_a_container(
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_a_long_prompt_holds_up_neither_rows_nor_short_prompts(decoder: Decoder, reuse: bool) -> None:
+def test_a_long_prompt_holds_up_neither_rows_nor_short_prompts(decoder, reuse):
     busy = engine(decoder, prefill_chunk=32, max_batch=8, reuse=reuse)
     talking = busy.add(PROMPTS[1], SamplingParams(max_tokens=NEW))
     busy.step()
@@ -356,24 +348,24 @@ def test_a_long_prompt_holds_up_neither_rows_nor_short_prompts(decoder: Decoder,
 # Reuse ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_goes_on_from_an_earlier_one(decoder: Decoder) -> None:
+def test_a_prompt_goes_on_from_an_earlier_one(decoder):
     """Turns of a conversation: each prompt is the one before, its answer, and something new."""
     plain, reusing = engine(decoder, max_batch=1, reuse=False), engine(decoder, "sam", max_batch=1)
     prompt, run = PROMPTS[2], []
     verify = decoder.verify
 
-    def count(segments: Sequence[Any], *rest: Any) -> Verdict:
+    def count(segments, *rest):
         run.append(sum(len(s.tokens) for s in segments if s.is_prompt))
         return verify(segments, *rest)
 
     for turn in range(4):
         wish = SamplingParams(max_tokens=20, temperature=turn % 2, seed=turn)
         (wanted,) = plain.generate([prompt], wish)
-        decoder.verify = count  # type: ignore[method-assign]
+        decoder.verify = count
         try:
             (done,) = reusing.generate([prompt], wish)
         finally:
-            del decoder.verify  # type: ignore[method-assign]
+            del decoder.verify
         assert done.tokens == wanted.tokens
         assert sum(run) == len(prompt) - done.reused
         assert done.reused == (len(prompt) - 12 - 1 if turn else 0)  # the last token of an answer is never run
@@ -381,7 +373,7 @@ def test_a_prompt_goes_on_from_an_earlier_one(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 6])
-def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> None:
+def test_what_prompts_share_is_computed_once(decoder, batch):
     """Also when they come together."""
     prompts, wishes = [[*PROMPTS[2], *prompt] for prompt in PROMPTS], [replace(wish, max_tokens=24) for wish in WISHES]
     wanted = engine(decoder, max_batch=1, reuse=False).generate(prompts, wishes)
@@ -391,7 +383,7 @@ def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> No
     assert all(61 <= one.reused <= 63 for one in done[1:])
 
 
-def test_a_row_waits_for_an_older_one_as_long_as_that_is_there(decoder: Decoder) -> None:
+def test_a_row_waits_for_an_older_one_as_long_as_that_is_there(decoder):
     seats = Seats(Room(decoder, "1GB", max_batch=2), reuse=True)
     old, new = (Row(id, PROMPTS[2], SamplingParams(max_tokens=5), max_context=2048) for id in range(2))
     seats.start(old, [])
@@ -405,7 +397,7 @@ def test_a_row_waits_for_an_older_one_as_long_as_that_is_there(decoder: Decoder)
     assert seats.ready([new]) == [new]
 
 
-def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decoder) -> None:
+def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder):
     wish = SamplingParams(max_tokens=8)
     (wanted,) = engine(decoder, reuse=False).generate([PROMPTS[2]], wish)
     twice = engine(decoder)
@@ -421,13 +413,13 @@ def test_of_a_prompt_that_is_being_answered_the_last_token_is_run(decoder: Decod
 class Reading(Drafter):
     """Remembers the states of all tokens that were committed, by row."""
 
-    def __init__(self, *layers: int):
+    def __init__(self, *layers):
         self.needs, self.read = Needs(hidden_layers=layers), dict[int, torch.Tensor]()
 
-    def start(self, row: Any) -> None:
+    def start(self, row):
         self.read[row.id] = torch.empty(0, len(self.needs.hidden_layers) * native.TINY["hidden_size"])
 
-    def observe(self, round: Any) -> None:
+    def observe(self, round):
         for i, row in enumerate(round.rows):
             states = [round.committed(i, layer) for layer in self.needs.hidden_layers]
             self.read[row.id] = torch.cat([self.read[row.id], torch.cat(states, -1)])
@@ -436,7 +428,7 @@ class Reading(Drafter):
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("rows", [4, 40])
-def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(decoder: Decoder, rows: int) -> None:
+def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(decoder, rows):
     """Of rows that run and have ended, of answers too, of rows that gave way, and of those that reused; within the
     budget."""
     turns = [[PROMPTS[2] + PROMPTS[0]] * 3, [PROMPTS[2] * 2, PROMPTS[2] + PROMPTS[0] + PROMPTS[3]]]
@@ -461,7 +453,7 @@ def test_a_drafter_that_reads_states_is_shown_those_of_tokens_that_are_reused(de
         torch.testing.assert_close(plain, other, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) -> None:
+def test_rows_share_with_those_that_have_the_states_they_need(decoder):
     parts = {"none": create("none"), "one": Reading(1), "more": Reading(1, 3)}
     asked = [replace(WISHES[0], max_tokens=2, draft=name) for name in ("none", "one", "more", "none", "one", "more")]
     for batch in (1, 6):
@@ -470,7 +462,7 @@ def test_rows_share_with_those_that_have_the_states_they_need(decoder: Decoder) 
         assert len(made.room.prefixes) == 1, "those with fewer states are replaced"
 
 
-def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder: Decoder) -> None:
+def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_prompt(decoder):
     listening = drafters.Listening(Drafter(), Needs(callback_layer=1))
     done = engine(decoder, listening, max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))
     assert [one.reused for one in done] == [0, 0]
@@ -479,7 +471,7 @@ def test_a_drafter_that_is_called_in_the_middle_of_the_forward_sees_all_of_the_p
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_prompts_of_another_salt_are_not_reused(decoder: Decoder, together: bool, tmp_path: Path) -> None:
+def test_prompts_of_another_salt_are_not_reused(decoder, together, tmp_path):
     """Of rows that run, of those that have ended, and from the disk."""
     prompt, wishes = PROMPTS[2] * 3, [SamplingParams(max_tokens=3, cache_salt=salt) for salt in ("", "a", "b", "a")]
     for there in (0, 2 * BLOCK):  # a new folder, and what the first engine has left in it
@@ -489,7 +481,7 @@ def test_prompts_of_another_salt_are_not_reused(decoder: Decoder, together: bool
         decoder.cache = decoder.new_cache(decoder.num_layers)
 
 
-def joined(waiting: dict[int, str], **options: Any) -> str:
+def joined(waiting, **options):
     """Who joins, one after another, where a row ends in every round. waiting: requests, by the round they come in."""
     schedule = Ragged(prefill_chunk=8, **options)
     queue, running, order = deque[Row](), list[Row](), ""
@@ -507,7 +499,7 @@ def joined(waiting: dict[int, str], **options: Any) -> str:
     return order
 
 
-def test_clients_join_in_turn() -> None:
+def test_clients_join_in_turn():
     assert joined({0: "aaaaaa", 1: "bb"}, max_batch=1) == "ababaaaa"
     assert joined({0: "aaaaaabbcc"}, max_batch=3) == "abcabcaaaa"
     assert joined({0: "aaaaaa", 3: "b", 4: "c"}, max_batch=4) == "aaaabcaa"
@@ -515,7 +507,7 @@ def test_clients_join_in_turn() -> None:
     assert joined({0: "aaaa", 9: "aa"}, max_batch=2) == "aaaaaa"
 
 
-def test_a_client_has_no_more_rows_than_it_may() -> None:
+def test_a_client_has_no_more_rows_than_it_may():
     schedule, queue = Ragged(4, prefill_chunk=8, most_of_one=2), deque[Row]()
     for id, client in enumerate("aaaaab"):
         queue.append(Row(id, [1], SamplingParams(), max_context=9))
@@ -527,7 +519,7 @@ def test_a_client_has_no_more_rows_than_it_may() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_where_there_is_no_memory_the_client_with_the_most_rows_gives_way(decoder: Decoder) -> None:
+def test_where_there_is_no_memory_the_client_with_the_most_rows_gives_way(decoder):
     tight = engine(decoder, rows=2, max_batch=6)
     rows = [tight.add(PROMPTS[1], SamplingParams(max_tokens=100)) for _ in range(4)]
     rows[3].client = "b"
@@ -537,14 +529,14 @@ def test_where_there_is_no_memory_the_client_with_the_most_rows_gives_way(decode
     assert rows[3].preempted == 0
 
 
-def test_rows_that_failed_are_not_reused(decoder: Decoder) -> None:
+def test_rows_that_failed_are_not_reused(decoder):
     reusing = engine(decoder, drafters.Failing("propose", 2), max_batch=1)
     first, second = reusing.generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=6))
     assert (first.finish_reason, second.finish_reason) == ("error", "length")
     assert second.reused == 0
 
 
-def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> None:
+def test_prefixes_make_room_for_rows_the_least_used_first(decoder):
     tight = engine(decoder, rows=2, max_batch=2)
     wish = SamplingParams(max_tokens=2)
     texts = [[i + 2] * 60 for i in range(8)]
@@ -561,7 +553,7 @@ def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> N
     assert len(kept) <= 1
 
 
-def test_a_prefix_has_room_for_its_states_too(decoder: Decoder) -> None:
+def test_a_prefix_has_room_for_its_states_too(decoder):
     budget = decoder.cache.nbytes + 100 * decoder.cache.token_bytes
     room, beside = Room(decoder, budget, max_batch=1), Room(decoder, budget, max_batch=1, state_bytes=1)
     assert room.make_room(100)
@@ -569,7 +561,7 @@ def test_a_prefix_has_room_for_its_states_too(decoder: Decoder) -> None:
     assert not beside.make_room(100)
 
 
-def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
+def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from():
     kept = Prefixes(2)
     for n in (30, 50, 40):
         tokens = np.arange(n)
@@ -585,7 +577,7 @@ def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
     assert kept.best(np.arange(90))[0] == 0
 
 
-def test_common_beginnings() -> None:
+def test_common_beginnings():
     assert [common(np.array(a, np.int64), np.array([1, 2, 3])) for a in ([], [2], [1], [1, 2, 4], [1, 2, 3, 4])] == [
         0, 0, 1, 2, 3,
     ]  # fmt: skip
@@ -595,7 +587,7 @@ def test_common_beginnings() -> None:
 
 
 @pytest.mark.parametrize("nodes", [SLACK // 2 + 1, SLACK, 3 * SLACK])
-def test_a_large_draft_has_room_and_some_for_padding(decoder: Decoder, nodes: int) -> None:
+def test_a_large_draft_has_room_and_some_for_padding(decoder, nodes):
     room, row = Room(decoder, "1GB", max_batch=1), Row(0, [5] * 100, SamplingParams(max_tokens=1), max_context=2048)
     room.enter(row)
     room.note_draft(row, nodes)
@@ -603,7 +595,7 @@ def test_a_large_draft_has_room_and_some_for_padding(decoder: Decoder, nodes: in
 
 
 @torch.inference_mode()
-def test_reshaping_keeps_every_row() -> None:
+def test_reshaping_keeps_every_row():
     cache = RaggedCache(2, 1, 3, 500, torch.float32, "cpu")
     kv = {}
     for n in (5, 70, 3, 100):
@@ -622,7 +614,7 @@ def test_reshaping_keeps_every_row() -> None:
 
 
 @torch.inference_mode()
-def test_a_cache_for_whose_new_shape_there_is_no_memory_is_as_before() -> None:
+def test_a_cache_for_whose_new_shape_there_is_no_memory_is_as_before():
     cache = RaggedCache(2, 1, 3, 10**15, torch.float32, "cpu")
     slot = cache.add_row(10)
     kv = torch.randn(2, 2, 1, 7, 3)

@@ -1,7 +1,5 @@
 """The noise of sampled answers: the generator's published vectors, a plain reference, its law, and its independence."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,7 +24,7 @@ VECTORS = [
 """Key, counter, and words of Philox4x32-10: Random123's known answers."""
 
 
-def words(key: int, counter: tuple[int, ...]) -> list[int]:
+def words(key, counter):
     """Philox4x32-10, plainly."""
     c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
     for _ in range(10):
@@ -36,23 +34,23 @@ def words(key: int, counter: tuple[int, ...]) -> list[int]:
     return c
 
 
-def exponential(key: int, position: int, token: int) -> float:
+def exponential(key, position, token):
     first, second = (words(key, (token // 4, position, word, 0))[token % 4] for word in (0, 1))
     return -np.log1p(-(first + (second + 0.5) / 2**32) / 2**32)
 
 
-def times(key: int, position: int, tokens: np.ndarray, probs: torch.Tensor) -> np.ndarray:
+def times(key, position, tokens, probs):
     return np.array([exponential(key, position, int(t)) for t in tokens]) / np.maximum(probs.double().numpy(), 1e-300)
 
 
 @pytest.mark.parametrize(("key", "counter", "expected"), VECTORS)
-def test_the_words_are_the_published_ones(key: int, counter: tuple[int, ...], expected: str) -> None:
+def test_the_words_are_the_published_ones(key, counter, expected):
     wanted = [int(word, 16) for word in expected.split()]
     assert words(key, counter) == wanted
     assert [int(word) for word in module._philox(np.uint64(key), *map(np.uint64, counter))] == wanted
 
 
-def law(size: int, kept: int, spread: float, dtype: torch.dtype, seed: int) -> torch.Tensor:
+def law(size, kept, spread, dtype, seed):
     """A distribution over `size` tokens of which `kept` are possible."""
     rng = np.random.default_rng(seed)
     probs = np.zeros(size)
@@ -65,9 +63,7 @@ def law(size: int, kept: int, spread: float, dtype: torch.dtype, seed: int) -> t
     st.sampled_from([1, 2, 3, 5, 255, 256, 257, 700]), st.floats(0, 1), st.sampled_from([0.0, 1.0, 9.0]),
     st.sampled_from([torch.float32, torch.float64]), st.integers(0, 2**70), st.integers(0, 5000), st.integers(1, 9),
 )  # fmt: skip
-def test_the_race_is_the_plain_one(
-    size: int, share: float, spread: float, dtype: torch.dtype, seed: int, position: int, count: int
-) -> None:
+def test_the_race_is_the_plain_one(size, share, spread, dtype, seed, position, count):
     """Its winner, the runners-up, on any columns, and on an accelerator's way."""
     kept = max(1, round(share * size))
     probs, noise = law(size, kept, spread, dtype, seed % 1000), Noise(seed)
@@ -85,7 +81,7 @@ def test_the_race_is_the_plain_one(
     ]  # fmt: skip
 
 
-def test_rows_on_an_accelerator_are_decided_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_an_accelerator_are_decided_in_pieces(monkeypatch):
     probs = torch.stack([law(300, 300, 2.0, torch.float32, seed) for seed in range(7)])
     alone = [Noise(seed).choose(row, seed) for seed, row in enumerate(probs)]
     for piece in (1, 700, 1 << 24):
@@ -94,7 +90,7 @@ def test_rows_on_an_accelerator_are_decided_in_pieces(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("probs", [[0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [1.0, np.nan] * 300], ids=len)
-def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
+def test_what_cannot_be_drawn_from(probs):
     for dtype in (torch.float32, torch.float64):
         broken = torch.tensor(probs, dtype=dtype)
         assert not len(Noise(0).guess(broken, 0, 3)[0])
@@ -104,12 +100,12 @@ def test_what_cannot_be_drawn_from(probs: list[float]) -> None:
             tokens_of_rows(broken.unsqueeze(0), [0], [0])
 
 
-def test_a_scale_of_the_probabilities_changes_nothing() -> None:
+def test_a_scale_of_the_probabilities_changes_nothing():
     probs = law(500, 400, 2.0, torch.float64, 3)
     assert [Noise(1).choose(probs, i) for i in range(50)] == [Noise(1).choose(8 * probs, i) for i in range(50)]
 
 
-def test_seeds_of_any_size() -> None:
+def test_seeds_of_any_size():
     assert (folded(5), folded(2**64 + 5), folded(2**64)) == (5, 4, 1)
     one, other = Noise(None), Noise(None)
     assert one.seed != other.seed
@@ -120,7 +116,7 @@ def test_seeds_of_any_size() -> None:
 @pytest.mark.parametrize(
     "level", [one for one in processor.levels() if "NUMBA_CPU_NAME" in processor._FOLLOWERS.get(one, {})]
 )
-def test_every_level_of_processor_gives_the_same_tokens(level: str) -> None:
+def test_every_level_of_processor_gives_the_same_tokens(level):
     """Of those for which other code is compiled; in a process of its own, because what is compiled stays."""
     code = (
         "import torch; from paceline.core.noise import Noise; g = torch.Generator().manual_seed(0); "
@@ -138,7 +134,7 @@ def test_every_level_of_processor_gives_the_same_tokens(level: str) -> None:
 # The law -------------------------------------------------------------------------------------------------------------
 
 
-def p_of_frequencies(probs: torch.Tensor, draws: int, seed: int, power: float = 1.0) -> float:
+def p_of_frequencies(probs, draws, seed, power=1.0):
     """Chi-square of the tokens of so many draws; tokens expected fewer than ten times are put together. power: of the
     probabilities by which they are drawn."""
     noise, drawn = Noise(seed), probs**power
@@ -155,22 +151,22 @@ def p_of_frequencies(probs: torch.Tensor, draws: int, seed: int, power: float = 
 
 @pytest.mark.parametrize("size", [5, 1000])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_tokens_come_as_often_as_they_are_probable(size: int, seed: int) -> None:
+def test_tokens_come_as_often_as_they_are_probable(size, seed):
     assert p_of_frequencies(law(size, size, 3.0, torch.float32, 0), 30_000, seed) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "spread"), [(5, 3.0), (1000, 3.0), (150_000, 3.0), (150_000, 0.0)])
 @pytest.mark.timeout(1800)
-def test_tokens_come_as_often_in_a_million_draws(size: int, spread: float) -> None:
+def test_tokens_come_as_often_in_a_million_draws(size, spread):
     assert p_of_frequencies(law(size, size, spread, torch.float32, 0), 1_000_000, 5) > 1e-3
 
 
-def test_a_wrong_law_would_show() -> None:
+def test_a_wrong_law_would_show():
     assert p_of_frequencies(law(1000, 1000, 3.0, torch.float32, 0), 30_000, 0, power=1.5) < 1e-6
 
 
-def uniform(key: int, positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def uniform(key, positions, tokens):
     """The noise, spread evenly over [0, 1), at so many places."""
     flat = [1 - np.exp(-module._exponential(np.uint64(key), int(i), int(v))) for i in positions for v in tokens]
     return np.array(flat).reshape(len(positions), len(tokens))
@@ -180,7 +176,7 @@ NEIGHBOURS = ("positions", "tokens", "seeds")
 
 
 @pytest.mark.parametrize("kind", NEIGHBOURS)
-def test_neighbours_are_independent(kind: str) -> None:
+def test_neighbours_are_independent(kind):
     """No correlation of neighbouring numbers, and as many runs above and below the middle as chance makes."""
     if kind == "positions":
         numbers = uniform(3, np.arange(20_000), np.array([17]))[:, 0]
@@ -197,7 +193,7 @@ def test_neighbours_are_independent(kind: str) -> None:
     assert abs(runs - expected) < 4 * np.sqrt((count - 1) / 4)
 
 
-def test_other_decisions_have_numbers_of_their_own() -> None:
+def test_other_decisions_have_numbers_of_their_own():
     noise, probs = Noise(3), torch.tensor([0.3, 0.7])
     happened = np.array([noise.happens(0.3, i) for i in range(20_000)])
     taken = np.array([noise.choose(probs, i) == 0 for i in range(20_000)])

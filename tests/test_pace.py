@@ -1,9 +1,6 @@
 """Prompt tokens beside rows that are decoding: as many as the bound on a round's time allows, by measured times."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,10 +15,10 @@ USUAL = 0.05
 """Seconds of a round without prompt tokens."""
 
 
-def rounds(pace: Pace, price: float, prompt: int = 3000, beside: bool = True) -> list[int]:
+def rounds(pace, price, prompt=3000, beside=True):
     """Prompt tokens of each round until a prompt is read, on a machine where each costs `price` seconds more."""
-    reading: Any = SimpleNamespace(id=2, is_decoding=False, pending=range(prompt))
-    decoding: Any = [SimpleNamespace(id=1, is_decoding=True)] if beside else []
+    reading = SimpleNamespace(id=2, is_decoding=False, pending=range(prompt))
+    decoding = [SimpleNamespace(id=1, is_decoding=True)] if beside else []
     schedule, counts = Ragged(4, 512, pace), list[int]()
     while reading.pending:
         counts.append(sum(turn.chunk for turn in schedule.select([*decoding, reading])))
@@ -30,7 +27,7 @@ def rounds(pace: Pace, price: float, prompt: int = 3000, beside: bool = True) ->
     return counts
 
 
-def paced(max_slowdown: float | None, price: float) -> Pace:
+def paced(max_slowdown, price):
     """One that has seen a short prompt, and a row that decodes."""
     pace = Pace(max_slowdown)
     for tokens in (40, 0, 0, 0):
@@ -39,18 +36,18 @@ def paced(max_slowdown: float | None, price: float) -> Pace:
 
 
 @pytest.mark.parametrize(("price", "tokens"), [(1e-4, 512), (1e-3, 150), (2e-2, LEAST)])
-def test_a_round_takes_at_most_the_bound_if_that_leaves_the_least(price: float, tokens: int) -> None:
+def test_a_round_takes_at_most_the_bound_if_that_leaves_the_least(price, tokens):
     counts = rounds(paced(4.0, price), price)
     assert sum(counts) == 3000
     assert counts[:-1] == [pytest.approx(tokens, abs=1)] * (len(counts) - 1)
 
 
-def test_without_a_bound_or_without_decoding_rows_the_chunk_is_whole() -> None:
+def test_without_a_bound_or_without_decoding_rows_the_chunk_is_whole():
     assert rounds(paced(None, 1e-3), 1e-3)[:-1] == [512] * 5
     assert rounds(paced(4.0, 1e-3), 1e-3, beside=False)[:-1] == [512] * 5
 
 
-def test_it_follows_the_machine_and_one_slow_round_is_forgotten() -> None:
+def test_it_follows_the_machine_and_one_slow_round_is_forgotten():
     pace = paced(4.0, 1e-3)
     assert rounds(pace, 3e-3)[20:40] == [pytest.approx(50, abs=2)] * 20
     pace.note(50, 10.0)
@@ -63,18 +60,18 @@ class Timed(TableTarget):
 
     now = 0.0
 
-    def verify(self, segments: Any, *more: Any) -> Any:
+    def verify(self, segments, *more):
         self.pieces.append(sum(s.num_run for s in segments if s.is_prompt))
         self.now += USUAL + 1e-3 * self.pieces[-1]
         return super().verify(segments, *more)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.pieces: list[int] = []
+        self.pieces = []
 
 
 @pytest.mark.parametrize(("max_slowdown", "piece"), [(None, 512), (4.0, 150), (2.0, 50)])
-def test_the_engine_times_its_rounds(max_slowdown: float | None, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_times_its_rounds(max_slowdown, piece, monkeypatch):
     target = Timed()
     monkeypatch.setattr(clock, "perf_counter", lambda: target.now)
     engine = Engine(target, max_slowdown=max_slowdown)
@@ -88,6 +85,6 @@ def test_the_engine_times_its_rounds(max_slowdown: float | None, piece: int, mon
     assert all(tokens == pytest.approx(piece, abs=1) for tokens in target.pieces[8:-1])
 
 
-def test_a_bound_that_is_no_number_is_refused() -> None:
+def test_a_bound_that_is_no_number_is_refused():
     with pytest.raises(PacelineError, match="max_slowdown is nan"):
         Engine(TableTarget({}), max_slowdown=float("nan"))

@@ -1,21 +1,15 @@
 """Prefixes on disk: read by later engines, with the same answers; damaged, foreign and old files do no harm."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.errors import PacelineError
-from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from tests import models, native
 
@@ -24,7 +18,7 @@ SHARED = 3 * BLOCK
 """Tokens of PROMPT in whole blocks."""
 
 
-def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, exact: bool = False) -> Decoder:
+def decoder(seed=0, dtype=torch.float32, exact=False):
     torch.manual_seed(seed)
     made = native.of(models.model("llama2", max_position_embeddings=1024, **native.TINY), dtype, eos=())
     if exact:
@@ -32,14 +26,14 @@ def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, exact: bool = Fal
     return made
 
 
-def answer(target: Decoder, folder: Path | None, prompt: list[int] = PROMPT, **options: Any) -> Completion:
+def answer(target, folder, prompt=PROMPT, **options):
     """Of an engine of its own, as another process has."""
     engine = Engine(target, prefix_cache=folder, **options)
     (done,) = engine.generate([prompt], SamplingParams(max_tokens=12))
     return done
 
 
-def blocks(disk: PrefixCache | None, tokens: np.ndarray[Any, Any]) -> list[Path]:
+def blocks(disk, tokens):
     """The files of all whole blocks of `tokens`."""
     assert disk is not None
     return [disk._block(key) for key in disk._keys(tokens, "")][1:]
@@ -47,7 +41,7 @@ def blocks(disk: PrefixCache | None, tokens: np.ndarray[Any, Any]) -> list[Path]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_later_engine_reads_only_what_is_new(tmp_path: Path, dtype: torch.dtype, exact: bool) -> None:
+def test_a_later_engine_reads_only_what_is_new(tmp_path, dtype, exact):
     alone = answer(decoder(dtype=dtype, exact=exact), None)
     first = answer(decoder(dtype=dtype, exact=exact), tmp_path)
     again = answer(decoder(dtype=dtype, exact=exact), tmp_path)
@@ -58,7 +52,7 @@ def test_a_later_engine_reads_only_what_is_new(tmp_path: Path, dtype: torch.dtyp
     assert longer.tokens == answer(decoder(dtype=dtype, exact=exact), None, [*PROMPT, *PROMPT]).tokens
 
 
-def test_a_block_is_reused_after_its_own_text_alone(tmp_path: Path) -> None:
+def test_a_block_is_reused_after_its_own_text_alone(tmp_path):
     """The first block is there, and so is the second one, after another first."""
     mixed = [*reversed(PROMPT[:BLOCK]), *PROMPT[BLOCK:]]
     answer(decoder(), tmp_path)
@@ -67,7 +61,7 @@ def test_a_block_is_reused_after_its_own_text_alone(tmp_path: Path) -> None:
     assert (done.reused, done.tokens) == (BLOCK, answer(decoder(), None, mixed).tokens)
 
 
-def test_of_a_prompt_that_was_given_up_what_was_run_is_stored(tmp_path: Path) -> None:
+def test_of_a_prompt_that_was_given_up_what_was_run_is_stored(tmp_path):
     engine = Engine(decoder(), prefix_cache=tmp_path, prefill_chunk=BLOCK + 5)
     row = engine.add(PROMPT)
     engine.step()
@@ -76,7 +70,7 @@ def test_of_a_prompt_that_was_given_up_what_was_run_is_stored(tmp_path: Path) ->
     assert (done.reused, done.tokens) == (BLOCK, answer(decoder(), None).tokens)
 
 
-def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
+def test_is_of_one_model_dtype_and_exactness(tmp_path):
     answer(decoder(), tmp_path)
     changed = decoder()
     changed.weights_fingerprint = "another"
@@ -85,7 +79,7 @@ def test_is_of_one_model_dtype_and_exactness(tmp_path: Path) -> None:
     assert answer(decoder(), tmp_path).reused == SHARED
 
 
-def test_is_of_one_form_of_the_weights_and_one_processor_if_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_of_one_form_of_the_weights_and_one_processor_if_exact(monkeypatch):
     model, expanded = models.model("llama2"), native.of(models.model("llama2"))
     expanded.expanded = "float32, expanded from Q8_0"
     targets = [*(native.of(model, precision=precision) for precision in (None, "int8", "int4")), expanded]
@@ -99,10 +93,10 @@ def test_is_of_one_form_of_the_weights_and_one_processor_if_exact(monkeypatch: p
     assert exact.prefix_key != before[1]
 
 
-def test_is_of_one_configuration(tmp_path: Path) -> None:
+def test_is_of_one_configuration(tmp_path):
     """The same weights with other rotary positions, or with another factor, have other keys and values."""
 
-    def made(kind: Any, theta: float = 1e4, **changes: Any) -> Any:
+    def made(kind, theta=1e4, **changes):
         rope = {"rope_type": "default", "rope_theta": theta}
         changes = native.TINY | {"max_position_embeddings": 1024, "rope_parameters": rope} | changes
         return kind(models.model("llama2", **changes))
@@ -117,7 +111,7 @@ def test_is_of_one_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
-def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, caplog: Any) -> None:
+def test_a_damaged_file_is_removed_with_one_line(tmp_path, damage, caplog):
     whole = answer(decoder(), tmp_path)
     paths = blocks(Engine(decoder(), prefix_cache=tmp_path).seats.disk, np.array(PROMPT))
     paths[1].write_bytes(damage(paths[1].read_bytes()))
@@ -129,7 +123,7 @@ def test_a_damaged_file_is_removed_with_one_line(tmp_path: Path, damage: Any, ca
     assert answer(decoder(), tmp_path).reused == SHARED, "it was written again"
 
 
-def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_path: Path) -> None:
+def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_path):
     answer(decoder(), tmp_path)
     target = decoder()
     tight = Engine(target, prefix_cache=tmp_path, cache_memory=2 * 192 * target.cache.token_bytes)
@@ -143,11 +137,11 @@ def test_what_is_read_fits_into_the_memory_and_is_more_than_the_memory_has(tmp_p
     assert disk.load(tokens, BLOCK)[0].shape[3] == 2 * BLOCK
 
 
-def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
+def test_two_writers_at_once_and_readers_among_them(tmp_path):
     target, kv = decoder(), torch.randn(3, 2, 2, SHARED, 4)
     shape, tokens = (3, 2, 2, BLOCK, 4), np.array(PROMPT)
 
-    def work(_: int) -> bool:
+    def work(_):
         cache = PrefixCache(tmp_path, target, shape, 10**9)
         cache.store(tokens, lambda length: kv[:, :, :, :length])
         found, _ = cache.load(tokens, 0)
@@ -160,7 +154,7 @@ def test_two_writers_at_once_and_readers_among_them(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_what_was_used_longest_ago_goes_first(tmp_path):
     prompts = [[first, *PROMPT[:BLOCK]] for first in (10, 11, 12)]
     answer(decoder(), tmp_path, prompts[0])
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -172,12 +166,12 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * size
 
 
-def test_a_new_folder_and_every_file_are_their_owners_alone(tmp_path: Path) -> None:
+def test_a_new_folder_and_every_file_are_their_owners_alone(tmp_path):
     answer(decoder(), tmp_path / "new")
     assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "new", *(tmp_path / "new").iterdir()])
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_what_cannot_be(tmp_path):
     with pytest.raises(PacelineError, match="it needs reuse"):
         Engine(decoder(), prefix_cache=tmp_path, reuse=False)
     with pytest.raises(PacelineError, match=r"prefix_cache_size is .* such as 2GB"):

@@ -25,7 +25,7 @@ X86 = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx
 ARM = ("neon", "dotprod")
 
 
-def has_all(of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def has_all(of, monkeypatch):
     """As on a processor with these features, without regard to what this one is."""
     monkeypatch.setattr(processor, "LEVELS", processor._ARM_LEVELS if of is ARM else processor._X86_LEVELS)
     monkeypatch.setattr(processor, "_host", lambda: dict.fromkeys(of, True))
@@ -45,9 +45,7 @@ def has_all(of: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
         (ARM, "dotprod", ARM, ()),
     ],
 )
-def test_a_level_has_what_is_below_it_and_nothing_beyond(
-    of: tuple[str, ...], level: str, there: tuple[str, ...], lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_level_has_what_is_below_it_and_nothing_beyond(of, level, there, lacking, monkeypatch):
     has_all(of, monkeypatch)
     assert processor.levels() == list(processor.LEVELS)
     assert processor.level() == processor.levels()[-1]
@@ -57,7 +55,7 @@ def test_a_level_has_what_is_below_it_and_nothing_beyond(
     assert not any(processor.has(name) or processor.allows(name) for name in lacking)
 
 
-def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_is_not_there_is_named(monkeypatch):
     has_all(X86, monkeypatch)
     monkeypatch.setenv(processor.VARIABLE, "avx3")
     with pytest.raises(PacelineError, match=r"PACELINE_CPU is 'avx3'; there are .*avx2, .*Did you mean 'avx2'"):
@@ -65,7 +63,7 @@ def test_a_level_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("level")
-def test_kernels_follow(level: str) -> None:
+def test_kernels_follow(level):
     assert amx.supported() <= (level == "amx")
     assert ("vnni" in integer.instruction_sets()) <= (level in ("library", "avx512", "amx"))
     assert ("dotprod" in integer.instruction_sets()) == (level == "dotprod")
@@ -74,7 +72,7 @@ def test_kernels_follow(level: str) -> None:
     assert kernels.preferred(torch.float32) == (level not in ("amx", "library") and not processor.ARM)
 
 
-def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_what_would_run(tmp_path, capsys):
     folder = models.make("llama2", tmp_path / "tiny")
     assert main(["doctor", str(folder), "--dtype", "int8-float32"]) == 0
     shown = capsys.readouterr().out
@@ -87,8 +85,8 @@ def test_doctor_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (facts["level"], facts["levels"]) == (processor.level(), processor.levels())
 
 
-def test_doctor_says_which_drafter_a_model_brings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(model: Path) -> str:
+def test_doctor_says_which_drafter_a_model_brings(tmp_path, capsys):
+    def said(model):
         assert main(["doctor", str(model), "--json", "--dtype", "float32"]) == 0
         return str(json.loads(capsys.readouterr().out)["model"].get("inside", ""))
 
@@ -110,9 +108,7 @@ def test_doctor_says_which_drafter_a_model_brings(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(("load", "said"), [
     (0.1, "0.1 of 8 processors in the last minute"), (5.0, "others want them"), (None, "unknown here"),
 ])  # fmt: skip
-def test_doctor_says_how_busy_the_machine_is(
-    load: float | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_says_how_busy_the_machine_is(load, said, monkeypatch, capsys):
     monkeypatch.setattr("paceline.runs.environment.load", lambda: load)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert main(["doctor"]) == 0
@@ -121,9 +117,7 @@ def test_doctor_says_how_busy_the_machine_is(
     assert ("--threads 1" in line) == (load == 5.0)
 
 
-def test_doctor_shows_the_name_that_the_maker_gave(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_shows_the_name_that_the_maker_gave(capsys, monkeypatch, tmp_path):
     """LLVM's name is that of a family of processors, which others share."""
     monkeypatch.setattr(processor, "name", lambda: "rocketlake")
     file = tmp_path / "cpuinfo"
@@ -139,7 +133,7 @@ def test_doctor_shows_the_name_that_the_maker_gave(
 
 
 @pytest.mark.skipif(processor.ARM, reason="other libraries have no such levels")
-def test_other_libraries_follow_where_they_are_told_in_time() -> None:
+def test_other_libraries_follow_where_they_are_told_in_time():
     code = "import paceline, torch; from paceline import processor; print(torch.backends.cpu.get_cpu_capability())"
     environment = {key: value for key, value in os.environ.items() if key != "ATEN_CPU_CAPABILITY"}
     forced = environment | {processor.VARIABLE: "avx2"}
@@ -147,14 +141,14 @@ def test_other_libraries_follow_where_they_are_told_in_time() -> None:
     assert done.stdout.strip() == "AVX2"
 
 
-def test_doctor_compiles_ahead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_compiles_ahead(monkeypatch, capsys):
     """One part after the other, without the word that a first use has; Ctrl-C leaves what is done."""
-    done: list[str] = []
+    done = []
 
-    def stopped() -> None:
+    def stopped():
         raise KeyboardInterrupt
 
-    def compiled(name: str) -> None:
+    def compiled(name):
         done.append(name)
         with Compiling():
             pass
@@ -173,7 +167,7 @@ def test_doctor_compiles_ahead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "`paceline doctor --compile`" in capsys.readouterr().err
 
 
-def test_all_that_is_compiled_ahead_has_a_part() -> None:
+def test_all_that_is_compiled_ahead_has_a_part():
     """Loops that commands call are in modules that some part imports."""
     source = Path(ahead.__file__).parents[1]
     modules = {path.stem for path in (source / "kernels").glob("*.py") if "@cfunc" in path.read_text("utf-8")}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,7 @@ from tests.paths import REPOSITORY
 NAME, NEW = "smollm2", 32
 
 
-def is_here() -> bool:
+def is_here():
     try:
         return gguf_of(NAME).is_file()
     except ModelError:
@@ -48,7 +47,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def _all_threads() -> Iterator[None]:
+def _all_threads():
     """One real model at a time: it gets the cores that the small models of other tests share."""
     before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -94,7 +93,7 @@ TRAINED = [
 ]
 
 
-def trained(spec: str) -> str:
+def trained(spec):
     """The spec of a drafter trained for the model; the test is skipped if its files are not there."""
     spec = spec.format(models=MODELS)
     for file in re.findall(rf"{re.escape(str(MODELS))}[^,]*", spec):
@@ -113,7 +112,7 @@ class World(NamedTuple):
 
 
 @cache
-def world(dtype: str) -> World:
+def world(dtype):
     """Seven requests: five greedy, one of them with a schema; two sampled. A page to summarise is among them."""
     from paceline.serve.structure import Grammars
 
@@ -143,20 +142,20 @@ def world(dtype: str) -> World:
 
 
 @pytest.fixture(scope="module")
-def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def corpus_of(tmp_path_factory):
     """A corpus of what a dtype answers plainly: some of its drafts are right."""
 
     @cache
-    def corpus(dtype: str) -> Path:
+    def corpus(dtype):
         target, _, _, plain = world(dtype)
         assert target.tokenizer is not None
 
-        def read(eos: int, report: object) -> Iterator[np.ndarray]:
+        def read(eos, report):
             for answer in plain:
                 yield np.array([*answer.tokens[: NEW // 2], eos], np.int32)
 
         folder = tmp_path_factory.mktemp("corpus") / dtype
-        build(folder, read, "this test", target.tokenizer, Plan(), lambda what, done: None)  # type: ignore[arg-type]
+        build(folder, read, "this test", target.tokenizer, Plan(), lambda what, done: None)
         return folder
 
     return corpus
@@ -165,7 +164,7 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 @pytest.mark.parametrize("dtype", FORMS)
 @pytest.mark.parametrize("spec", DRAFTERS)
 @pytest.mark.timeout(600)
-def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str], Path]) -> None:
+def test_drafts_change_no_token(dtype, spec, corpus_of):
     """Greedy and sampled, in batches of one and of five; with five, prompts are read in pieces beside rows that answer,
     and the last two rows join where others have left."""
     check(dtype, spec.format(corpus=corpus_of(dtype) if "{corpus}" in spec else ""))
@@ -174,11 +173,11 @@ def test_drafts_change_no_token(dtype: str, spec: str, corpus_of: Callable[[str]
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("spec", TRAINED)
 @pytest.mark.timeout(600)
-def test_drafts_of_trained_weights_change_no_token(dtype: str, spec: str) -> None:
+def test_drafts_of_trained_weights_change_no_token(dtype, spec):
     check(dtype, trained(spec))
 
 
-def check(dtype: str, spec: str) -> None:
+def check(dtype, spec):
     """Compare the answers with a drafter to the plain ones."""
     target, prompts, params, plain = world(dtype)
     for batch, chunk in ((1, 512), (5, 64)):
@@ -204,7 +203,7 @@ SEEDED = [
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_thousand_sampled_answers_are_plain_ones_seed_for_seed(temperature: float) -> None:
+def test_a_thousand_sampled_answers_are_plain_ones_seed_for_seed(temperature):
     """A hundred seeds with ten drafters, eight at a time, with the budget and without it in turns."""
     target, asked, _, _ = world("bfloat16")
     prompts = [asked[i % 6] for i in range(100)]
@@ -223,13 +222,13 @@ def test_a_thousand_sampled_answers_are_plain_ones_seed_for_seed(temperature: fl
 
 
 @pytest.mark.parametrize("dtype", FORMS)
-def test_a_batch_changes_no_token(dtype: str) -> None:
+def test_a_batch_changes_no_token(dtype):
     target, prompts, params, plain = world(dtype)
     out = Engine(target, max_batch=5, prefill_chunk=64, reuse=False).generate(prompts, params)
     assert [done.tokens for done in out] == [done.tokens for done in plain]
 
 
-def test_every_drafter_without_a_checkpoint_is_tested() -> None:
+def test_every_drafter_without_a_checkpoint_is_tested():
     infos = [registry.describe(name) for name in registry.names()]
     free = {info.name for info in infos if info.checkpoint != "required" and info.lossless == "yes"}
     tested = {part.split(":")[0].split(",")[0] for spec in DRAFTERS for part in spec.split("+")}
@@ -239,9 +238,7 @@ def test_every_drafter_without_a_checkpoint_is_tested() -> None:
 # The commands --------------------------------------------------------------------------------------------------------
 
 
-def test_generate_and_chat_know_the_capital_of_france(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_and_chat_know_the_capital_of_france(capsys, monkeypatch):
     question, how = "What is the capital of France?", ("-n", "12")
     for words in (("generate", NAME, question), ("generate", question)):
         assert main([*words, *how]) == 0
@@ -257,7 +254,7 @@ def test_generate_and_chat_know_the_capital_of_france(
 
 
 @pytest.mark.timeout(900)
-def test_certify_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certify_passes(tmp_path, capsys):
     """Few requests: its references answer a token a forward, in float32 too."""
     asked = ("What is the capital of France?", "Name three colours.", "Count from one to ten.")
     prompts = tmp_path / "prompts.jsonl"

@@ -1,11 +1,7 @@
 """docs/results: its tables are what `benchmarks/results.py` prints of the record, and the record what runs hold."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,24 +16,24 @@ RESULTS = REPOSITORY / "docs" / "results"
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+def printed(capsys):
     """What the command prints for its arguments."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         assert results.main(arguments) == 0
         return capsys.readouterr().out
 
     return run
 
 
-def test_the_pages_are_what_the_command_prints(printed: Any) -> None:
+def test_the_pages_are_what_the_command_prints(printed):
     page = (RESULTS / "README.md").read_text("utf-8")
     assert page.split(results.BEGIN)[1].split(results.END)[0] == printed("table").lstrip("\n")
     assert (RESULTS / "runs.md").read_text("utf-8") == printed("full")
     assert (RESULTS / "heads.md").read_text("utf-8") == printed("heads")
 
 
-def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_become_a_record_and_tables(tmp_path, printed, monkeypatch):
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     methods = {"none": 1.0, "sam": 1.25, "rest:/a/corpus-qwen": 0.9, "peer:llama-cpp:/models/q.gguf": 0.75}
     for name in ("qwen-q4-spec-bench", "qwen-q4-code-edits", "qwen-q4-spec-bench-sampled", "smollm2-q4-spec-bench-b4"):
@@ -78,9 +74,7 @@ def test_runs_become_a_record_and_tables(tmp_path: Path, printed: Any, monkeypat
     assert "`suffix` | 1.20" in printed("table"), "which the first day had not"
 
 
-def test_trained_drafters_stand_beside_their_papers(
-    tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trained_drafters_stand_beside_their_papers(tmp_path, printed, monkeypatch):
     """What a drafter of a speed-up s accepts is 1.2 s a round here."""
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     for name, tokens in (("eagle3", 7000), ("eagle", 7000), ("draft", 5000)):
@@ -120,7 +114,7 @@ def test_trained_drafters_stand_beside_their_papers(
     assert "| `model,stop=svip,vocab` | 1.20 | 1.50 | 480.0 |" in sampled, "1 + .25 + .25"
 
 
-def test_a_claim_is_decided_by_intervals(tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_decided_by_intervals(tmp_path, printed, monkeypatch):
     """A method that needs two rounds where another needs three has 1.5 times its tokens a round."""
     monkeypatch.setattr(results, "RECORD", tmp_path / "runs.json")
     (tmp_path / "smollm2-draft").mkdir()
@@ -163,14 +157,14 @@ def test_a_claim_is_decided_by_intervals(tmp_path: Path, printed: Any, monkeypat
     assert float(low) < 1 < float(high)
 
 
-def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeypatch):
     asked = Namespace(
         runs=["qwen-q4-code-edits", "smollm2-q4-spec-bench-b4", "smollm2-heads-spec-bench-whole"],
         out=tmp_path, limit=2, max_tokens=9, qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
         code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x",
     )  # fmt: skip
     (tmp_path / "smollm2-eagle3").mkdir()
-    commands: list[list[str]] = []
+    commands = []
     statuses = iter((0, 0, 0, 1, 130))
     monkeypatch.setattr(results, "call", lambda words: commands.append(list(words)) or next(statuses))
     assert results.run(asked) == 0
@@ -188,6 +182,6 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path: Path, m
     assert len(commands) == 5
 
 
-def test_the_plan_names_each_run_once(printed: Any) -> None:
+def test_the_plan_names_each_run_once(printed):
     names = [line.split()[0] for line in printed("plan").splitlines()]
     assert len(set(names)) == len(names) == len(results.PLANS)

@@ -1,11 +1,7 @@
 """A row ends exactly where plain decoding ends, however its tokens are cut into rounds."""
 
-from __future__ import annotations
-
 import codecs
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,33 +17,33 @@ PIECES = [b"", b"a", b"b", b"ab", b"ba", b" ", b"\xc3", b"\xa9", b"aab", "é€"
 """What tokens say; 6 and 7 make é together, 10 is a character that never ends."""
 
 
-def row(params: SamplingParams, prompt: Sequence[int] = (1, 2), max_context: int = 1000, text: bool = True) -> Row:
+def row(params, prompt=(1, 2), max_context=1000, text=True):
     detokenizer = Spelling(PIECES) if text else None
     return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], detokenizer=detokenizer)
 
 
-def text_of(of: Row) -> str:
+def text_of(of):
     """Text that is new and can no longer change."""
     return "".join(text for _, text in of.take_pieces())
 
 
-def result(of: Row) -> tuple[list[int], str, str | None]:
+def result(of):
     return of.new_tokens.tolist(), of.text, of.finish_reason
 
 
-def token_by_token(made: Row, tokens: Sequence[int]) -> Row:
+def token_by_token(made, tokens):
     for token in tokens:
         if made.finish_reason is None:
             assert made.extend([token]) == 1
     return made
 
 
-def said(tokens: Sequence[int], final: bool) -> str:
+def said(tokens, final):
     """All of the tokens' text; without an unfinished character at the end unless this is `final`."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(PIECES[t] for t in tokens), final)
 
 
-def naive_end(tokens: Sequence[int], params: SamplingParams, max_context: int) -> Any:
+def naive_end(tokens, params, max_context):
     """Tokens, text and reason of plain decoding, said as directly as can be: every answer from its beginning."""
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else (END,))}
     for n in range(1, len(tokens) + 1):
@@ -76,7 +72,7 @@ wishes = st.builds(
 cuts = st.lists(st.integers(1, 7), min_size=25, max_size=25)
 
 
-def rounds_of(tokens: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def rounds_of(tokens, sizes):
     """`tokens` cut into rounds of the given sizes."""
     rounds, at = [], 0
     for size in sizes:
@@ -91,9 +87,7 @@ def rounds_of(tokens: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 @settings(max_examples=150)
 @given(tokens_of, wishes, cuts, st.integers(3, 30))
-def test_any_rounds_end_where_single_tokens_end(
-    tokens: list[int], params: SamplingParams, sizes: list[int], max_context: int
-) -> None:
+def test_any_rounds_end_where_single_tokens_end(tokens, params, sizes, max_context):
     plain = token_by_token(row(params, max_context=max_context), tokens)
     drafted = row(params, max_context=max_context)
     taken, streamed = 0, ""
@@ -113,7 +107,7 @@ def test_any_rounds_end_where_single_tokens_end(
         assert streamed == drafted.text
 
 
-def test_the_context_ends_before_max_tokens() -> None:
+def test_the_context_ends_before_max_tokens():
     made = row(SamplingParams(max_tokens=50), max_context=5)
     assert made.max_draft == 2
     assert made.extend([1, 1, 1, 1], "drafter") == 3
@@ -123,7 +117,7 @@ def test_the_context_ends_before_max_tokens() -> None:
     assert exactly.finish_reason == "length"
 
 
-def test_a_draft_never_reaches_behind_the_end() -> None:
+def test_a_draft_never_reaches_behind_the_end():
     """max_draft drafted tokens and the target's own fill the row to its last place."""
     made = row(SamplingParams(max_tokens=6))
     for already in range(6):
@@ -133,21 +127,21 @@ def test_a_draft_never_reaches_behind_the_end() -> None:
     assert made.finish_reason == "length"
 
 
-def test_rows_without_text() -> None:
+def test_rows_without_text():
     made = row(SamplingParams(max_tokens=4), text=False)
     assert made.extend([1, 2, END, 4], "drafter") == 3
     assert result(made) == ([1, 2, END], "", "stop")
     assert made.take_pieces() == []
 
 
-def test_nothing_to_take() -> None:
+def test_nothing_to_take():
     """A row still in its prompt."""
     made = row(SamplingParams())
     assert made.extend([], "drafter") == 0
     assert (made.runs, made.num_new, made.finish_reason, made.take_pieces()) == ([], 0, None, [])
 
 
-def test_bookkeeping() -> None:
+def test_bookkeeping():
     made = row(SamplingParams(max_tokens=400), prompt=(3, 4, 5))
     assert made.pending.tolist() == [3, 4, 5]
     assert (made.last_token, len(made), made.num_new, made.expected_length) == (5, 3, 0, 3 + 256)
@@ -161,7 +155,7 @@ def test_bookkeeping() -> None:
 # Its text -------------------------------------------------------------------------------------------------------
 
 
-def test_the_beginning_of_a_stop_string_is_held_back() -> None:
+def test_the_beginning_of_a_stop_string_is_held_back():
     made = row(SamplingParams(stop=["ab ab"]))
     seen = []
     for token in (2, 1, 2, 5, 1, 1):  # b, a, b, space, a, a
@@ -172,7 +166,7 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     assert (text_of(made), made.text, made.finish_reason) == ("", "bab a", "stop")
 
 
-def test_what_was_held_back_comes_when_the_answer_ends() -> None:
+def test_what_was_held_back_comes_when_the_answer_ends():
     for ending, reason in (([END], "stop"), ([1], "length")):
         made = row(SamplingParams(stop=["bbb"], max_tokens=4))
         made.extend([1, 2, 2])
@@ -182,7 +176,7 @@ def test_what_was_held_back_comes_when_the_answer_ends() -> None:
         assert made.finish_reason == reason
 
 
-def test_an_aborted_row_gives_what_it_has() -> None:
+def test_an_aborted_row_gives_what_it_has():
     made = row(SamplingParams(stop=["bb"]))
     made.extend([1, 2, 6], "drafter")
     assert text_of(made) == "a"
@@ -204,7 +198,7 @@ def test_an_aborted_row_gives_what_it_has() -> None:
         (("abb",), [([2, 1, 2], "sam", [("sam", "b")]), ([1], "", [("sam", "a"), ("", "b")]), ([2, 2, 1], "sam", [])]),
     ],
 )
-def test_pieces_say_who_wrote_them(stop: tuple[str, ...], rounds: list[tuple[list[int], str, Any]]) -> None:
+def test_pieces_say_who_wrote_them(stop, rounds):
     made = row(SamplingParams(stop=stop))
     for tokens, source, pieces in rounds:
         made.extend(tokens, source)
@@ -215,13 +209,11 @@ def test_pieces_say_who_wrote_them(stop: tuple[str, ...], rounds: list[tuple[lis
 
 @settings(max_examples=150)
 @given(tokens_of, wishes, cuts, st.lists(st.sampled_from(["x", "y"]), min_size=25, max_size=25))
-def test_pieces_are_each_tokens_own_text(
-    tokens: list[int], params: SamplingParams, sizes: list[int], sources: list[str]
-) -> None:
+def test_pieces_are_each_tokens_own_text(tokens, params, sizes, sources):
     """Whenever they are taken: the same colours as one token at a time, and neighbours joined."""
     made, alone = row(params), Spelling(PIECES)
-    colours: list[tuple[str, str]] = []  # (source, character)
-    pieces: list[tuple[str, str]] = []
+    colours = []  # (source, character)
+    pieces = []
     for of_round, source in zip(rounds_of(tokens, sizes), sources, strict=False):
         took = made.extend(of_round, source)
         for i, token in enumerate(of_round[:took]):
@@ -243,7 +235,7 @@ def test_pieces_are_each_tokens_own_text(
 # Its statistics -------------------------------------------------------------------------------------------------
 
 
-def test_statistics() -> None:
+def test_statistics():
     stats = RowStats()
     for depth, nodes, accepted in ((0, 0, 0), (3, 3, 3), (3, 7, 1), (1, 1, 0)):
         stats.record(depth, nodes, accepted)
@@ -259,7 +251,7 @@ def test_statistics() -> None:
     assert (total.mean_accepted_tokens, total.verified_per_token, Tally().acceptance_rate) == (2, 16 / 10, 0)
 
 
-def test_mean_accepted_tokens() -> None:
+def test_mean_accepted_tokens():
     made = row(SamplingParams())
     assert made.stats.mean_accepted_tokens == 0
     for tokens in ([1, 1, 1], [1]):

@@ -1,10 +1,7 @@
 """Warping equals transformers' own processors, in torch and compiled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ FLOATS = [torch.float32, torch.float64]
 # Warping --------------------------------------------------------------------------------------------------------
 
 
-def processors(params: SamplingParams) -> hf.LogitsProcessorList:
+def processors(params):
     """What transformers' generate() builds for these parameters, in its order."""
     made = hf.LogitsProcessorList()
     if params.logit_bias:
@@ -46,7 +43,7 @@ def processors(params: SamplingParams) -> hf.LogitsProcessorList:
     return made
 
 
-def reference(logits: torch.Tensor, params: SamplingParams, contexts: list[np.ndarray]) -> torch.Tensor:
+def reference(logits, params, contexts):
     """`logits` after transformers' processors, row by row: contexts may differ in length."""
     rows = [
         processors(params)(torch.from_numpy(context)[None], row[None].clone())
@@ -55,20 +52,20 @@ def reference(logits: torch.Tensor, params: SamplingParams, contexts: list[np.nd
     return torch.cat(rows)
 
 
-def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def agree(ours, theirs):
     """Exactly the same tokens dropped, and the same scores for the others."""
     assert torch.equal(ours == -torch.inf, theirs == -torch.inf)
     assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def logits_of(seed: int, rows: int, vocab_size: int, *, ties: bool, dtype: torch.dtype) -> torch.Tensor:
+def logits_of(seed, rows, vocab_size, *, ties, dtype):
     """Random logits; with `ties` on a coarse grid, as bfloat16 makes them."""
     random = np.random.default_rng(seed)
     values = random.normal(size=(rows, vocab_size)) * 3
     return torch.from_numpy(np.round(values * 2) / 2 if ties else values).to(dtype)
 
 
-ALONE: dict[str, Any] = {
+ALONE = {
     "temperature": st.sampled_from([1e-6, 0.1, 0.7, 1.0, 5.0]),
     "top_k": st.sampled_from([1, 2, 5, 40, 1000]),
     "top_p": st.sampled_from([1e-9, 0.01, 0.3, 0.9, 0.99, 0.9999, 1 - 1e-9]),
@@ -80,13 +77,13 @@ ALONE: dict[str, Any] = {
 
 
 @st.composite
-def wishes(draw_: Any) -> SamplingParams:
+def wishes(draw_):
     """Any parameters at all."""
     chosen = {name: draw_(values) for name, values in ALONE.items() if draw_(st.booleans())}
     return SamplingParams(**{"temperature": draw_(st.sampled_from([0.0, 1.0])), **chosen})
 
 
-def compare(params: SamplingParams, seed: int, ties: bool, dtype: torch.dtype) -> None:
+def compare(params, seed, ties, dtype):
     dtype = torch.float64 if params.top_p > 0.9999 else dtype  # 1 - 1e-9 is 1 in float32
     logits = logits_of(seed, 3, 40, ties=ties, dtype=dtype)
     random = np.random.default_rng(seed)
@@ -103,19 +100,19 @@ def compare(params: SamplingParams, seed: int, ties: bool, dtype: torch.dtype) -
 @pytest.mark.parametrize("name", ALONE)
 @settings(max_examples=40)
 @given(seeds, st.booleans(), st.sampled_from(FLOATS), st.data())
-def test_each_warp_alone_is_transformers(name: str, seed: int, ties: bool, dtype: torch.dtype, data: Any) -> None:
+def test_each_warp_alone_is_transformers(name, seed, ties, dtype, data):
     compare(SamplingParams(**{"temperature": 1.0, name: data.draw(ALONE[name])}), seed, ties, dtype)
 
 
 @settings(max_examples=150)
 @given(wishes(), seeds, st.booleans())
-def test_all_warps_together_are_transformers(params: SamplingParams, seed: int, ties: bool) -> None:
+def test_all_warps_together_are_transformers(params, seed, ties):
     # On float64: in float32 two ways of adding up may differ at the border of the nucleus.
     compare(params, seed, ties, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_warped_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_warped_in_float32(dtype):
     logits = logits_of(0, 2, 40, ties=False, dtype=dtype)
     params = SamplingParams(temperature=0.7, top_p=0.9)
     warped = warp(logits, params, [])
@@ -124,7 +121,7 @@ def test_half_precision_is_warped_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_openais_penalties_and_min_tokens_look_at_the_answer_alone(temperature: float) -> None:
+def test_openais_penalties_and_min_tokens_look_at_the_answer_alone(temperature):
     """https://platform.openai.com/docs/api-reference: mu -= count * frequency + (count > 0) * presence."""
     wish = SamplingParams(temperature, presence_penalty=0.5, frequency_penalty=0.25, min_tokens=3)
     of_row, logits = wish.of_row(4, frozenset({5, 6, 10**400})), torch.zeros(1, 6)  # a request may name any end
@@ -134,14 +131,14 @@ def test_openais_penalties_and_min_tokens_look_at_the_answer_alone(temperature: 
     assert long.tolist() == [0, 0, -0.75, -1.0, 0, 0]
 
 
-def test_the_nucleus_of_equal_tokens() -> None:
+def test_the_nucleus_of_equal_tokens():
     """A quarter each: half the probability is two tokens, and a little more is three. Higher ids stay."""
     scores = torch.zeros(1, 4)
     for top_p, kept in ((0.25, [3]), (0.5, [2, 3]), (0.51, [1, 2, 3]), (0.76, [0, 1, 2, 3])):
         assert torch.isfinite(nucleus(scores, top_p)[0]).nonzero()[:, 0].tolist() == kept
 
 
-def test_ids_the_model_cannot_write() -> None:
+def test_ids_the_model_cannot_write():
     """Images in a prompt: the penalty passes over them, as transformers does."""
     logits, context = torch.tensor([[1.0, -1.0, 2.0]]), [np.array([2, 7, 3])]
     params = SamplingParams(repetition_penalty=2.0)
@@ -158,12 +155,12 @@ def test_ids_the_model_cannot_write() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_wishes_no_model_can_grant(wish: dict[str, Any], message: str, temperature: float) -> None:
+def test_wishes_no_model_can_grant(wish, message, temperature):
     with pytest.raises(PacelineError, match=message):
         warp(torch.zeros(1, 40), SamplingParams(**wish, temperature=temperature), [np.array([1])])
 
 
-def test_probabilities() -> None:
+def test_probabilities():
     for dtype in (torch.float32, torch.float64):
         logits = torch.tensor([[0.0, math.log(3.0), -torch.inf], [5.0, 5.0, 0.0]], dtype=dtype)
         warm = SamplingParams(temperature=1.0)
@@ -174,7 +171,7 @@ def test_probabilities() -> None:
 # The compiled distributions of a CPU ----------------------------------------------------------------------------
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def close(ours, theirs):
     """The same distributions [R, V] but for float32's rounding, and exactly the same tokens in them."""
     assert ours.dtype == torch.float32
     assert torch.allclose(ours.double().sum(-1), torch.ones(len(ours), dtype=torch.float64), atol=3e-6)
@@ -182,7 +179,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.allclose(ours.double(), theirs, rtol=3e-5, atol=1e-37)
 
 
-def nearest(ours: torch.Tensor, logits: torch.Tensor, params: SamplingParams, context: np.ndarray) -> torch.Tensor:
+def nearest(ours, logits, params, context):
     """The right distribution [1, V] of float64 `logits`; of those whose nucleus ends earlier or later by the rounding
     of a sum in float32, the one with the tokens of `ours`, if there is one."""
     edges = [params.top_p] if params.top_p == 1 else [params.top_p + step for step in (0, -1e-6, 1e-6)]
@@ -193,9 +190,7 @@ def nearest(ours: torch.Tensor, logits: torch.Tensor, params: SamplingParams, co
 @settings(max_examples=150)
 @given(wishes(), seeds, st.booleans(), st.sampled_from([1, 2, 3, 40, 700]), st.sampled_from([0.3, 3.0, 30.0]))
 @example(SamplingParams(temperature=1.0, top_p=0.9999), 0, False, 700, 0.3)  # a token at the edge of the nucleus
-def test_compiled_distributions_are_the_warped_ones(
-    params: SamplingParams, seed: int, ties: bool, size: int, spread: float
-) -> None:
+def test_compiled_distributions_are_the_warped_ones(params, seed, ties, size, spread):
     if params.is_greedy or params.top_p > 0.9999 or (size < 40 and params.shifts_logits):
         return
     random = np.random.default_rng(seed)
@@ -216,7 +211,7 @@ def test_compiled_distributions_are_the_warped_ones(
 
 @pytest.mark.parametrize("spread", [0.2, 3.0, 30.0])
 @pytest.mark.parametrize("wish", [{"top_p": 0.05}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 50}, {"min_p": 0.01}])
-def test_a_vocabulary_of_true_size(spread: float, wish: dict[str, Any]) -> None:
+def test_a_vocabulary_of_true_size(spread, wish):
     """Sums over fifty thousand tokens, ties everywhere (bfloat16), and up to all of them candidates."""
     torch.manual_seed(0)
     params = SamplingParams(temperature=0.9, **wish)
@@ -230,7 +225,7 @@ def test_a_vocabulary_of_true_size(spread: float, wish: dict[str, Any]) -> None:
     assert set(ours.topk(20).indices.tolist()) == set(theirs.topk(20).indices.tolist())
 
 
-def test_equal_tokens_at_the_border() -> None:
+def test_equal_tokens_at_the_border():
     """A quarter each: top-k keeps all that are as good as the k-th, top-p the higher ids."""
     logits = torch.zeros(1, 4)
     for wish, kept in (
@@ -251,7 +246,7 @@ def test_equal_tokens_at_the_border() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.6, 2), (0.95, 2)])
-def test_filters_come_one_after_another(dtype: torch.dtype, top_p: float, kept: int) -> None:
+def test_filters_come_one_after_another(dtype, top_p, kept):
     """top-p asks for its share of what top-k left, min-p takes from what top-p left: 0.15 is its least here."""
     logits = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1, 1e-6]], dtype=dtype).log()
     params = SamplingParams(temperature=1.0, top_k=5, top_p=top_p, min_p=0.3)
@@ -259,7 +254,7 @@ def test_filters_come_one_after_another(dtype: torch.dtype, top_p: float, kept: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
+def test_top_p_is_a_share_of_what_top_k_left(dtype):
     """Of .4 .3 .2 .1 top-k leaves .57 .43, and half of that is the first token alone."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().to(dtype)
     params = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
@@ -267,7 +262,7 @@ def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
+def test_softmax_to_float32s_last_bits(dtype):
     logits = torch.linspace(-90, 0, 5000).to(dtype)[None]
     ours, theirs = softmax(logits, row=0).double(), logits[0].double().softmax(-1)
     assert (ours[logits[0] <= -87] == 0).all()
@@ -280,14 +275,14 @@ def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bad", [[math.nan, 1.0], [1.0, math.inf], [-math.inf, -math.inf]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_of_what_is_not_numbers(bad: list[float], dtype: torch.dtype) -> None:
+def test_softmax_of_what_is_not_numbers(bad, dtype):
     with pytest.raises(NumericError, match="NaN or infinite"):
         softmax(torch.tensor([[0.0, 1.0], bad], dtype=dtype), row=1)
 
 
 @settings(max_examples=100)
 @given(seeds, st.sampled_from([1, 7, 513, 3000]), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
-def test_the_best_token_is_the_first_of_the_best(seed: int, size: int, dtype: torch.dtype) -> None:
+def test_the_best_token_is_the_first_of_the_best(seed, size, dtype):
     logits = logits_of(seed, 2, size, ties=True, dtype=dtype)
     for row in range(2):
         assert best_token(logits, row) == int((logits[row] == logits[row].max()).nonzero()[0])
@@ -334,7 +329,7 @@ def test_the_best_token_is_the_first_of_the_best(seed: int, size: int, dtype: to
     ],
     ids=str,
 )
-def test_errors_name_the_field_the_value_and_the_rule(field: str, value: Any, rule: str) -> None:
+def test_errors_name_the_field_the_value_and_the_rule(field, value, rule):
     with pytest.raises(PacelineError) as caught:
         SamplingParams(**{field: value})
     assert str(caught.value) == f"{field} is {shortened(repr(value))}; it must be {rule}."
@@ -346,11 +341,11 @@ def test_errors_name_the_field_the_value_and_the_rule(field: str, value: Any, ru
      {"seed": 2**64 - 1}],
     ids=str,
 )
-def test_values_at_the_edge_are_fine(wish: dict[str, Any]) -> None:
+def test_values_at_the_edge_are_fine(wish):
     assert SamplingParams(**wish)
 
 
-def test_rows_that_warp_alike() -> None:
+def test_rows_that_warp_alike():
     """Seeds and ends do not matter for the distribution; anything else does."""
     one = SamplingParams(temperature=0.7, seed=1, max_tokens=9, stop=["x"])
     assert one.warps_like(SamplingParams(temperature=0.7, seed=2, ignore_eos=True, stop_token_ids=[4]))
@@ -361,6 +356,6 @@ def test_rows_that_warp_alike() -> None:
         assert not one.warps_like(SamplingParams(**{"temperature": 0.7, name: value}))
 
 
-def test_the_option_names_are_the_fields() -> None:
+def test_the_option_names_are_the_fields():
     assert "temperature" in SamplingParams.option_names()
     assert SamplingParams(**{name: getattr(SamplingParams(), name) for name in SamplingParams.option_names()})

@@ -1,17 +1,12 @@
 """Log-probabilities of a prompt's own tokens: in the engine, and as lm-eval asks a server for them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 
-from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
@@ -23,11 +18,11 @@ PROMPTS = [np.random.default_rng(0).integers(2, models.VOCAB_SIZE, n).tolist() f
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", **native.TINY)
 
 
-def expected(target: Any, prompt: list[int]) -> list[tuple[float, float]]:
+def expected(target, prompt):
     """Of every token but the first: its log-probability, and that of the best one there; a forward for each."""
     found = []
     for n in range(1, len(prompt)):
@@ -38,7 +33,7 @@ def expected(target: Any, prompt: list[int]) -> list[tuple[float, float]]:
     return found
 
 
-def check(row: Row, target: Any) -> None:
+def check(row, target):
     prompt = row.tokens[: row.prompt_length].tolist()
     assert row.prompt_logprobs[0] is None
     scored = [one for one in row.prompt_logprobs if one is not None]
@@ -47,7 +42,7 @@ def check(row: Row, target: Any) -> None:
     assert own == pytest.approx([value for pair in expected(target, prompt) for value in pair], abs=1e-4)
 
 
-def run(made: Engine, prompts: list[list[int]], **params: Any) -> list[Row]:
+def run(made, prompts, **params):
     rows = [made.add(prompt, SamplingParams(**{"max_tokens": 3, **params})) for prompt in prompts]
     while made.has_work:
         made.step()
@@ -55,7 +50,7 @@ def run(made: Engine, prompts: list[list[int]], **params: Any) -> list[Row]:
 
 
 @pytest.mark.parametrize("draft", ["none", "recycling", "sam"])
-def test_prompts_are_scored_in_pieces_beside_others(folder: Path, draft: str) -> None:
+def test_prompts_are_scored_in_pieces_beside_others(folder, draft):
     made = Engine(str(folder), draft, dtype="float32", device="cpu", threads=1, max_batch=3, prefill_chunk=7)
     plain = run(made, PROMPTS[2:])  # what is kept of these prompts must not be taken over
     rows = run(made, [*PROMPTS, *PROMPTS[2:]], prompt_logprobs=1)
@@ -65,7 +60,7 @@ def test_prompts_are_scored_in_pieces_beside_others(folder: Path, draft: str) ->
     assert [row.new_tokens.tolist() for row in rows[2:4]] == [row.new_tokens.tolist() for row in plain]
 
 
-def test_a_prompt_that_loses_its_place_is_scored_once(folder: Path) -> None:
+def test_a_prompt_that_loses_its_place_is_scored_once(folder):
     made = Engine(str(folder), dtype="float32", device="cpu", threads=1, max_batch=3, prefill_chunk=7)
     row = made.add(PROMPTS[3], SamplingParams(max_tokens=3, prompt_logprobs=1))
     for rounds in (3, 9):
@@ -81,7 +76,7 @@ def test_a_prompt_that_loses_its_place_is_scored_once(folder: Path) -> None:
     check(row, made.target)
 
 
-def test_likelihoods_are_the_engines(folder: Path) -> None:
+def test_likelihoods_are_the_engines(folder):
     made = engine(folder, max_batch=4)
     with serving(made) as address:
         body = {"prompt": PROMPTS, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -106,14 +101,14 @@ def test_likelihoods_are_the_engines(folder: Path) -> None:
     assert not made.target.cache.held
 
 
-def called(monkeypatch: pytest.MonkeyPatch, name: str) -> Event:
+def called(monkeypatch, name):
     """Set once the worker has done what the method of this name does."""
     method, done = getattr(Worker, name), Event()
     monkeypatch.setattr(Worker, name, lambda *args: (method(*args), done.set()))
     return done
 
 
-def test_scoring_waits_its_turn_and_ends_with_its_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_waits_its_turn_and_ends_with_its_client(folder, monkeypatch):
     made = engine(folder, max_batch=1, prefill_chunk=2)
     step, go = made.step, Event()
     made.step = lambda: (go.wait(30), step())[1]

@@ -1,9 +1,6 @@
 """The round in thirty lines of docs/architecture.md does what the engine does."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +17,11 @@ PROMPT, NEW, LENGTH = [0, 1], 20, 2
 
 
 @pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
+def page():
     """What the page's code defines."""
     text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {}
+    names = {}
     exec(compile(code, "docs/architecture.md", "exec"), names)
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 30
     return names
@@ -35,11 +32,11 @@ class ByNoise(Drafter):
 
     name = "by-noise"
 
-    def __init__(self, model: TableTarget):
+    def __init__(self, model):
         self.model = model
 
-    def draft(self, row: Any, most: int) -> Any:
-        drafted: list[int] = []
+    def draft(self, row, most):
+        drafted = []
         while len(drafted) < min(LENGTH, most):
             q = self.model.probabilities_after([*row.tokens.tolist(), *drafted], row.params)
             drafted.append(int(row.noise.guess(q, row.num_new + len(drafted))[0][0]))
@@ -48,14 +45,14 @@ class ByNoise(Drafter):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_rounds_are_the_engines(page: dict[str, Any], seed: int, temperature: float) -> None:
+def test_rounds_are_the_engines(page, seed, temperature):
     """The same tokens, and as many of them in every round; the engine's first token comes from the prompt's forward."""
     target, draft = TableTarget(5, order=2, seed=seed), TableTarget(5, order=1, seed=seed)
     params = SamplingParams(max_tokens=NEW, seed=seed, temperature=temperature)
     models = [lambda tokens, of=of: of.probabilities_after(tokens, params).tolist() for of in (target, draft)]
     rates = Noise(seed)
 
-    def noise(position: int, token: int) -> float:
+    def noise(position, token):
         """What the engine's race compares: e to the power of a token's time where its rate is 1."""
         alone = torch.zeros(token + 1, dtype=torch.float64)
         alone[token] = 1.0

@@ -1,44 +1,39 @@
 """Random requests, aborts and failures through few slots and little memory: every answer is its answer alone."""
 
-from __future__ import annotations
-
 import resource
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.stress import Traffic
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS = {
     "coupled": lambda: drafters.Coupled(_table(), (2, 1, 1)),
     "sam": lambda: create("sam"),
     "random tree": lambda: drafters.Random(),
 }
 
 
-def _table() -> torch.Tensor:
+def _table():
     return torch.randn(models.VOCAB_SIZE, models.VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
 
 
-def small() -> Decoder:
+def small():
     """A model of thousands of forwards a second, and room for long texts."""
     decoder, _ = native.pair("llama2", max_position_embeddings=1024, **native.TINY)
     decoder.eos_token_ids = (models.EOS,)
     return decoder
 
 
-def memory(decoder: Decoder, rows: int) -> int:
+def memory(decoder, rows):
     """Bytes that `rows` rows of 192 tokens take."""
     return rows * 192 * decoder.cache.token_bytes
 
 
 @pytest.mark.parametrize("name", ["coupled", pytest.param("sam", marks=pytest.mark.slow)])
-def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_sixty_requests(monkeypatch, name):
     monkeypatch.setattr("paceline.core.request.AHEAD", 4)  # few reserve what they need
     decoder = small()
     seen = Traffic(60, seed=1).run(decoder, DRAFTERS[name], slots=24, memory=memory(decoder, 5), watch=lambda: None)
@@ -50,12 +45,12 @@ def test_sixty_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_two_thousand_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_two_thousand_requests(monkeypatch, name):
     monkeypatch.setattr("paceline.core.request.AHEAD", 4)
     decoder = small()
-    sizes: list[int] = []
+    sizes = []
 
-    def watch() -> None:
+    def watch():
         sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
     seen = Traffic(2000, seed=2).run(decoder, DRAFTERS[name], slots=64, memory=memory(decoder, 12), watch=watch)

@@ -1,9 +1,5 @@
 """Threads: rounds get fewer of them while a process wants the cores, and all of them again afterwards."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,7 +13,7 @@ ALL = 4
 
 
 @pytest.fixture(autouse=True)
-def _all() -> Iterator[None]:
+def _all():
     before = torch.get_num_threads()
     torch.set_num_threads(ALL)
     yield
@@ -32,13 +28,13 @@ class Machine:
     alone = {1: 4.0, 2: 2.5, 4: 2.0}
     busy = {1: 4.0, 2: 3.0, 4: 200.0}
 
-    def __init__(self, most_alone: bool = True) -> None:
+    def __init__(self, most_alone=True):
         self.now = self.worked = 0.0
         self.is_alone = most_alone
         self.threads = Threads(now=lambda: self.now, worked=lambda: self.worked)
-        self.ran: list[int] = []
+        self.ran = []
 
-    def rounds(self, count: int, keep: int | None = None) -> float:
+    def rounds(self, count, keep=None):
         """Seconds of so many rounds."""
         began = self.now
         for _ in range(count):
@@ -53,7 +49,7 @@ class Machine:
         return self.now - began
 
 
-def test_a_first_round_that_is_slow_takes_no_threads_away() -> None:
+def test_a_first_round_that_is_slow_takes_no_threads_away():
     """It loads code, on one thread: beside it, rounds on fewer threads would look fast."""
     machine = Machine()
     machine.threads.begin()
@@ -63,13 +59,13 @@ def test_a_first_round_that_is_slow_takes_no_threads_away() -> None:
     assert set(machine.ran) == {ALL}
 
 
-def test_a_quiet_machine_is_left_alone() -> None:
+def test_a_quiet_machine_is_left_alone():
     machine = Machine()
     machine.rounds(1000)
     assert set(machine.ran) == {ALL}
 
 
-def test_a_neighbour_costs_a_few_rounds_and_no_more() -> None:
+def test_a_neighbour_costs_a_few_rounds_and_no_more():
     machine = Machine(most_alone=False)
     machine.rounds(WINDOW + 4 * TRIAL)
     assert machine.threads.number == 2
@@ -77,7 +73,7 @@ def test_a_neighbour_costs_a_few_rounds_and_no_more() -> None:
     assert machine.rounds(20_000) <= 20_000 * machine.busy[2] / 1e3 * (1 + 2 / REST)
 
 
-def test_when_the_neighbour_is_gone_all_threads_are_back() -> None:
+def test_when_the_neighbour_is_gone_all_threads_are_back():
     machine = Machine(most_alone=False)
     machine.rounds(200)
     machine.is_alone = True
@@ -86,7 +82,7 @@ def test_when_the_neighbour_is_gone_all_threads_are_back() -> None:
     assert machine.ran[-100:] == [ALL] * 100
 
 
-def test_fewer_threads_that_are_no_faster_are_not_kept() -> None:
+def test_fewer_threads_that_are_no_faster_are_not_kept():
     machine = Machine(most_alone=False)
     machine.busy = {1: 9.0, 2: 9.0, 4: 5.0}
     seconds = machine.rounds(5000)
@@ -94,7 +90,7 @@ def test_fewer_threads_that_are_no_faster_are_not_kept() -> None:
     assert seconds <= 5000 * 5e-3 * (1 + 2 / REST)
 
 
-def test_answers_that_keep_the_number_of_a_failed_trial_cost_no_more_than_trials() -> None:
+def test_answers_that_keep_the_number_of_a_failed_trial_cost_no_more_than_trials():
     machine = Machine(most_alone=False)
     machine.busy = {1: 9.0, 2: 9.0, 4: 5.0}
     seconds = 0.0
@@ -105,7 +101,7 @@ def test_answers_that_keep_the_number_of_a_failed_trial_cost_no_more_than_trials
     assert seconds <= 20_000 * 5e-3 * (1 + 3 / REST)
 
 
-def test_a_row_under_way_keeps_its_number() -> None:
+def test_a_row_under_way_keeps_its_number():
     machine = Machine(most_alone=False)
     machine.rounds(100, keep=ALL)
     assert set(machine.ran) == {ALL}
@@ -113,7 +109,7 @@ def test_a_row_under_way_keeps_its_number() -> None:
     assert machine.ran[-1] == 2
 
 
-def test_rounds_of_other_kinds_are_not_compared() -> None:
+def test_rounds_of_other_kinds_are_not_compared():
     """Short rounds of a trial are no reason for its number if the rounds before it were long ones."""
     machine = Machine(most_alone=False)
     for kind in ["short"] * 4 + ["long"] * 12 + ["short"] * 16:
@@ -123,7 +119,7 @@ def test_rounds_of_other_kinds_are_not_compared() -> None:
     assert machine.threads.number == ALL
 
 
-def test_what_the_caller_sets_counts() -> None:
+def test_what_the_caller_sets_counts():
     machine = Machine(most_alone=False)
     machine.rounds(100)
     torch.set_num_threads(1)
@@ -133,22 +129,22 @@ def test_what_the_caller_sets_counts() -> None:
 
 
 class Spy(Threads):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.kept: list[int | None] = []
-        self.kinds: list[object] = []
+        self.kept = []
+        self.kinds = []
 
-    def begin(self, keep: int | None = None) -> int:
+    def begin(self, keep=None):
         self.kept.append(keep)
         return super().begin(keep)
 
-    def end(self, kind: object | None) -> None:
+    def end(self, kind):
         self.kinds.append(kind)
         super().end(kind)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same: bool) -> None:
+def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same):
     target = TableTarget()
     target.same_on_any_threads = same
     engine = Engine(target, "none")
@@ -158,14 +154,14 @@ def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same: bo
     assert spy.kinds == [None, *[("none", 1, 1)] * 5], "a round with a prompt in it is like no other"
 
 
-def test_engines_of_a_target_share_what_was_learnt_but_for_one_with_a_number_of_its_own() -> None:
+def test_engines_of_a_target_share_what_was_learnt_but_for_one_with_a_number_of_its_own():
     target = TableTarget()
     one, other, own = Engine(target, "none"), Engine(target, "sam"), Engine(target, threads=2)
     assert one.threads is other.threads is target.threads
     assert (own.threads.fixed, target.threads.fixed) == (2, None)
 
 
-def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  # type: ignore[no-untyped-def]
+def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo):
     target = load(demo, threads=2)
     learnt = target.threads
     assert learnt.fixed == 2
@@ -180,7 +176,7 @@ def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  
     assert (learnt.fixed, learnt.number) == (None, ALL)
 
 
-def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
+def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo):
     import numpy as np
 
     from paceline.core.segment import Segment

@@ -1,9 +1,6 @@
 """Trees against the definitions, computed the slow way: by walking up the parents."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ Path = tuple[int, ...]
 
 
 @st.composite
-def trees(draw: Any, max_nodes: int = 12, tokens: int = 4, chains: bool = True) -> DraftTree:
+def trees(draw, max_nodes=12, tokens=4, chains=True):
     """Any tree, siblings with equal tokens included; every fourth is a chain."""
     n = draw(st.integers(0, max_nodes))
     drafted = [draw(st.integers(0, tokens - 1)) for _ in range(n)]
@@ -26,7 +23,7 @@ def trees(draw: Any, max_nodes: int = 12, tokens: int = 4, chains: bool = True) 
     return DraftTree.of(9, drafted, parent)
 
 
-def way_up(parent: Any, node: int) -> list[int]:
+def way_up(parent, node):
     """`node` and its ancestors, the root last."""
     way = [node]
     while parent[way[-1]] >= 0:
@@ -34,17 +31,17 @@ def way_up(parent: Any, node: int) -> list[int]:
     return way
 
 
-def path(tree: DraftTree, node: int) -> Path:
+def path(tree, node):
     """Tokens from the root to `node`."""
     return tuple(int(tree.tokens[i]) for i in reversed(way_up(tree.parent, node)))
 
 
-def paths(tree: DraftTree) -> list[Path]:
+def paths(tree):
     return [path(tree, node) for node in range(len(tree))]
 
 
 @given(trees())
-def test_depths_and_ancestors(tree: DraftTree) -> None:
+def test_depths_and_ancestors(tree):
     ways = [way_up(tree.parent, node) for node in range(len(tree))]
     assert tree.depth.tolist() == depths(tree.parent).tolist() == [len(way) - 1 for way in ways]
     assert ancestors(tree.parent).tolist() == [[j in way for j in range(len(tree))] for way in ways]
@@ -53,7 +50,7 @@ def test_depths_and_ancestors(tree: DraftTree) -> None:
 
 
 @given(trees(), st.data())
-def test_children(tree: DraftTree, data: st.DataObject) -> None:
+def test_children(tree, data):
     probe = data.draw(st.none() | st.lists(st.booleans(), min_size=len(tree), max_size=len(tree)))
     tree.probe = None if probe is None else np.array(probe)
     for node in range(len(tree)):
@@ -63,7 +60,7 @@ def test_children(tree: DraftTree, data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(trees(), st.integers(-1, 6), st.booleans())
-def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, probes: bool) -> None:
+def test_clipping_keeps_all_that_is_not_too_deep(tree, most, probes):
     n = len(tree)
     tree.chances, tree.source = np.arange(n) / n, "drafter"
     tree.probe = np.arange(n) % 2 == 1 if probes else None
@@ -79,7 +76,7 @@ def test_clipping_keeps_all_that_is_not_too_deep(tree: DraftTree, most: int, pro
 
 
 @given(trees(), st.lists(st.sets(st.integers(1, 12), max_size=3), max_size=3))
-def test_a_tree_that_was_cut_knows_its_nodes_numbers_before(tree: DraftTree, cuts: list[set[int]]) -> None:
+def test_a_tree_that_was_cut_knows_its_nodes_numbers_before(tree, cuts):
     """However often: by the budget, and to the length that the row has left."""
     cut = tree
     for gone in cuts:
@@ -90,7 +87,7 @@ def test_a_tree_that_was_cut_knows_its_nodes_numbers_before(tree: DraftTree, cut
     assert [path(cut, node) for node in range(len(cut))] == [path(tree, node) for node in before]
 
 
-def test_a_self_drafters_states_are_clipped_with_their_nodes() -> None:
+def test_a_self_drafters_states_are_clipped_with_their_nodes():
     """Its nodes are in the cache already: what is left must be the first of them."""
     chain = DraftTree.chain(1, [2, 3, 4], hidden=torch.arange(4))
     assert chain.clipped(1).hidden.tolist() == [0, 1]
@@ -101,7 +98,7 @@ def test_a_self_drafters_states_are_clipped_with_their_nodes() -> None:
 
 @settings(max_examples=200)
 @given(st.lists(trees(max_nodes=8, tokens=3), min_size=1, max_size=4))
-def test_merging_keeps_every_path_once(several: list[DraftTree]) -> None:
+def test_merging_keeps_every_path_once(several):
     for i, tree in enumerate(several):
         tree.source = f"drafter {i % 3}"
     merged = merge(several)
@@ -114,7 +111,7 @@ def test_merging_keeps_every_path_once(several: list[DraftTree]) -> None:
     assert merged.source.split("+") == (list(dict.fromkeys(t.source for t in several if t.num_drafted)) or [""])
 
 
-def test_what_cannot_be_merged() -> None:
+def test_what_cannot_be_merged():
     with pytest.raises(ValueError, match="different roots"):
         merge([DraftTree.root(1), DraftTree.root(2)])
     for kw in ({"probe": np.array([False, True])}, {"hidden": torch.ones(2, 3)}):
@@ -123,12 +120,12 @@ def test_what_cannot_be_merged() -> None:
 
 
 @pytest.mark.parametrize("parent", [[1], [0, 2], [-1], [0, -1, 1]], ids=str)
-def test_parents_come_first(parent: list[int]) -> None:
+def test_parents_come_first(parent):
     with pytest.raises(ValueError, match="before it"):
         DraftTree.of(1, [2] * len(parent), parent)
 
 
-def test_making_trees() -> None:
+def test_making_trees():
     chain = DraftTree.chain(7, [1, 2, 3])
     assert chain.tokens.tolist() == [7, 1, 2, 3]
     assert chain.parent.tolist() == [-1, 0, 1, 2]
@@ -140,14 +137,14 @@ def test_making_trees() -> None:
 
 
 @given(trees())
-def test_trees_can_be_members_of_lists_and_sets(tree: DraftTree) -> None:
+def test_trees_can_be_members_of_lists_and_sets(tree):
     """Equality is identity: comparing arrays would raise."""
     assert tree in [DraftTree.root(9), tree]
     assert len({tree, tree}) == 1
     assert tree != DraftTree.of(9, tree.tokens[1:], tree.parent[1:])
 
 
-def test_the_trunk_follows_first_children_and_no_probes() -> None:
+def test_the_trunk_follows_first_children_and_no_probes():
     assert DraftTree.root(7).trunk().tolist() == []
     assert DraftTree.chain(7, [1, 2]).trunk().tolist() == [1, 2]
     assert DraftTree.of(7, [1, 9, 3, 4], [0, 0, 1, 3]).trunk().tolist() == [1, 3, 4]

@@ -9,7 +9,6 @@ the torch that it brings, uninstall them). Set PACELINE_VLLM_PYTHON to its inter
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])
-def test_vllm_says_what_the_engine_says(name: str, demo: Path, tmp_path: Path) -> None:
+def test_vllm_says_what_the_engine_says(name, demo, tmp_path):
     python, folder = os.environ.get("PACELINE_VLLM_PYTHON"), demo.with_name(name)
     if not python:
         pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")

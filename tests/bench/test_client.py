@@ -31,7 +31,7 @@ def test_drafts_that_are_no_chains_of_one_length_are_judged_as_a_whole(drafted, 
     assert reading(new, Costs.assumed(0.05))["advice"].startswith(says)
 
 
-def test_an_answer_without_token_ids_is_compared_by_its_text() -> None:
+def test_an_answer_without_token_ids_is_compared_by_its_text():
     """As of a server that returns none, beside our own."""
     ours, alike = reply(1, [5, 6], "a b", 1.0), reply(1, [], "a b", 1.0, count=2)
     other = reply(1, [], "a c", 1.0, count=2)

@@ -1,7 +1,5 @@
 """llama.cpp as a peer, with a small stand-in for llama_cpp."""
 
-from __future__ import annotations
-
 import sys
 import types
 
@@ -21,7 +19,7 @@ class FakeLlama:
             raise ValueError("Failed to load model from file")
         self.draft_model, self.words, self.n_threads = draft_model, words | {"n_ctx": n_ctx}, words["n_threads"] or 2
         self.metadata = {"general.file_type": "7"}
-        self.seeds: list[int] = []
+        self.seeds = []
         self.n_tokens, self.input_ids = 0, np.zeros(n_ctx, np.intc)
 
     def set_seed(self, seed):

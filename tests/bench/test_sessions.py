@@ -1,7 +1,5 @@
 """Whole sessions on servers: what is asked, in which order, what is written down, and what is computed of it."""
 
-from __future__ import annotations
-
 import json
 from time import perf_counter
 
@@ -94,7 +92,7 @@ def test_a_turn_under_way_is_given_up(log, tmp_path):
 
 
 def test_a_turn_that_fails_is_counted_and_compared_with_nothing(log, tmp_path):
-    said: list[str] = []
+    said = []
     with Served(fails=lambda number: number == 2) as server, Served() as other:
         urls = {"one": server.url, "other": other.url}
         outcome = measure(Sessions(log, urls=urls, max_tokens=3, out=tmp_path / "r"), Progress(note=said.append))
@@ -113,7 +111,7 @@ def test_keys_go_to_their_own_server(log, tmp_path):
 
 
 def test_a_server_that_is_begun_stands_still_while_another_is_asked(log, tmp_path, monkeypatch):
-    paused: list[tuple[str, bool]] = []
+    paused = []
 
     class Begun:
         key = None

@@ -4,8 +4,6 @@ with planted("residual not used", world) as engine:
     certify(engine, world.exact(), ...)
 """
 
-from __future__ import annotations
-
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +51,7 @@ class World:
                     weight.mul_(0.1)  # its tokens hang mostly on the last one: it repeats itself
             model.get_output_embeddings().weight.mul_(2.0)
         dtype = torch.float32 if precision != "bfloat16" else torch.bfloat16
-        self.target: Decoder = native.of(model, dtype, precision=blocks)
+        self.target = native.of(model, dtype, precision=blocks)
         self.tokenizer = Tokenizer(models.tokenizer())
         self.target.tokenizer = self.tokenizer
         alone = PlainDecoding(native.of(model, precision=blocks)) if blocks else Reference(model)

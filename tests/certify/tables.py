@@ -120,7 +120,7 @@ class TableServer:
     def __init__(self, seed=0, drafts=True):
         self.two, self.three, self.topics, self.error = tables(seed)
         self.drafts = drafts
-        self.cached: set[tuple[int, ...]] = set()
+        self.cached = set()
         self.seeds = np.random.default_rng([seed, 77])
         self.batch = 1
         self.requests = 0

@@ -110,7 +110,7 @@ class Another(Slow):
         )  # fmt: skip
 
 
-def test_a_difference_before_any_draft_is_two_models() -> None:
+def test_a_difference_before_any_draft_is_two_models():
     prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
     found = certify(Another(1e6), Reported(Control(Slow(1e6)), prompts), plan)
     assert (found["verdict"], found["lossless"], found["reports"]) == ("two models", False, [])
@@ -127,6 +127,6 @@ class Surer(Slow):
         return one
 
 
-def test_another_log_probability_of_the_same_first_token_is_no_second_model() -> None:
+def test_another_log_probability_of_the_same_first_token_is_no_second_model():
     prompts, plan = [user("Go on."), user("And on.")], Scope(requests=0, budget="30s", max_tokens=8)
     assert certify(Surer(1e6), Reported(Control(Slow(1e6)), prompts), plan)["verdict"] == "not lossless"

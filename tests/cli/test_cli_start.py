@@ -136,8 +136,9 @@ REFUSED = [
 def test_what_needs_no_model_is_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "HERE").write_text("{}")
     code = """
-import sys
+import functools, sys, typer
 from paceline.cli import main
+typer.main.get_command = functools.cache(typer.main.get_command)
 for line in sys.argv[1:]:
     status, heavy = main(line.split()), {"torch", "transformers", "numba", "scipy"} & set(sys.modules)
     assert (status, heavy) == (2, set()), (line, status, heavy)

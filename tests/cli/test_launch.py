@@ -9,6 +9,7 @@ import tomllib
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree
 from time import sleep
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -16,8 +17,10 @@ from urllib.request import Request, urlopen
 import pytest
 from tests import models, native
 
+from paceline.folders import cache_folder
+
 launch = import_module("paceline.cli.launch")  # whose name in its package is the command
-FAKE = """#!{python}
+FAKE = """#!{python} -IS
 import json, os, sys, time
 with open(os.environ["SAID"] + ".part", "w") as file:
     json.dump({{"arguments": sys.argv[1:], "env": dict(os.environ)}}, file)
@@ -167,10 +170,15 @@ def test_help_lists_the_clients(command):
     assert all(name in out and one.install in out for name, one in launch.clients().items())
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    changes = native.TINY | {"max_position_embeddings": 4096}
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "long", **changes)
+KERNELS = cache_folder() / "kernels"
+
+
+@pytest.fixture
+def long(said, tmp_path):
+    """A model, for a server that finds its kernels compiled."""
+    if KERNELS.is_dir():
+        copytree(KERNELS, tmp_path / "home" / ".cache" / "paceline" / "kernels")
+    return models.make("qwen3", tmp_path / "long", **native.TINY | {"max_position_embeddings": 4096})
 
 
 def test_a_context_that_is_too_short_is_said_at_once(command, said, long):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
-from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.target.decoder import Decoder
 from tests import models, native
@@ -22,7 +19,7 @@ from tests.preempting import preempt_often
 NEW = 16
 
 
-def weakened(model: PreTrainedModel, share: float, first: int = 0, sureness: float = 1.0) -> PreTrainedModel:
+def weakened(model, share, first=0, sureness=1.0):
     """`model` with layers from `first` on that add only a share of what they would, and with larger logits."""
     with torch.no_grad():
         model.lm_head.weight *= sureness
@@ -43,7 +40,7 @@ class Answered:
     answers: dict[tuple[int, ...], list[int]]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, folder: Path) -> Self:
+    def of(cls, model, folder):
         model.generation_config.eos_token_id = None
         rng = np.random.default_rng(1)
         prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 1, 60, 8)]
@@ -54,7 +51,7 @@ class Answered:
         assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1
         return cls(model, native.of(model, eos=(eos,)), folder, prompts, answers)
 
-    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
+    def check(self, drafter, batch=8, chunk=512):
         """Answers to all prompts, which must be transformers' own; in batches of 3 rows give way again and again."""
         engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
         if batch == 3:
@@ -64,7 +61,7 @@ class Answered:
         return out
 
 
-def target_and_close_draft(at: Path, noise: float) -> dict[str, Path]:
+def target_and_close_draft(at, noise):
     """Folders of a tiny target, and of a draft model `close` that is the target with some noise."""
     made = {"target": models.make("qwen3", at / "target", **native.TINY), "close": at / "close"}
     disturbed(models.model("qwen3", **native.TINY), noise).save_pretrained(made["close"])
@@ -72,7 +69,7 @@ def target_and_close_draft(at: Path, noise: float) -> dict[str, Path]:
     return made
 
 
-def disturbed(model: Any, noise: float) -> Any:
+def disturbed(model, noise):
     """`model` with noise of that size on all weights."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1,23 +1,16 @@
 """Drafters that fill blocks, for tests: files in the layouts that others publish, and what such a file computes, in
 plain torch. Both are written out here by hand, not by what trains and runs drafters."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
 
-from tests.draft.eagles import Tensors, described, geometry, layer_tensors, write
+from tests.draft.eagles import described, geometry, layer_tensors, write
 
 BLOCK, LAYERS, IDS = 5, 2, (0, 2)
 """Positions of a block, layers, and the target's layers whose outputs are read."""
 
 
-def random_tensors(model: PreTrainedModel, seed: int = 0, scale: float = 0.2) -> Tensors:
+def random_tensors(model, seed=0, scale=0.2):
     """A random drafter in Z Lab's layout. scale: of what its layers add."""
     hidden, dim = model.config.hidden_size, geometry(model)["dim"]
     generator = torch.Generator().manual_seed(seed)
@@ -35,14 +28,14 @@ def random_tensors(model: PreTrainedModel, seed: int = 0, scale: float = 0.2) ->
     return tensors
 
 
-def config(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+def config(model, **more):
     """config.json of a drafter as Z Lab publishes them; the mask is token 3."""
     own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": LAYERS}
     own |= {"block_size": BLOCK, "num_target_layers": model.config.num_hidden_layers}
     return described(model, **own, dflash_config={"mask_token_id": 3, "target_layer_ids": list(IDS)}) | more
 
 
-def dspark(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+def dspark(model, **more):
     """config.json of a drafter as DeepSpec writes them."""
     rank, flat = model.config.hidden_size, config(model)
     own = flat.pop("dflash_config") | {"architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "num_anchors": 8}
@@ -50,7 +43,7 @@ def dspark(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
     return flat | own | heads | more
 
 
-def knowing(model: PreTrainedModel, seed: int = 0, scale: float = 0.02) -> Tensors:
+def knowing(model, seed=0, scale=0.02):
     """A drafter with DSpark's heads that knows the next token of a model whose layers add nothing.
 
     Its Markov head is that model: the target's final norm over the embedding of the token before, and its output head.
@@ -69,14 +62,14 @@ def knowing(model: PreTrainedModel, seed: int = 0, scale: float = 0.02) -> Tenso
 GROUP, BEST = 4, 3  # channels of a kernel's group, and candidates of DFlash2's selector
 
 
-def second(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+def second(model, **more):
     """config.json of a DFlash2 drafter as Z Lab publishes them."""
     flat = config(model, architectures=["DFlash2DraftModel"], is_causal=False)
     own = {"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": 8, "selector_top_k": BEST}
     return flat | {"dflash_config": flat["dflash_config"] | own | {"block_size": flat.pop("block_size")}} | more
 
 
-def second_tensors(model: PreTrainedModel, seed: int = 0, untrained: bool = False) -> Tensors:
+def second_tensors(model, seed=0, untrained=False):
     """A random DFlash2 drafter, or one that computes what a DFlash drafter does."""
     hidden, vocab, generator = model.config.hidden_size, model.config.vocab_size, torch.Generator().manual_seed(seed)
     shapes = dict.fromkeys(("predecessor_codebook", "successor_codebook"), (vocab, 8))
@@ -95,7 +88,7 @@ def second_tensors(model: PreTrainedModel, seed: int = 0, untrained: bool = Fals
     return random_tensors(model, seed) | tensors
 
 
-def convolved(x: torch.Tensor, h: torch.Tensor, base: torch.Tensor, project: torch.Tensor, side: int) -> torch.Tensor:
+def convolved(x, h, base, project, side):
     """A convolution over a block x [B, H], position by position, with the kernel of its side and what h [B, H] adds."""
     added = (h @ project.T).view(len(x), 2, 2, -1)
     out = torch.zeros_like(x)
@@ -106,7 +99,7 @@ def convolved(x: torch.Tensor, h: torch.Tensor, base: torch.Tensor, project: tor
     return out
 
 
-def save(folder: Path, model: PreTrainedModel, kind: str = "knowing", scale: float = 0.02, **more: Any) -> Path:
+def save(folder, model, kind="knowing", scale=0.02, **more):
     """A drafter of either kind in a folder. scale: of what a knowing one's layers add; more: entries of config.json."""
     if kind == "second":
         return write(folder, second(model, **more), second_tensors(model))
@@ -115,19 +108,16 @@ def save(folder: Path, model: PreTrainedModel, kind: str = "knowing", scale: flo
     return write(folder, config(model, **more), random_tensors(model))
 
 
-def reference(
-    tensors: Tensors, taps: torch.Tensor, anchor: torch.Tensor, mask: torch.Tensor,
-    windows: Sequence[int | None], causal: bool,
-) -> torch.Tensor:  # fmt: skip
+def reference(tensors, taps, anchor, mask, windows, causal):  # fmt: skip
     """What a drafter of `geometry` puts out at every position of the block after a text, [BLOCK, H].
 
     taps  [T, len(IDS) * H]: the target's states of the text. anchor, mask: embeddings [H]. windows: of each layer."""
     heads, kv_heads, dim, eps = 2, 1, 24, 1e-5
 
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+    def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], eps)
 
-    def turned(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    def turned(x, at):
         angle = at[:, None].float() * 10000.0 ** -(torch.arange(0, dim, 2) / dim)
         cos, sin = (torch.cat([part, part], -1)[:, None] for part in (angle.cos(), angle.sin()))
         first, second = x.chunk(2, -1)

@@ -7,8 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from paceline.draft.registry import MethodInfo, describe, names
-from paceline.draft.spec import OptionInfo
+from paceline.draft.registry import describe, names
 from paceline.formats.heads.dflash import LAYOUT as DFLASH
 from paceline.formats.heads.eagle import EAGLE3
 from paceline.formats.heads.layout import FLAGS, OTHERS
@@ -21,7 +20,7 @@ PUBLISHED = PAGES.parent / "published-drafters.md"
 REFUSED = re.compile(r"(<!-- refused: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def options_table(info: MethodInfo) -> str:
+def options_table(info):
     """Markdown: one row an option."""
     if not info.options:
         return "None.\n"
@@ -30,28 +29,28 @@ def options_table(info: MethodInfo) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(name: str) -> Path:
+def page(name):
     """The page of a method."""
     return PAGES / f"{name}.md"
 
 
-def with_table(text: str, info: MethodInfo) -> str:
+def with_table(text, info):
     """A page's text with the table as the code has it; ValueError if the page has no place for it."""
     if not BETWEEN.search(text):
         raise ValueError(f"docs/methods/{info.name}.md has no place for its options: {BETWEEN.pattern}")
     return BETWEEN.sub(lambda found: found[1] + options_table(info) + found[2], text)
 
 
-def _default(option: OptionInfo) -> str:
+def _default(option):
     text = f"`{str(option.default).lower() if option.default is None else option.default}`"
     return text if option.in_front is None else f"{text}; `{option.in_front}` in front of another drafter"
 
 
-def _values(option: OptionInfo) -> str:
+def _values(option):
     return option.type.replace("choice", ", ".join(f"`{choice}`" for choice in option.choices))
 
 
-def with_refused(text: str) -> str:
+def with_refused(text):
     """The text of `PUBLISHED` with what `formats/heads/` refuses, by the names of its tables."""
     lines = ["Other drafters, by their tensors or by what config.json says that they are:", ""]
     lines += [f"- {what}" for what in OTHERS]

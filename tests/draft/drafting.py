@@ -6,28 +6,20 @@ engine = Engine(target, drafter(like(target, noise=1.0), stop="svip"))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.core.clock import Clock
-from paceline.core.noise import Noise
 from paceline.core.request import Row
-from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment, Verdict
-from paceline.core.tree import DraftTree
-from paceline.draft.base import Ask
 from paceline.draft.methods.model import Model, OwnTokenizerConfig
 from paceline.draft.models.draft_model import TextModel
 from paceline.draft.models.stop import RULES
-from paceline.target.base import LayerCallback, Needs, Target
+from paceline.target.base import Needs
 from tests.asks import asked
-from tests.fakes import Prefix, TableTarget
+from tests.fakes import TableTarget
 
-SPECS: dict[str, dict[str, Any]] = {
+SPECS = {
     **{rule: {"stop": rule} for rule in RULES},
     "short": {"stop": "fixed", "draft": 1},
     "tree": {"stop": "fixed", "tree": 7, "width": 2},
@@ -41,22 +33,19 @@ class DraftTable(TableTarget):
 
     ran  for every forward, how many nodes it ran of each of its rows."""
 
-    def __init__(self, *args: Any, **kw: Any):
+    def __init__(self, *args, **kw):
         super().__init__(*args, **kw)
-        self.ran: list[list[int]] = []
-        self._before: dict[int, Segment] = {}
+        self.ran = []
+        self._before = {}
 
-    def verify(
-        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None,
-        clock: Clock | None = None,
-    ) -> Verdict:  # fmt: skip
+    def verify(self, segments, needs=Needs(), on_layer=None, clock=None):  # fmt: skip
         self._before = dict(self._running)
         verdict = super().verify(segments, needs, on_layer, clock)
         self._running = self._before | self._running
         self.ran.append([len(segment.tokens) - segment.start for segment in segments])
         return verdict
 
-    def _check(self, segment: Segment) -> None:
+    def _check(self, segment):
         if segment.start:
             before = self._before[segment.slot]
             assert segment.start == len(before.tokens), "what was run is behind the row, no more and no less"
@@ -66,17 +55,17 @@ class DraftTable(TableTarget):
         super()._check(replace(segment, start=0))
 
 
-def like(target: TableTarget, noise: float = 1.0, seed: int = 1, **kw: Any) -> DraftTable:
+def like(target, noise=1.0, seed=1, **kw):
     """A draft model whose logits are the target's with some noise; without any it is the target."""
 
-    def logits(prefix: Prefix) -> np.ndarray:
+    def logits(prefix):
         random = np.random.default_rng([seed, len(prefix), *prefix])
         return target.logits_after(prefix).numpy() + noise * random.normal(size=target.vocab_size)
 
     return DraftTable(target.vocab_size, order=target.order, max_context=target.max_context, logits=logits, **kw)
 
 
-def drafter(model: Target, **options: Any) -> OnModel:
+def drafter(model, **options):
     """`model` with a draft model that is already there."""
     return OnModel(model, OwnTokenizerConfig(checkpoint="given", **options))
 
@@ -86,17 +75,17 @@ class OnModel(Model):
 
     model: TextModel
 
-    def __init__(self, network: Target, config: OwnTokenizerConfig):
+    def __init__(self, network, config):
         super().__init__(config)
         self.network = network
-        self.lags: list[int] = []
+        self.lags = []
 
-    def open(self, target: Target) -> TextModel:
+    def open(self, target):
         few = self.network.vocab_size < target.vocab_size
         columns = torch.arange(self.network.vocab_size) if few else None
         return TextModel(self.network, target.vocab_size, columns, context=self.config.context)
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         for row in rows:
             cached = self.model.length(row)
@@ -115,11 +104,11 @@ class OnModel(Model):
 class Replaying:
     """What a drafter proposes behind some tokens as a function without a memory, for enumeration."""
 
-    def __init__(self, made: Model, target: TableTarget, params: SamplingParams):
+    def __init__(self, made, target, params):
         made.bind(target)
         self.made, self.params = made, params  # drafts of 3 tokens
 
-    def __call__(self, tokens: Sequence[int], new: int, noise: Noise) -> DraftTree:
+    def __call__(self, tokens, new, noise):
         params = replace(self.params, max_tokens=new + 4)
         row = Row(0, tokens[: len(tokens) - new], params, max_context=1 << 20)
         row.extend(tokens[len(tokens) - new :])
@@ -130,6 +119,6 @@ class Replaying:
         return tree
 
 
-def positions(signals: Mapping[int, np.ndarray], otherwise: np.ndarray) -> Callable[[Prefix], np.ndarray]:
+def positions(signals, otherwise):
     """Logits that depend on the number of tokens before alone."""
     return lambda prefix: signals.get(len(prefix), otherwise)

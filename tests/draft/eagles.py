@@ -4,27 +4,21 @@ Layouts are written out here by hand, not by what trains and saves heads. A targ
 has layers that add nothing: its next token then depends on the last one alone.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.models.model_drafter import ModelDrafter
-from paceline.target.decoder import Decoder
 from tests import models
 
 Tensors = dict[str, torch.Tensor]
 
 
-def bound(path: object, target: Decoder, method: str = "eagle3") -> ModelDrafter:
+def bound(path, target, method="eagle3"):
     """The drafter that reads a file or folder, bound to a target."""
     drafter = registry.create(f"{method}:{path}")
     assert isinstance(drafter, ModelDrafter)
@@ -32,9 +26,7 @@ def bound(path: object, target: Decoder, method: str = "eagle3") -> ModelDrafter
     return drafter
 
 
-def layer_tensors(
-    seed: int, hidden: int, width: int, heads: int, kv_heads: int, dim: int, inner: int, scale: float = 0.3
-) -> Tensors:
+def layer_tensors(seed, hidden, width, heads, kv_heads, dim, inner, scale=0.3):
     """A decoder layer whose attention reads `width` numbers, by the names of Llama checkpoints."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {
@@ -50,12 +42,12 @@ def layer_tensors(
     return tensors | {"post_attention_layernorm.weight": 1 + torch.randn(hidden, generator=generator) * 0.1}
 
 
-def geometry(model: PreTrainedModel) -> dict[str, int]:
+def geometry(model):
     """A head's own geometry, another one than its target's."""
     return {"hidden": model.config.hidden_size, "heads": 2, "kv_heads": 1, "dim": 24, "inner": 40}
 
 
-def described(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+def described(model, **more):
     """config.json of a head's layer, as published: a Llama with one layer."""
     of = geometry(model)
     return {
@@ -75,7 +67,7 @@ def described(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
     }
 
 
-def eagle1(model: PreTrainedModel, seed: int = 0) -> Tensors:
+def eagle1(model, seed=0):
     """A random EAGLE-1 head in its published layout, with the embedding that such files bring along."""
     hidden = model.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
@@ -88,7 +80,7 @@ def eagle1(model: PreTrainedModel, seed: int = 0) -> Tensors:
     }
 
 
-def d2t_of(model: PreTrainedModel, share: float = 0.6) -> tuple[torch.Tensor, torch.Tensor]:
+def d2t_of(model, share=0.6):
     """Offsets and members of a draft vocabulary of that share of the tokens."""
     size = model.config.vocab_size
     keep = torch.from_numpy(np.sort(np.random.default_rng(3).permutation(size)[: int(share * size)]))
@@ -97,7 +89,7 @@ def d2t_of(model: PreTrainedModel, share: float = 0.6) -> tuple[torch.Tensor, to
     return keep - torch.arange(len(keep)), members
 
 
-def eagle3(model: PreTrainedModel, seed: int = 0, share: float = 0.6, prefix: str = "midlayer.") -> Tensors:
+def eagle3(model, seed=0, share=0.6, prefix="midlayer."):
     """A random EAGLE-3 head in its authors' layout; prefix "layers.0." makes it that of `speculators`."""
     hidden = model.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
@@ -114,7 +106,7 @@ def eagle3(model: PreTrainedModel, seed: int = 0, share: float = 0.6, prefix: st
     }
 
 
-def speculators(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+def speculators(model, **more):
     """config.json of an EAGLE-3 head in the `speculators` format."""
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -136,14 +128,14 @@ def speculators(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
     }
 
 
-def parallel(model: PreTrainedModel, folder: Path) -> Path:
+def parallel(model, folder):
     """A random P-EAGLE head in the `speculators` format; its mask is token 3."""
     made = speculators(model, speculators_model_type="peagle", architectures=["PEagleDraftModel"], mask_token_id=3)
     state = torch.randn(1, 1, 3 * model.config.hidden_size, generator=torch.Generator().manual_seed(2))
     return write(folder, made, eagle3(model, prefix="layers.0.") | {"mask_hidden": state})
 
 
-def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+def write(folder, config, tensors):
     """A folder with config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -151,7 +143,7 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return folder
 
 
-def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
+def knowing_head(folder, method, model):
     """A head that knows the next token of a model whose layers are `weakened` to nothing.
 
     EAGLE-1's passes the embedding on, with the target's final norm in its product. EAGLE-3's attention finds every
@@ -184,7 +176,7 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
 LENGTH = 12
 
 
-def given(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def given(width):
     """States of LENGTH tokens, and the tokens after them."""
     rng = np.random.default_rng(0)
     states = torch.from_numpy(rng.normal(size=(LENGTH, width))).float()
@@ -192,7 +184,7 @@ def given(width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.inference_mode()
-def said(drafter: ModelDrafter) -> torch.Tensor:
+def said(drafter):
     """Logits of a bound head after every one of LENGTH given pairs."""
     network = drafter.model.network
     states, tokens = given(drafter.model.pending._nothing.shape[1])

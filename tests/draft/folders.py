@@ -1,22 +1,15 @@
 """Every drafter of the registry for one random target: what those with a checkpoint read lies in folders."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from copy import copy, deepcopy
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.core.request import Completion
 from paceline.core.sampling import SamplingParams
 from paceline.draft.models.tokenizers import intersection
 from paceline.draft.registry import describe, names
 from paceline.engine.engine import Engine
-from paceline.formats.facts import Facts
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.formats.tokenizer import Tokenizer
 from paceline.train.kangaroo import AdapterModule
@@ -28,7 +21,7 @@ from tests.draft.eagles import knowing_head, parallel
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
 from tests.draft.tongues import byte_level
-from tests.plain import Answer, decode
+from tests.plain import decode
 
 EXIT = 2
 SPECS = {
@@ -46,7 +39,7 @@ SPECS = {
     "mtp": "mtp:{mtp}",
 }
 """Of drafters with a checkpoint; {name}: a folder that `Folders` makes."""
-NETWORKS: dict[str, dict[str, Any]] = {
+NETWORKS = {
     "medusa": {},
     "hydra": {"layers": 1, "prefix": False},
     "amphista": {},
@@ -55,7 +48,7 @@ SILENT = ("none", "grammar")
 """They draft nothing for ordinary requests."""
 
 
-def specs() -> dict[str, str]:
+def specs():
     """A spec for every drafter of the registry."""
     for name in names():
         if describe(name).checkpoint == "required":
@@ -69,16 +62,16 @@ class Folders(Heads):
     share  how much the target's layers add, of what they would. sureness: factor of its logits. changes: to its
            configuration."""
 
-    def __init__(self, folder: Path, share: float = 0.02, sureness: float = 8, **changes: Any):
+    def __init__(self, folder, share=0.02, sureness=8, **changes):
         self.folder, self.share, self._made = folder, share, dict[str, str]()
         model = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False, **changes)
         self.model = weakened(model, share, sureness=sureness)  # so are its heads
         self.target = native.of(self.model, eos=() if changes else (models.EOS,))
         rng, vocab_size = np.random.default_rng(1), self.target.vocab_size
         self.prompts = [rng.integers(min(4, vocab_size - 1), vocab_size, n).tolist() for n in (23, 5, 1, 12)]
-        self._answers: dict[str, list[Answer]] = {}
+        self._answers = {}
 
-    def answers(self, params: SamplingParams | Sequence[SamplingParams]) -> list[Answer]:
+    def answers(self, params):
         """What transformers writes, token by token and without a cache; worked out once."""
         if (key := repr(params)) not in self._answers:
             each = [params] * len(self.prompts) if isinstance(params, SamplingParams) else params
@@ -89,26 +82,26 @@ class Folders(Heads):
         return self._answers[key]
 
     @cached_property
-    def long(self) -> tuple[list[list[int]], SamplingParams, list[Completion]]:
+    def long(self):
         """Two prompts, one near the end of the context, and plain decoding's answers to them."""
         prompts = [(self.prompts[0] * 6)[: models.MAX_CONTEXT - 5], self.prompts[1]]
         params = SamplingParams(max_tokens=9, ignore_eos=True)
         return prompts, params, Engine(self.target).generate(prompts, params)
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name):
         if name not in self._made:
             self._made[name] = str(self._make(name, self.folder / name))
         return self._made[name]
 
     @property
-    def spoken(self) -> Facts:
+    def spoken(self):
         """What drafters are told of the target, with a tokenizer."""
         facts = copy(self.target)
         facts.tokenizer = Tokenizer(models.tokenizer())
         return facts
 
     @torch.no_grad()
-    def _foreign(self, at: Path) -> None:
+    def _foreign(self, at):
         """The target with another tokenizer: tokens that both have are embedded alike, the others at random."""
         own, model = byte_level(["the cats sat there", "größer 日本語"], 290, ("</s>", "<s>")), deepcopy(self.model)
         pairs = intersection(own, self.spoken.tokenizer)
@@ -121,7 +114,7 @@ class Folders(Heads):
         model.save_pretrained(at)
         own.inner.save_pretrained(at)
 
-    def _make(self, name: str, at: Path) -> object:
+    def _make(self, name, at):
         if name in NETWORKS:
             return self.save(self.module(name, **NETWORKS[name]), name, at).partition(":")[2]
         if name == "model":

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.target.decoder import Decoder
 from paceline.train.heads import (
     AmphistaConfig,
     AmphistaLoss,
@@ -34,13 +29,13 @@ class World:
     """A target of a family in both forms, with prompts. The heads' last layers echo the target's own head, so that
     some drafts are accepted."""
 
-    def __init__(self, family: str = "llama2", **changes: Any):
-        self.model: PreTrainedModel = models.model(family, tie_word_embeddings=False, **changes)
-        self.target: Decoder = native.of(self.model)
+    def __init__(self, family="llama2", **changes):
+        self.model = models.model(family, tie_word_embeddings=False, **changes)
+        self.target = native.of(self.model)
         rng = np.random.default_rng(1)
         self.prompts = [rng.integers(4, self.target.vocab_size, n).tolist() for n in (23, 5, 34, 2, 11, 1, 60, 8)]
 
-    def module(self, kind: str, **changes: Any) -> HeadsLoss:
+    def module(self, kind, **changes):
         """Heads with random weights, as they are trained."""
         torch.manual_seed(3)
         made: HeadsLoss
@@ -56,7 +51,7 @@ class World:
                 head[0].res_connection.weight.data[:, self.target.hidden_size :] *= 10
         return made.eval()
 
-    def save(self, module: HeadsLoss, kind: str, folder: Path, facts: dict[str, Any] | None = None) -> str:
+    def save(self, module, kind, folder, facts=None):
         """A folder as `paceline train` writes it; "kind:folder". facts: of config.json, if not the module's own."""
         tensors = {name: weight.detach() for name, weight in module.saved().items()}
         facts = module.facts() if facts is None else facts
@@ -65,14 +60,14 @@ class World:
         return f"{kind}:{folder}"
 
 
-def stir(module: nn.Module, scale: float = 0.2) -> None:
+def stir(module, scale=0.2):
     """Move every parameter by as much as matters, from wherever it begins."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += scale * torch.randn_like(parameter) / max(parameter.shape[-1], 1) ** 0.5
 
 
-def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+def random_tensors(shapes, seed=0):
     """Tensors of those names and shapes."""
     generator = torch.Generator().manual_seed(seed)
     return {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -1,25 +1,19 @@
 """Multi-token-prediction heads for tests, in the layouts that models are published with, written out here by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
 from paceline.formats.shape import as_checkpoint
 from tests import models
-from tests.draft.eagles import Tensors, write
+from tests.draft.eagles import write
 
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """What DeepSeek's layout repeats of the target; here without its numbers."""
 LAYOUTS = ("qwen", "deepseek", "mimo", "speculators")
 
 
-def own_layer(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Any:
+def own_layer(model, seed=5, scale=0.3):
     """A random layer like the model's last one with attention, as transformers' module. scale: of what it adds."""
     layer = [one for one in models.model(model.config, seed).model.layers if hasattr(one, "self_attn")][-1]
     with torch.no_grad():
@@ -29,7 +23,7 @@ def own_layer(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Any:
     return layer
 
 
-def random_head(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Tensors:
+def random_head(model, seed=5, scale=0.3):
     """A random head for `model` in Qwen3-Next's layout; its layer is of the model's kind. scale: of what that adds."""
     hidden, generator = model.config.hidden_size, torch.Generator().manual_seed(seed)
     tensors = as_checkpoint(own_layer(model, seed, scale).state_dict(prefix="mtp.layers.0."))
@@ -38,7 +32,7 @@ def random_head(model: PreTrainedModel, seed: int = 5, scale: float = 0.3) -> Te
     return tensors | {"mtp.fc.weight": torch.randn(hidden, 2 * hidden, generator=generator) * 0.1}
 
 
-def knowing_head(model: PreTrainedModel, scale: float = 0.0) -> Tensors:
+def knowing_head(model, scale=0.0):
     """A head that knows the next token of a model whose layers add nothing: its last norm, which is the target's final
     one, reads the embedding. scale: of what its layer adds."""
     hidden, norm = model.config.hidden_size, model.model.norm.weight.detach()
@@ -47,7 +41,7 @@ def knowing_head(model: PreTrainedModel, scale: float = 0.0) -> Tensors:
     return tensors | {"mtp.pre_fc_norm_embedding.weight": torch.ones(hidden)}
 
 
-def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
+def in_layout(tensors, layout, layers):
     """The head as it lies in a checkpoint of a model with so many layers, with what files bring besides."""
     if layout == "qwen":
         return tensors
@@ -73,7 +67,7 @@ def in_layout(tensors: Tensors, layout: str, layers: int) -> Tensors:
     return made
 
 
-def joined(tensors: Tensors, start: str) -> Tensors:
+def joined(tensors, start):
     """The tensors, with the matrices of all experts, whose names begin with `start`, in two."""
     made = {name: tensor for name, tensor in tensors.items() if not name.startswith(start)}
     experts = {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
@@ -84,7 +78,7 @@ def joined(tensors: Tensors, start: str) -> Tensors:
     return made
 
 
-def add(folder: Path, tensors: Tensors) -> Path:
+def add(folder, tensors):
     """Put tensors into the checkpoint of a model's folder."""
     file = folder / "model.safetensors"
     whole = load_file(file) | tensors
@@ -92,12 +86,12 @@ def add(folder: Path, tensors: Tensors) -> Path:
     return folder
 
 
-def save(folder: Path, tensors: Tensors) -> Path:
+def save(folder, tensors):
     """A folder with a head alone."""
     return write(folder, {}, tensors)
 
 
-def reference(model: Any, tensors: Tensors) -> MtpLayer:
+def reference(model, tensors):
     """transformers' module with the weights of a `random_head`; it takes the embedding before the state."""
     last = model.model.layers[-1]
     layer = MtpLayer(model.config, type(last), type(model.model.norm), 0)

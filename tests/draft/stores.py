@@ -1,9 +1,5 @@
 """Corpus stores, of a tokenizer called "letters", for drafters that read one."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 
 from paceline.draft.text import ngrams, suffix_array
@@ -13,24 +9,12 @@ from tests.draft.rows import tokens
 ALL = (ngrams, suffix_array)
 
 
-def corpus(
-    folder: Path,
-    documents: Sequence[str],
-    end: str = ".",
-    dtype: type = np.uint16,
-    parts: Sequence[ModuleType] = (suffix_array,),
-) -> str:
+def corpus(folder, documents, end=".", dtype=np.uint16, parts=(suffix_array,)):
     """A store of `documents`, a letter a token, each closed with `end`."""
     return corpus_of(folder, [tokens(one) for one in documents], ord(end), dtype, parts)
 
 
-def corpus_of(
-    folder: Path,
-    documents: Sequence[Sequence[int]],
-    eos: int,
-    dtype: type = np.uint16,
-    parts: Sequence[ModuleType] = ALL,
-) -> str:
+def corpus_of(folder, documents, eos, dtype=np.uint16, parts=ALL):
     """A store of documents of tokens, each closed with `eos`. parts: the modules whose arrays it has."""
     text = np.array([token for one in documents for token in [*one, eos]], dtype)
     ends = np.cumsum([len(one) + 1 for one in documents], dtype=np.int64)
@@ -43,7 +27,7 @@ def corpus_of(
     return str(folder)
 
 
-def locked(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+def locked(*arrays):
     """`arrays`, which nothing can be written into any more, as those mapped from disk: all is compiled once."""
     for array in arrays:
         array.setflags(write=False)

@@ -1,13 +1,11 @@
 """Targets made of a rule, for drafters."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.fakes import TableTarget
 
 
-def counting(vocab_size: int, eos: tuple[int, ...] = ()) -> TableTarget:
+def counting(vocab_size, eos=()):
     """A target that counts on: t, t + 1, ..., and then again from 0."""
     return TableTarget(
         vocab_size,

@@ -1,9 +1,6 @@
 """auto: whom it asks, the table that it is given, and what is refused. What pays: tests/test_budget.py."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from tests.asks import asked
 from tests.fakes import TableTarget
 
 
-def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
+def write_table(path, fingerprint="", **terms):
     drafting = {"sam": {"step": 0, "row": 5}, "suffix": {"step": 0, "row": 10}}
     forward = {name: terms.get(name, 0.0) for name in Prices.NAMES}
     table = {"model": {"fingerprint": fingerprint}, "forward_ms": forward, "drafting_us": drafting, "acceptance": {}}
@@ -38,7 +35,7 @@ def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
 class Told(Allowance):
     """What drafters bring and drafts are worth, as the test says: by name, and by the first drafted token."""
 
-    def __init__(self, gains: dict[str, float], values: dict[int, float]):
+    def __init__(self, gains, values):
         self.gains, self.values = gains, values
 
     def gain(self, drafter, ask):
@@ -51,7 +48,7 @@ class Told(Allowance):
 class Fixed(Drafter):
     """Drafts one token, or nothing."""
 
-    def __init__(self, name: str, token: int, weight: int = 0):
+    def __init__(self, name, token, weight=0):
         self.name, self.token, self.weight_bytes, self.asked = name, token, weight, 0
 
     def draft(self, row, most):
@@ -73,9 +70,7 @@ class FakeRow:
         ((0.9, 0.2, 0.1), (0.0, 0.1, 0.2), (1, 1, 0), 2),  # the first has no draft
     ],
 )
-def test_a_row_gets_the_draft_that_pays_most(
-    gains: tuple[float, ...], values: tuple[float, ...], times: tuple[int, ...], token: int
-) -> None:
+def test_a_row_gets_the_draft_that_pays_most(gains, values, times, token):
     parts = [Fixed("a", 1 if values[0] else 0), Fixed("b", 2), Fixed("model", 3, weight=1)]
     auto = Auto()
     auto.parts = tuple(parts)
@@ -85,7 +80,7 @@ def test_a_row_gets_the_draft_that_pays_most(
     assert tree.tokens[1] == token
 
 
-def test_without_prices_the_first_that_has_a_draft_is_taken() -> None:
+def test_without_prices_the_first_that_has_a_draft_is_taken():
     parts = [Fixed("a", 0), Fixed("b", 2), Fixed("c", 3)]
     auto = Auto()
     auto.parts = tuple(parts)
@@ -99,10 +94,10 @@ def test_without_prices_the_first_that_has_a_draft_is_taken() -> None:
 REPEATING = [*range(1, 9)] * 3
 
 
-def repeating() -> TableTarget:
+def repeating():
     """A target that counts to 8 again and again, but for one token in five, which nothing foretells."""
 
-    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+    def logits(prefix):
         out = np.zeros(32)
         out[1 + prefix[-1] % 8] = 6.0
         if sum(prefix) % 5 == 0:
@@ -112,14 +107,14 @@ def repeating() -> TableTarget:
     return TableTarget(32, order=3, logits=logits)
 
 
-def drafted_per_round(draft: str, batch: int) -> float:
+def drafted_per_round(draft, batch):
     engine = Engine(repeating(), draft, max_batch=batch)
     engine.budget = Budget(engine.drafter.price_table)
     out = engine.generate([[i + 9, *REPEATING] for i in range(batch)], SamplingParams(max_tokens=60))
     return sum(d.stats.draft_tokens for d in out) / sum(d.stats.rounds for d in out)
 
 
-def test_under_load_the_engine_drafts_less(tmp_path: Path) -> None:
+def test_under_load_the_engine_drafts_less(tmp_path):
     table = write_table(tmp_path / "t.json", fixed=2.0, node=0.2)
     sizes = {batch: drafted_per_round(f"auto:sam,table={table}", batch) for batch in (1, 8)}
     assert sizes[1] > sizes[8] > 0
@@ -128,10 +123,10 @@ def test_under_load_the_engine_drafts_less(tmp_path: Path) -> None:
     assert drafted_per_round(f"auto:sam,table={dear}", 8) < 0.3 * sizes[8]
 
 
-def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
+def test_the_same_table_and_seed_make_the_same_choices(tmp_path):
     table = write_table(tmp_path / "t.json", fixed=1.5, node=0.03)
 
-    def run() -> list[object]:
+    def run():
         engine = Engine(repeating(), f"auto:sam|suffix,table={table}", max_batch=3)
         engine.budget = Budget(engine.drafter.price_table)
         wish = SamplingParams(max_tokens=60, temperature=0.7, seed=5)
@@ -141,7 +136,7 @@ def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
     assert run() == run()
 
 
-def test_its_prices_hold_where_answers_are_replayed(tmp_path: Path) -> None:
+def test_its_prices_hold_where_answers_are_replayed(tmp_path):
     text = np.array([9, *REPEATING, *REPEATING])
     drafted = []
     for node in (0.01, 5.0):
@@ -165,18 +160,18 @@ def test_its_prices_hold_where_answers_are_replayed(tmp_path: Path) -> None:
         ("auto,explore=0.1", "no option"),
     ],
 )
-def test_what_cannot_be_chosen_from_is_refused(spec: str, says: str) -> None:
+def test_what_cannot_be_chosen_from_is_refused(spec, says):
     with pytest.raises(MethodError, match=says):
         create(spec)
 
 
-def test_options_of_the_drafters_are_written_with_semicolons() -> None:
+def test_options_of_the_drafters_are_written_with_semicolons():
     auto = create("auto:sam;draft=7|suffix;shape=tree")
     assert auto.specs == ["sam,draft=7", "suffix,shape=tree"]
     assert auto.parts[0].config.draft == 7
 
 
-def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_refused(tmp_path):
     target = repeating()
     target.weights_fingerprint = "this"
     broken = tmp_path / "broken.json"

@@ -1,16 +1,11 @@
 """What holds for every drafter that copies, whatever its rule: bounds, end tokens, memory, exactness."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
-from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
 from paceline.draft.registry import create, describe, names
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError, StoreError
@@ -35,28 +30,28 @@ WITH_CORPUS = [
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+def corpus(tmp_path_factory):
     return corpus_at(tmp_path_factory.mktemp("corpus") / "c", ["the cat sat", "the cat ran", "a dog"], parts=ALL)
 
 
-def bound(spec: str, corpus: str = "", eos: str = "", past: int = 0, fingerprint: str | None = None) -> Drafter:
+def bound(spec, corpus="", eos="", past=0, fingerprint=None):
     drafter = create(spec.format(corpus=corpus, past=past))
     tokenizer = SimpleNamespace(fingerprint=fingerprint) if fingerprint else None
-    drafter.bind(SimpleNamespace(eos_token_ids=tuple(tokens(eos)), tokenizer=tokenizer, vocab_size=256))  # type: ignore
+    drafter.bind(SimpleNamespace(eos_token_ids=tuple(tokens(eos)), tokenizer=tokenizer, vocab_size=256))
     return drafter
 
 
-def offered(drafter: Drafter, one: Row, reason: str = "abort") -> DraftTree:
+def offered(drafter, one, reason="abort"):
     """What a fresh row is offered, which then ends for this reason."""
     drafter.start(one)
     (tree,) = drafter.propose(asked(one))
     assert tree.tokens[0] == one.last_token
-    one.finish_reason = reason  # type: ignore[assignment]
+    one.finish_reason = reason
     drafter.drop(one)
     return tree
 
 
-def paths(tree: DraftTree) -> set[str]:
+def paths(tree):
     """Every path from the root, as letters."""
     found = [""]
     for token, above in zip(tree.tokens[1:].tolist(), tree.parent[1:].tolist(), strict=True):
@@ -65,13 +60,13 @@ def paths(tree: DraftTree) -> set[str]:
 
 
 @pytest.mark.parametrize("spec", TEXTS)
-def test_nothing_occurred_before(spec: str) -> None:
+def test_nothing_occurred_before(spec):
     for text in ("a", "ab", "abcde"):
         assert offered(bound(spec), row(text)).num_drafted == 0
 
 
 @pytest.mark.parametrize("spec", [*TEXTS, *WITH_CORPUS])
-def test_no_deeper_than_the_row_has_room_for(spec: str, corpus: str) -> None:
+def test_no_deeper_than_the_row_has_room_for(spec, corpus):
     drafter = bound(spec, corpus)
     depths = [offered(drafter, row("the catx the catx the c", room)).max_depth for room in (100, 3, 2, 1)]
     assert depths[0] >= 2
@@ -79,7 +74,7 @@ def test_no_deeper_than_the_row_has_room_for(spec: str, corpus: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [spec for spec in TEXTS if "lookup" not in spec] + WITH_CORPUS)
-def test_nothing_is_drafted_after_an_end_token(spec: str, corpus: str) -> None:
+def test_nothing_is_drafted_after_an_end_token(spec, corpus):
     text = "the cat sat the cat sat the c"
     assert any(path.startswith("at") for path in paths(offered(bound(spec, corpus), row(text))))
     for params in ({"eos": "a"}, {"stop_token_ids": tokens("a")}):
@@ -89,7 +84,7 @@ def test_nothing_is_drafted_after_an_end_token(spec: str, corpus: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [*TEXTS, *WITH_CORPUS])
-def test_rows_do_not_see_each_other_and_a_late_one_catches_up(spec: str, corpus: str) -> None:
+def test_rows_do_not_see_each_other_and_a_late_one_catches_up(spec, corpus):
     together, late = bound(spec, corpus), bound(spec, corpus)
     rows = [row(text, id=i) for i, text in enumerate(("abcabc", "xxyxxyxx", "hello, hello", "no such: sec"))]
     for one in rows:
@@ -113,7 +108,7 @@ def test_rows_do_not_see_each_other_and_a_late_one_catches_up(spec: str, corpus:
 
 
 @pytest.mark.parametrize("spec", TEXTS)
-def test_finished_requests_are_remembered_if_asked_and_given_up_ones_are_not(spec: str) -> None:
+def test_finished_requests_are_remembered_if_asked_and_given_up_ones_are_not(spec):
     cases = ((200, "stop", True), (200, "length", True), (200, "abort", False), (0, "stop", False))
     for past, reason, is_known in cases:
         drafter = bound(spec, past=past)
@@ -135,7 +130,7 @@ def test_finished_requests_are_remembered_if_asked_and_given_up_ones_are_not(spe
         *("hierarchy,order=", "hierarchy,order=WX", "hierarchy,order=WW", "hierarchy,n=1", "rest:x,longest=1"),
     ],
 )
-def test_impossible_options_are_one_line(spec: str) -> None:
+def test_impossible_options_are_one_line(spec):
     name = spec.partition(",")[0].partition(":")[0]
     with pytest.raises(MethodError, match=rf"^{name}: \w+ is .*must be") as error:
         create(spec)
@@ -143,7 +138,7 @@ def test_impossible_options_are_one_line(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", WITH_CORPUS)
-def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path: Path) -> None:
+def test_a_corpus_that_does_not_fit_is_refused(spec, corpus, tmp_path):
     bound(spec, corpus, fingerprint="letters")
     with pytest.raises(StoreError, match=r"was built with another tokenizer \(letters\)"):
         bound(spec, corpus, fingerprint="words")
@@ -164,9 +159,7 @@ def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path:
         [((), 0.8, 8), ((3,), 0.0, 3)],
     ),
 )
-def test_answers_are_plain_decodings(
-    spec: str, eos: tuple[int, ...], temperature: float, batch: int, tmp_path: Path
-) -> None:
+def test_answers_are_plain_decodings(spec, eos, temperature, batch, tmp_path):
     """With a corpus of the model's own text, and twice, so that there are finished requests to copy from."""
     model = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
@@ -181,7 +174,7 @@ def test_answers_are_plain_decodings(
 
 
 @pytest.mark.parametrize("spec", [spec for spec in names() if describe(spec).checkpoint == "no" and spec not in BRING])
-def test_a_text_that_repeats_itself_is_drafted(spec: str) -> None:
+def test_a_text_that_repeats_itself_is_drafted(spec):
     target = TableTarget(vocab_size=8, order=2, seed=4)
     done = Engine(target, draft=spec).generate([[1], [3, 3], [5, 4, 0, 7] * 9], SamplingParams(max_tokens=120))
     assert sum(one.new_tokens for one in done) / sum(one.rounds for one in done) > 2

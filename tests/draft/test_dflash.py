@@ -1,12 +1,8 @@
 """dflash: what it computes is the published network's, its cache holds the target's states alone, its drafts keep the
 target's law, and its trees are the best ones."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,18 +19,17 @@ from paceline.draft.shapes import best_first
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.vocab import Vocabulary
-from paceline.target.decoder import Decoder
 from paceline.train.saving import save_vocabulary
 from tests import models, native
 from tests.asks import asked
 from tests.draft import blocks
 from tests.draft.answered import Answered, weakened
-from tests.draft.eagles import Tensors, write
+from tests.draft.eagles import write
 from tests.rounds import prompt_run
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Answered:
+def world(tmp_path_factory):
     model = weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.02)
     here = Answered.of(model, tmp_path_factory.mktemp("blocks"))
     for kind in ("random", "knowing"):
@@ -42,13 +37,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Answered:
     return here
 
 
-def drafter(world: Answered, kind: str = "knowing", **options: object) -> DFlash:
+def drafter(world, kind="knowing", **options):
     made = registry.create(f"dflash:{world.folder / kind}" + "".join(f",{k}={v}" for k, v in options.items()))
     assert isinstance(made, DFlash)
     return made
 
 
-def states_of(target: Decoder, text: list[int], made: DFlash) -> torch.Tensor:
+def states_of(target, text, made):
     """The states [T, taps * H] that a drafter reads of a text."""
     slot = target.add_row(len(text))
     said = target.verify([Segment.chunk(slot, np.array(text), last=False)], made.needs)
@@ -56,7 +51,7 @@ def states_of(target: Decoder, text: list[int], made: DFlash) -> torch.Tensor:
     return torch.cat([said.hidden[layer] for layer in made.model.network.form.taps], -1)
 
 
-def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, temperature: float = 0.0) -> Draft:
+def begun(target, made, text, number=0, temperature=0.0):
     """A draft after a text, whose prompt has been run."""
     row = Row(number, text, SamplingParams(temperature, max_tokens=40), max_context=target.max_context)
     row.slot = target.add_row(row.expected_length)
@@ -70,7 +65,7 @@ def begun(target: Decoder, made: DFlash, text: list[int], number: int = 0, tempe
 
 # The network ---------------------------------------------------------------------------------------------------------
 
-SIGHTS: dict[str, dict[str, Any]] = {
+SIGHTS = {
     "full": {},
     "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "is_causal": False},
     "window that sees later": {
@@ -90,7 +85,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", SIGHTS)
-def test_a_published_file_computes_what_its_authors_network_does(world: Answered, tmp_path: Path, name: str) -> None:
+def test_a_published_file_computes_what_its_authors_network_does(world, tmp_path, name):
     """In blocks of rows of any length at once; the states are the outputs of the layers that the file names."""
     model, more = world.model, SIGHTS[name]
     slides = more.get("use_sliding_window", True)
@@ -118,7 +113,7 @@ def test_a_published_file_computes_what_its_authors_network_does(world: Answered
         assert made.model.length(draft.row) == len(text) - 1, "nothing of a block is kept"
 
 
-def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
+def test_a_window_ends_where_it_should(world, tmp_path):
     """The oldest token in a window of 6 changes what comes out, the one before it does not."""
     more = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "is_causal": False}
     made = registry.create(f"dflash:{blocks.save(tmp_path, world.model, 'random', **more)}")
@@ -127,7 +122,7 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
     text = world.prompts[0]
     states = states_of(world.target, text[:-1], made)
 
-    def read(changed: int | None) -> torch.Tensor:
+    def read(changed):
         other = states.clone()
         if changed is not None:
             other[changed] += 1
@@ -143,7 +138,7 @@ def test_a_window_ends_where_it_should(world: Answered, tmp_path: Path) -> None:
     assert not torch.allclose(read(last - 4), read(None))
 
 
-def test_positions_of_a_block_see_each_other(world: Answered) -> None:
+def test_positions_of_a_block_see_each_other(world):
     made = drafter(world, "random")
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
@@ -158,7 +153,7 @@ def test_positions_of_a_block_see_each_other(world: Answered) -> None:
 # The heads of DSpark -------------------------------------------------------------------------------------------------
 
 
-def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> None:
+def test_a_chain_follows_the_markov_head(world, tmp_path):
     """The head alone knows what comes after a token: with it chains are accepted whole, without it they are not."""
     model = weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.0)
     target, tensors = native.of(model, eos=()), blocks.knowing(model, scale=0.0)
@@ -171,7 +166,7 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
         "zero": write(tmp_path / "zero", spark, plain),
         "without": write(tmp_path / "without", spark | {"markov_rank": 0, "enable_confidence_head": False}, bare),
     }
-    rounds: dict[str, list[int]] = {}
+    rounds = {}
     for name, folder in folders.items():
         engine = Engine(target, f"dflash:{folder},stop=fixed,tree=0")
         engine.add(world.prompts[0], SamplingParams(max_tokens=1 + 3 * (blocks.BLOCK + 1), ignore_eos=True))
@@ -183,7 +178,7 @@ def test_a_chain_follows_the_markov_head(world: Answered, tmp_path: Path) -> Non
     assert len(rounds["zero"]) > 4
 
 
-def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
+def test_tree_and_chain_have_the_same_distributions(world):
     """A path's chance in a tree of all tokens is the product of what the chain would draw them with."""
     made = drafter(world, width=models.VOCAB_SIZE, tree=models.VOCAB_SIZE, stop="fixed")
     made.bind(world.target)
@@ -200,7 +195,7 @@ def test_tree_and_chain_have_the_same_distributions(world: Answered) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_tree_one_node_wide_is_the_chain(world: Answered, temperature: float) -> None:
+def test_a_tree_one_node_wide_is_the_chain(world, temperature):
     """Each place has the noise of its own output position."""
     made = drafter(world, "random", stop="fixed", tree=40, width=1)
     made.bind(world.target)
@@ -211,7 +206,7 @@ def test_a_tree_one_node_wide_is_the_chain(world: Answered, temperature: float) 
     assert len(chain) > 2
 
 
-def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> None:
+def test_tokens_that_are_no_candidates_weigh_what_they_did(world):
     made = drafter(world, width=2, tree=2)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
@@ -225,14 +220,14 @@ def test_tokens_that_are_no_candidates_weigh_what_they_did(world: Answered) -> N
     assert chances[(0,)] == pytest.approx(float(wanted.max()), rel=1e-3)
 
 
-def test_nothing_is_drafted_of_no_numbers(world: Answered, tmp_path: Path) -> None:
+def test_nothing_is_drafted_of_no_numbers(world, tmp_path):
     broken = blocks.random_tensors(world.model) | {"norm.weight": torch.full((64,), torch.nan)}
     made = drafter(replace(world, folder=write(tmp_path / "nan", blocks.config(world.model), broken).parent), "nan")
     made.bind(world.target)
     assert not made.propose(asked(begun(world.target, made, world.prompts[0]).row))[0].num_drafted
 
 
-def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_ends_with_the_context(world, monkeypatch):
     made, most, sizes = drafter(world), world.target.max_context, []
     made.bind(world.target)
     usual = made.model.network.fill
@@ -246,7 +241,7 @@ def test_a_block_ends_with_the_context(world: Answered, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("sees_token", [True, False])
-def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_token: bool) -> None:
+def test_the_confidence_head_ends_a_chain(world, tmp_path, sees_token):
     """By the token before, unless its file says otherwise, and the position's state; never by the token that is drafted
     there. Files have two names for it, and a group of DSpark's entries."""
     inner, tensors, width = {"markov_rank": 64, "target_layer_ids": [0, 2]}, blocks.knowing(world.model), 128
@@ -277,7 +272,7 @@ def test_the_confidence_head_ends_a_chain(world: Answered, tmp_path: Path, sees_
     assert len(sure) == blocks.BLOCK or sure[-1] < 0.5
 
 
-def sparks(model: Any) -> dict[str, dict[str, Any]]:
+def sparks(model):
     """config.json of one DSpark drafter as it is written by several."""
     flat = blocks.dspark(model)
     own = {key: flat.pop(key) for key in ("mask_token_id", "target_layer_ids", "markov_rank", "enable_confidence_head")}
@@ -296,7 +291,7 @@ SPARKS = ("DeepSeek", "SpecForge", "SGLang", "speculators")
 
 
 @pytest.mark.parametrize("name", SPARKS)
-def test_a_dspark_file_computes_what_its_authors_do(world: Answered, tmp_path: Path, name: str) -> None:
+def test_a_dspark_file_computes_what_its_authors_do(world, tmp_path, name):
     """Every position of a block drafts the token after it, and the head adds to it by the token before."""
     model, tensors = world.model, blocks.knowing(world.model)
     folder = write(tmp_path, sparks(model)[name], tensors)
@@ -320,7 +315,7 @@ def test_a_dspark_file_computes_what_its_authors_do(world: Answered, tmp_path: P
 
 # DFlash2 -------------------------------------------------------------------------------------------------------------
 
-SECONDS: dict[str, dict[str, Any]] = {
+SECONDS = {
     "Z Lab": {},
     "window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
     "speculators": {
@@ -332,7 +327,7 @@ SECONDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SECONDS)
-def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world: Answered, tmp_path: Path, name: str) -> None:
+def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world, tmp_path, name):
     """In blocks of several rows at once, which convolutions do not mix; then token after token among the best."""
     model, more = world.model, SECONDS[name]
     windows = [(6 if "sliding" in kind else None) for kind in more.get("layer_types", ["full"] * 2)]
@@ -366,7 +361,7 @@ def test_a_dflash2_file_computes_and_chooses_what_its_authors_do(world: Answered
     assert not all(alone), "the token before has a say"
 
 
-def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp_path: Path) -> None:
+def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world, tmp_path):
     """Bit for bit, as chains and trees."""
     tensors = blocks.second_tensors(world.model, untrained=True)
     folders = {"first": (blocks.config(world.model), blocks.random_tensors(world.model)),
@@ -394,9 +389,7 @@ def test_an_untrained_dflash2_drafter_is_its_dflash_drafter(world: Answered, tmp
         ("draft_vocab_size", 9, "markov_w2.weight is [320, 8] where [9, 8] is wanted"),
     ],
 )
-def test_a_dflash2_file_that_would_draft_badly_is_refused(
-    world: Answered, tmp_path: Path, entry: str, value: Any, says: str
-) -> None:
+def test_a_dflash2_file_that_would_draft_badly_is_refused(world, tmp_path, entry, value, says):
     config = blocks.second(world.model)
     config = config | {"dflash_config": config["dflash_config"] | {entry: value}}
     with pytest.raises(MethodError) as error:
@@ -405,7 +398,7 @@ def test_a_dflash2_file_that_would_draft_badly_is_refused(
 
 
 @pytest.mark.parametrize("options", ["tree=0", "tree=9,width=3", "tree=0,vocab={few}", "dtype=int8"])
-def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options: str) -> None:
+def test_dflash2_keeps_the_targets_text(world, tmp_path, options):
     save_vocabulary(few := tmp_path / "few.safetensors", Vocabulary(torch.arange(1, models.VOCAB_SIZE, 2)))
     path, params = blocks.save(tmp_path / "head", world.model, "second"), SamplingParams(max_tokens=12)
     plain = [one.tokens for one in Engine(world.target).generate(world.prompts[:3], params)]
@@ -417,7 +410,7 @@ def test_dflash2_keeps_the_targets_text(world: Answered, tmp_path: Path, options
 # Trees ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_paths_are_the_best_of_all() -> None:
+def test_the_best_paths_are_the_best_of_all():
     """Against all paths there are, with ties and positions that are sure; a set has every parent and better sibling."""
     rng = np.random.default_rng(0)
     for trial in range(300):
@@ -426,7 +419,7 @@ def test_the_best_paths_are_the_best_of_all() -> None:
         table[rng.random(depth) < 0.3] = np.round(table[0], 1)
         table[rng.random(depth) < 0.2] = np.eye(ranks)[0]
 
-        def below(path: tuple[int, ...], table: Any = table) -> list[float]:
+        def below(path, table=table):
             """Shares by the position and by the rank before."""
             if len(path) == len(table):
                 return []
@@ -446,7 +439,7 @@ def test_the_best_paths_are_the_best_of_all() -> None:
             assert not path[-1] or (*path[:-1], path[-1] - 1) in found
 
 
-def test_trees_end_where_an_answer_does(world: Answered) -> None:
+def test_trees_end_where_an_answer_does(world):
     made = drafter(world, tree=40)
     made.bind(world.target)
     draft = begun(world.target, made, world.prompts[0])
@@ -464,7 +457,7 @@ def test_trees_end_where_an_answer_does(world: Answered) -> None:
 
 # Files ---------------------------------------------------------------------------------------------------------------
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "the last layer": ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]}}, "whose last output is not"),
     "another depth": ({"num_target_layers": 36}, "reads states of layers 0, 2 of 36"),
     "no layout": ({"architectures": ["Drafter"]}, "does not say sample_from_anchor"),
@@ -505,7 +498,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_that_would_draft_badly_is_refused(world: Answered, tmp_path: Path, name: str) -> None:
+def test_a_file_that_would_draft_badly_is_refused(world, tmp_path, name):
     more, says = WRONG[name]
     with pytest.raises(MethodError) as error:
         registry.create(f"dflash:{blocks.save(tmp_path, world.model, 'random', **more)}").bind(world.target)
@@ -513,19 +506,19 @@ def test_a_file_that_would_draft_badly_is_refused(world: Answered, tmp_path: Pat
     assert "\n" not in str(error.value)
 
 
-def test_a_markov_head_of_another_rank_is_refused(world: Answered, tmp_path: Path) -> None:
+def test_a_markov_head_of_another_rank_is_refused(world, tmp_path):
     with pytest.raises(MethodError, match=r"markov_w1.weight is \[\d+, 64\] where \[\d+, 3\] is wanted"):
         registry.create(f"dflash:{blocks.save(tmp_path, world.model, markov_rank=3)}").bind(world.target)
 
 
-def with_heads(tensors: Tensors, model: Any, keep: torch.Tensor) -> Tensors:
+def with_heads(tensors, model, keep):
     members = torch.zeros(models.VOCAB_SIZE, dtype=torch.bool)
     members[keep] = True
     own = {"lm_head.weight": model.lm_head.weight.detach()[keep].clone(), "d2t": keep - torch.arange(len(keep))}
     return tensors | own | {"t2d": members, "embed_tokens.weight": model.model.embed_tokens.weight.detach().clone()}
 
 
-def test_layouts_of_the_same_drafter_draft_alike(world: Answered, tmp_path: Path) -> None:
+def test_layouts_of_the_same_drafter_draft_alike(world, tmp_path):
     """Z Lab's, and that of speculators: inputs counted instead of outputs, a nested configuration, a vocabulary of its
     own with its rows of the head, or those of the target."""
     model, keep = world.model, torch.arange(1, models.VOCAB_SIZE, 2)

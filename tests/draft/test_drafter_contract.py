@@ -3,30 +3,25 @@
 The oracle is transformers, one forward over the whole text for every token, without a cache and without our engine.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from transformers import PreTrainedModel
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Ask, Drafter, stamp
+from paceline.draft.base import UNLIMITED, stamp
 from paceline.draft.cost import Prices, Table
 from paceline.draft.fallback import Fallback
 from paceline.draft.methods.s2d import Sorted
@@ -80,12 +75,12 @@ ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chai
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
 
 
-def kind(name: str) -> str:
+def kind(name):
     """The drafter's own name."""
     return name.partition(",")[0]
 
 
-def is_quick(name: str, alone: bool) -> bool:
+def is_quick(name, alone):
     """What keeps its rows as another does is left to the tests of rows below; so is what has weights, alone."""
     return name in ROWS and not (alone and kind(name) in SPECS)
 
@@ -95,21 +90,19 @@ REST = ("none", "suffix")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def folders(tmp_path_factory):
     """A target whose layers count, so that a wrong key or value shows."""
     return Folders(tmp_path_factory.mktemp("drafters"), share=0.25)
 
 
-def made(folders: Folders, spec: str) -> Drafter:
+def made(folders, spec):
     drafter = create(spec.format_map(folders))
     if "tokenizer=" in spec:
-        drafter.bind = lambda target, bind=drafter.bind: bind(folders.spoken)  # type: ignore[method-assign]
+        drafter.bind = lambda target, bind=drafter.bind: bind(folders.spoken)
     return drafter
 
 
-def answered(
-    folders: Folders, drafter: Drafter, params: Any, *, every: int = 0, count: int = 4, **options: Any
-) -> tuple[Engine, list[list[int]], int]:
+def answered(folders, drafter, params, *, every=0, count=4, **options):
     """The engine, what it writes, and how many tokens were drafted; the request brings what some drafters want.
 
     every  rows are preempted in one of so many rounds; 0: in none. count: so many prompts."""
@@ -120,14 +113,14 @@ def answered(
     return engine, [done.tokens for done in out], sum(done.stats.draft_tokens for done in out)
 
 
-def expected(folders: Folders, params: Any) -> list[list[int]]:
+def expected(folders, params):
     return [answer.tokens for answer in folders.answers(params)]
 
 
-def proposed(engine: Engine) -> list[DraftTree]:
+def proposed(engine):
     """The trees that the engine's drafter will propose."""
     trees, usual = list[DraftTree](), engine.drafter.propose
-    engine.drafter.propose = lambda rows: trees.extend(made := usual(rows)) or made  # type: ignore[method-assign, func-returns-value]
+    engine.drafter.propose = lambda rows: trees.extend(made := usual(rows)) or made
     return trees
 
 
@@ -141,7 +134,7 @@ def proposed(engine: Engine) -> list[DraftTree]:
         for name in EVERY for alone in (False, True)
     ],
 )  # fmt: skip
-def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, alone: bool) -> None:
+def test_greedy_text_is_the_targets_in_any_batch(folders, name, alone):
     """Alone, and with rows joining and leaving and prompts in pieces."""
     params, batch, chunk = (replace(GREEDY, max_tokens=12), 1, 512) if alone else (PENALISED, 3, 8)
     drafter = made(folders, EVERY[name])
@@ -152,7 +145,7 @@ def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str, al
 
 
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
-def test_greedy_text_is_the_targets_however_prices_change(folders: Folders, name: str) -> None:
+def test_greedy_text_is_the_targets_however_prices_change(folders, name):
     """Drafts are cut, or not asked for, by a clock that goes at random."""
     engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
     engine.budget = Budget(now=Restless())
@@ -167,22 +160,22 @@ def test_greedy_text_is_the_targets_however_prices_change(folders: Folders, name
         for name in EVERY for alone in (False, True)
     ],
 )  # fmt: skip
-def test_a_seed_gives_the_text_of_plain_decoding(folders: Folders, name: str, alone: bool) -> None:
+def test_a_seed_gives_the_text_of_plain_decoding(folders, name, alone):
     """Some rows are preempted, and run again."""
     params, drafter = SAMPLED[:2] + SAMPLED_PENALISED[2:], made(folders, EVERY[name])
     batch = {"max_batch": 1} if alone else {"every": 2, "max_batch": 3}
-    assert answered(folders, drafter, params, **batch)[1] == expected(folders, params)  # type: ignore[arg-type]
+    assert answered(folders, drafter, params, **batch)[1] == expected(folders, params)
 
 
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
-def test_a_seed_gives_it_however_prices_change(folders: Folders, name: str) -> None:
+def test_a_seed_gives_it_however_prices_change(folders, name):
     engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
     engine.budget = Budget(now=Restless())
     assert [done.tokens for done in engine.generate(folders.prompts, SAMPLED)] == expected(folders, SAMPLED)
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def few(tmp_path_factory):
     """A target of five tokens, for which some drafts are wrong."""
     return Folders(tmp_path_factory.mktemp("few"), share=0.7, sureness=1, vocab_size=5, seed=3, **native.TINY)
 
@@ -202,13 +195,13 @@ WAYS = {
 
 
 @cache
-def plainly(few: Folders, grammar: Any) -> object:
+def plainly(few, grammar):
     return texts(few.target, create("none"), [1, 3, 2], 4, grammar)
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, one) for name, each in WAYS.items() for one in each])
 @pytest.mark.parametrize("grammar", [None, NoRepeats()], ids=["free", "grammar"])
-def test_many_seeds_give_plain_decodings_texts(few: Folders, name: str, options: str, grammar: Any) -> None:
+def test_many_seeds_give_plain_decodings_texts(few, name, options, grammar):
     save_vocabulary(two := few.folder / "two.safetensors", Vocabulary(torch.tensor([1, 4])))
     exits = ",exits=1,2,4,thresholds=0.4,0.45" if name == "s2d" else ""
     kind, folder = {**SPECS, "dflash2": "dflash:{dflash2}", "peagle": "eagle3:{peagle}"}[name].split("{")
@@ -220,7 +213,7 @@ def test_many_seeds_give_plain_decodings_texts(few: Folders, name: str, options:
 
 
 @pytest.fixture(scope="module")
-def knowing(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def knowing(tmp_path_factory):
     """A target whose layers add nothing: its next token depends on the last one alone."""
     return Folders(tmp_path_factory.mktemp("knowing"), share=0.0, sureness=1)
 
@@ -228,9 +221,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.mark.parametrize("name", ["model", "kangaroo", "eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize(("options", "deep"), [("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_that_knows_everything_is_accepted_whole(
-    knowing: Folders, name: str, options: str, deep: int, temperature: float
-) -> None:
+def test_a_drafter_that_knows_everything_is_accepted_whole(knowing, name, options, deep, temperature):
     """At a temperature, too: it has the target's noise, each token at its place."""
     if temperature and name == "eagle":
         pytest.skip("its best token is the target's, and its distribution is not")
@@ -244,9 +235,7 @@ def test_a_drafter_that_knows_everything_is_accepted_whole(
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_target_that_transformers_runs_is_drafted_for_by_heads_without_layers_of_its_kind(
-    folders: Folders, name: str
-) -> None:
+def test_a_target_that_transformers_runs_is_drafted_for_by_heads_without_layers_of_its_kind(folders, name):
     target, drafter = HFTarget(folders.model, eos_token_ids=(models.EOS,)), made(folders, SPECS[name])
     if name in ("kangaroo", "mtp", "amphista"):
         with pytest.raises(MethodError, match=r"runs in transformers: it needs a model of a family that .*[^\n]$"):
@@ -263,11 +252,11 @@ def test_a_target_that_transformers_runs_is_drafted_for_by_heads_without_layers_
 class Watching(Fallback):
     """Checks every tree of a drafter against its row."""
 
-    def __init__(self, inner: Drafter):
+    def __init__(self, inner):
         super().__init__([inner])
         self.inner, self.drafted = inner, set[int]()
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:  # type: ignore[override]
+    def propose(self, asks):
         trees = stamp(self.inner.propose(asks), self.inner)
         assert len(trees) == len(asks)
         for (row, most), tree in zip(asks, trees, strict=True):
@@ -282,7 +271,7 @@ class Watching(Fallback):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_drafts_fit_the_row_whatever_ends_it(folders: Folders, name: str) -> None:
+def test_drafts_fit_the_row_whatever_ends_it(folders, name):
     """Budgets that end inside a draft, end tokens inside one, and the end of the context."""
     watching = Watching(made(folders, EVERY[name]))
     free = folders.answers(replace(GREEDY, ignore_eos=True))
@@ -297,15 +286,13 @@ def test_drafts_fit_the_row_whatever_ends_it(folders: Folders, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_that_are_preempted_are_run_again(folders: Folders, name: str) -> None:
+def test_rows_that_are_preempted_are_run_again(folders, name):
     """Of drafters whose rows are not preempted above."""
     assert answered(folders, made(folders, EVERY[name]), GREEDY, every=2, max_batch=3)[1] == expected(folders, GREEDY)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_that_another_drafter_drafted_meanwhile(
-    folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_another_drafter_drafted_meanwhile(folders, name, monkeypatch):
     """Alone, and in a batch where what waits for a head is read in small pieces."""
     right = expected(folders, GREEDY)
     answers = {tuple(prompt): [*prompt, *one] for prompt, one in zip(folders.prompts, right, strict=True)}
@@ -325,7 +312,7 @@ OFFERED = {
 
 
 @cache
-def beside(folders: Folders) -> tuple[list[SamplingParams], list[list[int]]]:
+def beside(folders):
     """Requests that choose another drafter, and what each gets alone."""
     drawn = SamplingParams(max_tokens=NEW, temperature=1.0)
     others = [replace(drawn, seed=seed, draft=draft) for seed in (1, 2) for draft in REST]
@@ -333,7 +320,7 @@ def beside(folders: Folders) -> tuple[list[SamplingParams], list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(folders: Folders, name: str) -> None:
+def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(folders, name):
     """Beside it others get the samples that they get alone, and reuse prompts, its own among them."""
     spec, prompt = OFFERED[name].format_map(folders), folders.prompts[0]
     others, alone = beside(folders)
@@ -347,12 +334,12 @@ def test_a_drafter_that_requests_may_choose_is_nothing_to_those_that_do_not(fold
 
 
 @cache
-def second_turn(folders: Folders, text: tuple[int, ...]) -> list[int]:
+def second_turn(folders, text):
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
 @pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
-def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, name: str) -> None:
+def test_prompts_are_reused_with_the_states_that_a_head_reads(folders, name):
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []
     for reuse in (False, True):
@@ -367,7 +354,7 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders: Folders, 
 
 
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem"])
-def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -> None:
+def test_rows_that_have_left_leave_nothing_behind(folders, name):
     drafter = made(folders, EVERY[name])
     engine, first, _ = answered(folders, drafter, GREEDY, max_batch=3)
     after = held(drafter)
@@ -386,16 +373,14 @@ def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name not in ("rest", "medusa")])
 @pytest.mark.parametrize("fails", [1, 2])
-def test_a_row_that_found_no_memory_to_start_is_dropped(
-    folders: Folders, name: str, fails: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_found_no_memory_to_start_is_dropped(folders, name, fails, monkeypatch):
     """The drafter's first or second cache has none; afterwards it holds nothing, and rows can start again."""
     drafter = made(folders, SPECS[name])
     drafter.bind(folders.target)
     row = Row(0, folders.prompts[0], GREEDY, max_context=models.MAX_CONTEXT)
     usual, calls = RaggedCache.add_row, count(1)
 
-    def failing(cache: RaggedCache, expected_length: int) -> int:
+    def failing(cache, expected_length):
         if next(calls) == fails:
             raise MemoryError
         return usual(cache, expected_length)
@@ -412,7 +397,7 @@ def test_a_row_that_found_no_memory_to_start_is_dropped(
 
 
 @pytest.mark.parametrize("name", [*STATES, *(f"{name}, tree" for name in STATES if name in MODELS)])
-def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders: Folders, name: str) -> None:
+def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders, name):
     """Keys, values and states that wait are those of the target's own states, whoever drafted."""
     right = expected(folders, GREEDY)
     answers = {tuple(prompt): [*prompt, *one] for prompt, one in zip(folders.prompts, right, strict=True)}
@@ -448,13 +433,13 @@ def test_after_every_round_a_head_holds_what_a_fresh_reading_gives(folders: Fold
 
 @pytest.mark.parametrize("tree", ["tree=0", "tree=9,width=3"])
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
-def test_a_drafted_token_reads_what_the_head_made_of_the_one_before(folders: Folders, name: str, tree: str) -> None:
+def test_a_drafted_token_reads_what_the_head_made_of_the_one_before(folders, name, tree):
     drafter = made(folders, f"{SPECS[name]},{tree},stop=fixed,draft=4")
     engine = Engine(folders.target, drafter)
-    network, checked = drafter.model.network, 0  # type: ignore[attr-defined]
+    network, checked = drafter.model.network, 0
     forward, read, wrote = network.forward, list[torch.Tensor](), list[torch.Tensor]()
 
-    def watched(embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Any:
+    def watched(embedded, features, segments):
         nonlocal checked
         (segment,), out = segments, forward(embedded, features, segments)
         if not segment.start:
@@ -473,7 +458,7 @@ def test_a_drafted_token_reads_what_the_head_made_of_the_one_before(folders: Fol
 
 
 @pytest.mark.parametrize("name", [name for name in STATES if name != "kangaroo"])
-def test_nothing_is_drafted_of_a_text_that_the_target_has_not_run(folders: Folders, name: str) -> None:
+def test_nothing_is_drafted_of_a_text_that_the_target_has_not_run(folders, name):
     drafter = made(folders, EVERY[name])
     drafter.bind(folders.target)
     row = Row(0, folders.prompts[0], GREEDY, max_context=models.MAX_CONTEXT)
@@ -482,9 +467,7 @@ def test_nothing_is_drafted_of_a_text_that_the_target_has_not_run(folders: Folde
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
-    folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(folders, name, monkeypatch):
     """No drafted token depends on the pieces in which prompt and states were read."""
     rounds = []
     for chunk, prefill in ((of_states.CHUNK, 512), (7, 16)):
@@ -503,7 +486,7 @@ RENEWED = {
 
 
 @cache
-def renewed(folders: Folders) -> tuple[PreTrainedModel, list[list[int]]]:
+def renewed(folders):
     """The target with other weights, and what it says."""
     changed = deepcopy(folders.model)
     with torch.no_grad():
@@ -513,7 +496,7 @@ def renewed(folders: Folders) -> tuple[PreTrainedModel, list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", RENEWED)
-def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders: Folders, name: str) -> None:
+def test_with_new_weights_a_drafter_drafts_as_one_that_never_had_others(folders, name):
     """What reads the target's states, its embedding or its head reads the new ones."""
     (changed, plain), engines, drafted = renewed(folders), [], []
     for target in (folders.target, native.of(changed)):
@@ -543,7 +526,7 @@ TAUGHT = {
 
 
 @pytest.mark.parametrize("name", [name for name in TAUGHT if name not in (*SILENT, "auto")])  # auto times rounds
-def test_what_the_requests_of_one_client_teach_is_nothing_to_another(folders: Folders, name: str) -> None:
+def test_what_the_requests_of_one_client_teach_is_nothing_to_another(folders, name):
     """Another one that asks the same is drafted for as if it came first; the same one is not if a drafter learns."""
     drafted = {}
     for before in ("nobody", "another", "itself"):
@@ -562,7 +545,7 @@ def test_what_the_requests_of_one_client_teach_is_nothing_to_another(folders: Fo
 
 
 @pytest.mark.parametrize("name", [*MODELS, *HEADS])
-def test_with_a_small_vocabulary_nothing_else_is_drafted(folders: Folders, name: str, tmp_path: Path) -> None:
+def test_with_a_small_vocabulary_nothing_else_is_drafted(folders, name, tmp_path):
     keep = torch.from_numpy(np.unique(np.concatenate(expected(folders, GREEDY)))[::2].astype(np.int64))
     save_vocabulary(tmp_path / "few.safetensors", Vocabulary(keep))
     variants = ["tree=6", "tree=0,stop=fixed"] if name in MODELS else ["tree=6"]
@@ -576,12 +559,12 @@ def test_with_a_small_vocabulary_nothing_else_is_drafted(folders: Folders, name:
         whole.bind(folders.target)
         assert watching.inner.weight_bytes < whole.weight_bytes
         if name in HEADS:
-            few, every = (set(one.model.outputs) for one in (watching.inner, whole))  # type: ignore[attr-defined]
+            few, every = (set(one.model.outputs) for one in (watching.inner, whole))
             assert len(few) == len(every), "an output head that heads share stays one"
 
 
 @pytest.mark.parametrize("name", names())
-def test_wrong_specs_are_refused_in_one_line(folders: Folders, name: str) -> None:
+def test_wrong_specs_are_refused_in_one_line(folders, name):
     info = describe(name)
     checkpoint = f":{folders[SPECS[name].split('{')[1].split('}')[0]]}" if name in SPECS else ""
     wrong = [(f"{name}{checkpoint},no_such_option=1", f"{name} has no option 'no_such_option'")]
@@ -606,9 +589,7 @@ def test_wrong_specs_are_refused_in_one_line(folders: Folders, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_line(
-    folders: Folders, name: str
-) -> None:
+def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_line(folders, name):
     other = native.of(models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12, seed=9))
     cases = [(SPECS[name].replace("{", "/nowhere/{"), folders.target)]
     if name in STATES:
@@ -620,7 +601,7 @@ def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_l
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "rest"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(folders: Folders, name: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_in_one_line(folders, name, tmp_path):
     """The line names the tensor that is missing or has another shape."""
     key = SPECS[name].partition("{")[2].partition("}")[0]
     file = Path(shutil.copytree(folders[key], tmp_path / "damaged")) / "model.safetensors"
@@ -640,14 +621,14 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(folders: Folders, name: str
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_drafter_with_weights_says_how_many_bytes_a_forward_reads(folders: Folders, name: str) -> None:
+def test_a_drafter_with_weights_says_how_many_bytes_a_forward_reads(folders, name):
     drafter = made(folders, SPECS[name])
     drafter.bind(folders.target)
     assert (0 < drafter.weight_bytes <= folders.target.weight_bytes * 2) == (name != "rest")
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_heads_in_blocks_of_fewer_bits_read_less(folders: Folders, name: str) -> None:
+def test_heads_in_blocks_of_fewer_bits_read_less(folders, name):
     whole = made(folders, SPECS[name])
     whole.bind(folders.target)
     read = [whole.weight_bytes]
@@ -669,7 +650,7 @@ WITHIN = {name: spec.replace(",", ";") for name, spec in specs().items() if name
 
 
 @pytest.mark.parametrize("name", WITHIN)
-def test_inside_auto_a_drafter_is_asked_and_changes_no_answer(folders: Folders, name: str) -> None:
+def test_inside_auto_a_drafter_is_asked_and_changes_no_answer(folders, name):
     auto, drafted = made(folders, f"auto:{WITHIN[name]}"), 0
     params = replace(GREEDY, ignore_eos=True, max_tokens=12)
     for given in (True, False, True):  # some remember the first time

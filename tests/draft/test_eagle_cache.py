@@ -1,19 +1,14 @@
 """The caches of eagle's and eagle3's heads after rounds in which their own drafts were accepted."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.models import states as of_states
 from paceline.draft.models.model_drafter import ModelDrafter
@@ -27,7 +22,7 @@ METHODS = ("eagle", "eagle3")
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Answered:
+def here(tmp_path_factory):
     """A target whose next token the heads beside it nearly know."""
     folder = tmp_path_factory.mktemp("heads")
     world = Answered.of(weakened(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), 0.02), folder)
@@ -36,7 +31,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Answered:
     return world
 
 
-def rows_of_two(here: Answered, drafter: Drafter) -> Iterator[Row]:
+def rows_of_two(here, drafter):
     """After every round the rows of three prompts, for which an oracle drafts in some rounds, else `drafter`."""
     engine = Engine(here.target, Fallback([drafters.Idle(here.answers, error=0.3, branches=1), drafter]))
     for prompt in here.prompts[:3]:
@@ -46,7 +41,7 @@ def rows_of_two(here: Answered, drafter: Drafter) -> Iterator[Row]:
         yield from engine.rows
 
 
-def fresh_reading(here: Answered, drafter: ModelDrafter, text: list[int], pairs: int) -> tuple[torch.Tensor, ...]:
+def fresh_reading(here, drafter, text, pairs):
     """Keys and values of the head, and the tapped states, of a text that others of their own read whole."""
     target = native.of(here.model)
     slot = target.add_row(len(text))
@@ -66,9 +61,7 @@ def fresh_reading(here: Answered, drafter: ModelDrafter, text: list[int], pairs:
 @pytest.mark.parametrize(
     ("method", "tree", "chunk"), paired(METHODS, [(0, of_states.CHUNK), (12, of_states.CHUNK), (0, 3)])
 )
-def test_after_every_round_the_cache_is_a_fresh_prefill(
-    here: Answered, monkeypatch: pytest.MonkeyPatch, method: str, tree: int, chunk: int
-) -> None:
+def test_after_every_round_the_cache_is_a_fresh_prefill(here, monkeypatch, method, tree, chunk):
     """It holds pairs with the target's own states alone, for what was drafted is read again."""
     monkeypatch.setattr(of_states, "CHUNK", chunk)
     drafter = registry.create(f"{method}:{here.folder / method},tree={tree}")

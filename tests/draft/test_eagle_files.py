@@ -1,36 +1,30 @@
 """Which files `eagle` and `eagle3` read: those that others publish, written here by hand; and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
-from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.layout import Layout, layer_config
-from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.draft.eagles import bound, d2t_of, described, eagle1, eagle3, said, speculators, write
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     return models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="module")
-def target(model: PreTrainedModel) -> Decoder:
+def target(model):
     return native.of(model)
 
 
-def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
+def refusal(path, target, method="eagle3"):
     with pytest.raises(MethodError) as caught:
         bound(path, target, method)
     assert "\n" not in str(caught.value)
@@ -40,7 +34,7 @@ def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
 # Layouts --------------------------------------------------------------------------------------------------------------
 
 
-def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+def test_pickled_weights_are_read_where_they_are_named(model, target, tmp_path):
     tensors = eagle1(model)
     safe = write(tmp_path / "safe", described(model), tensors)
     pickled = tmp_path / "pickled"
@@ -57,9 +51,7 @@ def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, t
     assert "cut off or damaged" in refusal(pickled / "pytorch_model.bin", target, "eagle")
 
 
-def test_weights_in_shards_are_read_or_what_is_missing_is_named(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
+def test_weights_in_shards_are_read_or_what_is_missing_is_named(model, target, tmp_path):
     tensors = eagle1(model)
     whole = write(tmp_path / "whole", described(model), tensors)
     shards, files = tmp_path / "shards", {name: f"model-{n % 2 + 1}-of-2.safetensors" for n, name in enumerate(tensors)}
@@ -75,7 +67,7 @@ def test_weights_in_shards_are_read_or_what_is_missing_is_named(
     assert "lacks model-2-of-2.safetensors, 1 of the 2 files with its weights" in refusal(shards, target, "eagle")
 
 
-def test_of_entries_in_groups_the_last_holds(target: Decoder) -> None:
+def test_of_entries_in_groups_the_last_holds(target):
     """And where nothing says how many heads have keys, all have."""
     layout = Layout("eagle", groups=("first", "second"))
     groups = {"first": {"a": 2, "b": 2}, "second": {"a": 3}, "transformer_layer_config": {"a": 0, "b": 0, "c": 0}}
@@ -85,7 +77,7 @@ def test_of_entries_in_groups_the_last_holds(target: Decoder) -> None:
     assert layer_config("head", sizes, {}, target).num_key_value_heads == 4
 
 
-def test_a_missing_rope_theta_is_ten_thousand(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_missing_rope_theta_is_ten_thousand(model, tmp_path):
     """Whatever the target's is; top level, nested and missing."""
     far = models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False, rope_parameters={
         "rope_type": "default", "rope_theta": 500000.0})  # fmt: skip
@@ -107,7 +99,7 @@ def test_a_missing_rope_theta_is_ten_thousand(model: PreTrainedModel, tmp_path: 
     assert (logits["other"] - logits["missing"]).abs().max() > 1e-3
 
 
-def test_a_head_of_another_width_brings_its_embedding(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+def test_a_head_of_another_width_brings_its_embedding(model, target, tmp_path):
     wide, narrow = model.config.hidden_size, 48
     small = models.model("llama2", hidden_size=narrow, tie_word_embeddings=False)
     tensors = eagle3(small) | {"fc.weight": torch.randn(narrow, 3 * wide) * 0.1}
@@ -119,18 +111,16 @@ def test_a_head_of_another_width_brings_its_embedding(model: PreTrainedModel, ta
     assert said(drafter).isfinite().all()
 
 
-def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
+def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(model, target, tmp_path):
     path = write(tmp_path, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
     drafter, drafted = bound(path, target), set[int]()
     observe = drafter.observe
 
-    def watched(round: Round) -> None:
+    def watched(round):
         drafted.update(*(tree.tokens[1:].tolist() for tree in round.trees))
         observe(round)
 
-    drafter.observe = watched  # type: ignore[method-assign]
+    drafter.observe = watched
     Engine(target, drafter).generate([[5, 6, 7]], SamplingParams(max_tokens=16, ignore_eos=True))
     assert drafter.model.columns is not None
     assert set() < drafted <= set(drafter.model.columns.tolist())
@@ -139,7 +129,7 @@ def test_only_tokens_of_a_heads_own_vocabulary_are_drafted(
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+def test_every_key_is_used_or_the_load_is_refused(model, target, tmp_path):
     good = eagle1(model)
     extra = good | {"embedding_layernorm.weight": torch.ones(64), "pre_lm_head_layernorm.weight": torch.ones(64)}
     message = refusal(write(tmp_path / "extra", described(model), extra), target, "eagle")
@@ -148,9 +138,7 @@ def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target
     assert "has no layers.0.hidden_norm.weight, layers.0.input_layernorm.weight, norm.weight" in message
 
 
-def test_heads_for_another_target_are_refused_in_one_line(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path
-) -> None:
+def test_heads_for_another_target_are_refused_in_one_line(model, target, tmp_path):
     small = models.model("llama2", hidden_size=48, tie_word_embeddings=False)
     message = refusal(write(tmp_path / "size", described(small), eagle1(small)), target, "eagle")
     assert "reads states of 48 numbers, and those of decoder have 64" in message
@@ -171,7 +159,7 @@ def test_heads_for_another_target_are_refused_in_one_line(
     assert "d2t and t2d disagree" in refusal(write(tmp_path / "crossed", speculators(model), crossed), target)
 
 
-def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+def test_what_is_no_head_is_refused_in_one_line(model, target, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(tmp_path / "empty", target)
     (tmp_path / "empty" / "config.json").write_text("{}")

@@ -18,10 +18,10 @@ from tests.rounds import shown
 class Recorder(Drafter):
     """Proposes `word` for rows whose text ends with `after`, and notes every call."""
 
-    def __init__(self, name: str, after: str = "", word: str = "", **needs: object):
+    def __init__(self, name, after="", word="", **needs):
         self.name, self.after, self.word = name, after, word
-        self.needs = Needs(**needs)  # type: ignore[arg-type]
-        self.calls: list[tuple[object, ...]] = []
+        self.needs = Needs(**needs)
+        self.calls = []
 
     def bind(self, target):
         self.calls.append(("bind",))
@@ -100,7 +100,7 @@ def test_parts_that_cut_the_forward_at_different_layers(need):
     Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 2}), Recorder("r")]).bind(target())
 
 
-def test_another_form_is_refused_in_one_line() -> None:
+def test_another_form_is_refused_in_one_line():
     for spec, words in {
         "sam>suffix": r"There is no drafter 'sam>suffix'\. a>b is not made any more: write a\+b",
         "sam+nothing": "There is no drafter 'nothing'",

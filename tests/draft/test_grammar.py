@@ -1,8 +1,5 @@
 """Grammars with drafts: the law is that of plain constrained decoding, and what is forced is drafted."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,7 +19,7 @@ from tests.lossless_enumeration import coupled, fixed, largest_difference, plain
 class NoRepeats:
     """A token never follows itself, and 0 comes third at the earliest."""
 
-    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+    def allowed(self, answer, size):
         mask = torch.ones(size, dtype=torch.bool)
         mask[0] = len(answer) >= 2
         mask[list(answer[-1:])] = False
@@ -32,12 +29,12 @@ class NoRepeats:
 class Counting:
     """0 1 2 3 0 1 2 3 ... from wherever the answer begins: after the first token all is forced."""
 
-    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+    def allowed(self, answer, size):
         mask = torch.full((size,), not answer)
         mask[[(token + 1) % size for token in answer[-1:]]] = True
         return mask
 
-    def forced(self, answer: list[int]) -> list[int]:
+    def forced(self, answer):
         return [(answer[-1] + 1 + i) % 4 for i in range(6)] if answer else []
 
 
@@ -47,12 +44,12 @@ class Letters:
     eos_token_id, bos_token_id, special_token_ids = 4, None, (4,)
     tokens = (b"a", b"b", b"c", b"d", b"<end>")
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text):
         return ["abcd".index(letter) for letter in text]
 
 
 @pytest.fixture(scope="module")
-def spoken() -> Matched:
+def spoken():
     """A grammar of the server's kind: a, then b or cc as often as one likes, then d."""
     tokens = LLTokenizer(TokenizerWrapper(Letters()))
     return Matched(LLMatcher(tokens, LLMatcher.grammar_from_lark('start: "a" ("b" | "cc")* "d"')), [4])
@@ -61,16 +58,16 @@ def spoken() -> Matched:
 class Only:
     """These tokens alone."""
 
-    def __init__(self, *tokens: int):
+    def __init__(self, *tokens):
         self.tokens = tokens
 
-    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+    def allowed(self, answer, size):
         return torch.tensor([token in self.tokens for token in range(size)])
 
 
 @pytest.mark.parametrize("shape", [[0], [0, 1], [0, 0], [0, 0, 1]])
 @pytest.mark.parametrize("kind", ["no repeats", "spoken"])
-def test_the_law_is_that_of_plain_constrained_decoding(shape: list[int], kind: str, spoken: Matched) -> None:
+def test_the_law_is_that_of_plain_constrained_decoding(shape, kind, spoken):
     """Whether q knows the grammar, so that it drafts nothing illegal, or acceptance refuses what is."""
     size, new = (4, 3) if kind == "no repeats" else (5, 4)
     new -= len(shape) > 1  # or it takes seconds
@@ -84,7 +81,7 @@ def test_the_law_is_that_of_plain_constrained_decoding(shape: list[int], kind: s
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_forced_is_drafted_and_accepted(temperature: float) -> None:
+def test_what_is_forced_is_drafted_and_accepted(temperature):
     target = TableTarget(vocab_size=4, order=2, seed=3)
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=15, grammar=Counting()) for i in range(3)]
     prompts = [[1, 2], [3], [0, 0, 1]]

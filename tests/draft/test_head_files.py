@@ -1,21 +1,16 @@
 """Heads of others, in small files written here by the published layouts, never by our own saver."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.methods.medusa import Medusa
 from paceline.draft.models.fixed_tree import HeadsDrafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
@@ -30,18 +25,18 @@ NEW = SamplingParams(max_tokens=8)
 
 
 @cache
-def world() -> World:
+def world():
     return World()
 
 
-def opened(path: str | Path, kind: str = "medusa") -> Any:
+def opened(path, kind="medusa"):
     drafter = create(f"{kind}:{path},tree=7")
     drafter.bind(world().target)
     assert isinstance(drafter, HeadsDrafter)
     return drafter
 
 
-def write(folder: Path, config: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Path:
+def write(folder, config, name, tensors):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if name.endswith(".pt"):
@@ -51,19 +46,19 @@ def write(folder: Path, config: Mapping[str, Any], name: str, tensors: Mapping[s
     return folder
 
 
-def blocks(layers: int = 1) -> dict[str, Tensor]:
-    shapes: dict[str, tuple[int, ...]] = {}
+def blocks(layers=1):
+    shapes = {}
     for k in range(K):
         for j in range(layers):
             shapes |= {f"{k}.{j}.linear.weight": (H, H), f"{k}.{j}.linear.bias": (H,)}
     return random_tensors(shapes)
 
 
-def tables(rows: int = V) -> dict[int, Tensor]:
+def tables(rows=V):
     return {k: random_tensors({"t": (rows, H)}, seed=9 + k)["t"] for k in range(K)}
 
 
-def by_hand(tensors: Mapping[str, Tensor], head: Tensor | None, k: int, layers: int = 1) -> Tensor:
+def by_hand(tensors, head, k, layers=1):
     """Logits of head k on a fixed state, from the authors' definition."""
     x = state()
     for j in range(layers):
@@ -71,16 +66,16 @@ def by_hand(tensors: Mapping[str, Tensor], head: Tensor | None, k: int, layers: 
     return x @ (world().target.head.dense() if head is None else head).T
 
 
-def state() -> Tensor:
+def state():
     return random_tensors({"s": (1, H)}, seed=4)["s"] * 10
 
 
-def guessed(drafter: Medusa, k: int) -> Tensor:
+def guessed(drafter, k):
     with torch.inference_mode():
-        return drafter.model.outputs[k](drafter.model.heads.network[k](state()))  # type: ignore[operator]
+        return drafter.model.outputs[k](drafter.model.heads.network[k](state()))
 
 
-def check_lossless(path: str | Path, kind: str = "medusa") -> None:
+def check_lossless(path, kind="medusa"):
     here = world()
     out = Engine(here.target, f"{kind}:{path},tree=7").generate(here.prompts[:3], NEW)
     assert texts(here.prompts[:3], out) == texts(here.prompts[:3], Engine(here.target).generate(here.prompts[:3], NEW))
@@ -90,7 +85,7 @@ def check_lossless(path: str | Path, kind: str = "medusa") -> None:
 V01 = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
 
 
-def test_medusa_v01_is_a_pickle_read_by_name_alone(tmp_path: Path) -> None:
+def test_medusa_v01_is_a_pickle_read_by_name_alone(tmp_path):
     """Output heads of their own; config.json says 2 heads, the file has 3."""
     own = tables()
     tensors = blocks() | {f"{k}.1.weight": own[k] for k in range(K)}
@@ -104,9 +99,9 @@ def test_medusa_v01_is_a_pickle_read_by_name_alone(tmp_path: Path) -> None:
     check_lossless(folder / "medusa_lm_head.pt")
 
 
-def test_a_pickle_that_holds_a_program_is_not_run(tmp_path: Path) -> None:
+def test_a_pickle_that_holds_a_program_is_not_run(tmp_path):
     class Program:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
 
     folder = write(tmp_path / "v01", V01, "other.pt", {})
@@ -116,7 +111,7 @@ def test_a_pickle_that_holds_a_program_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_medusa_v2_shares_the_targets_output_head(tmp_path: Path) -> None:
+def test_medusa_v2_shares_the_targets_output_head(tmp_path):
     tensors = blocks(2)
     folder = write(tmp_path / "v2", V01 | {"version": "2"}, "medusa_lm_head.safetensors", tensors)
     drafter = opened(folder)
@@ -125,7 +120,7 @@ def test_medusa_v2_shares_the_targets_output_head(tmp_path: Path) -> None:
     check_lossless(folder)
 
 
-def test_medusa_inside_a_whole_model(tmp_path: Path) -> None:
+def test_medusa_inside_a_whole_model(tmp_path):
     """A folder that is target and heads at once."""
     own = tables()
     tensors = blocks() | {f"{k}.1.weight": own[k] for k in range(K)}
@@ -143,7 +138,7 @@ def test_medusa_inside_a_whole_model(tmp_path: Path) -> None:
         torch.testing.assert_close(guessed(opened(folder), k), by_hand(tensors, own[k], k))
 
 
-def vllm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def vllm(tensors):
     out = {}
     for name, tensor in tensors.items():
         k, j, _, part = name.split(".")
@@ -154,7 +149,7 @@ def vllm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 VLLM = {"model_type": "medusa", "num_heads": K, "num_hidden_layers": 1, "medusa_fc_bias": True, "hidden_size": H}
 
 
-def test_medusa_as_vllm_reads_it(tmp_path: Path) -> None:
+def test_medusa_as_vllm_reads_it(tmp_path):
     tensors, own = blocks(), tables()
     heads = {f"lm_heads.{k}.weight": own[k] for k in range(K)}
     drafter = opened(write(tmp_path / "own", VLLM, "model.safetensors", vllm(tensors) | heads))
@@ -169,7 +164,7 @@ def test_medusa_as_vllm_reads_it(tmp_path: Path) -> None:
     torch.testing.assert_close(guessed(drafter, 0), by_hand(zeros, None, 0))
 
 
-def test_medusa_with_a_cut_vocabulary_as_vllm_reads_it(tmp_path: Path) -> None:
+def test_medusa_with_a_cut_vocabulary_as_vllm_reads_it(tmp_path):
     kept, own = torch.arange(2, V, 3), tables(rows=len(range(2, V, 3)))
     heads = {f"lm_heads.{k}.weight": own[k] for k in range(K)} | {"token_map": kept}
     config = VLLM | {"truncated_vocab_size": len(kept)}
@@ -179,9 +174,9 @@ def test_medusa_with_a_cut_vocabulary_as_vllm_reads_it(tmp_path: Path) -> None:
     check_lossless(folder)
 
 
-def hydra(prefix: bool, copies: int = 3) -> dict[str, Tensor]:
+def hydra(prefix, copies=3):
     """The authors' layout: of prefix-mlp heads the even places are dropouts; tied blocks are there again and again."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes = {}
     for k in range(K):
         first = 1 if prefix else 0
         for part in ("linear", "res_connection"):
@@ -222,7 +217,7 @@ HYDRA = {"hydra_num_heads": K, "hydra_num_layers": 3, "grounded_heads": True, "h
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_hydra(tmp_path: Path, prefix: bool) -> None:
+def test_hydra(tmp_path, prefix):
     tensors = hydra(prefix)
     config = HYDRA | {"hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
     folder = write(tmp_path / "hydra", config, "hydra_lm_head.pt", tensors)
@@ -263,7 +258,7 @@ def test_hydra(tmp_path: Path, prefix: bool) -> None:
         (dict.fromkeys(blocks()) | {"a": torch.zeros(1)}, "has no heads: none of its tensors has a name"),
     ],
 )
-def test_every_key_is_read_or_the_heads_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_every_key_is_read_or_the_heads_are_refused(tmp_path, change, says):
     tensors = {name: t for name, t in (blocks() | change).items() if t is not None}
     folder = write(tmp_path / "odd", V01 | {"version": "2"}, "medusa_lm_head.safetensors", tensors)
     with pytest.raises(MethodError, match=says) as error:
@@ -279,7 +274,7 @@ def test_every_key_is_read_or_the_heads_are_refused(tmp_path: Path, change: dict
         ({"hidden_state_offset": 1}, "reads a state other than the last one"),
     ],
 )
-def test_hydra_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_hydra_of_another_kind_is_refused(tmp_path, change, says):
     folder = write(tmp_path / "odd", HYDRA | {"hydra_head_arch": "mlp"} | change, "model.safetensors", hydra(False))
     with pytest.raises(MethodError, match=says):
         opened(folder, "hydra")

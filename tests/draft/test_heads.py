@@ -4,33 +4,25 @@ Targets and heads are random. What a drafter guesses is compared with the networ
 no cache, no engine.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams, probabilities
-from paceline.core.tree import DraftTree
 from paceline.draft import registry
-from paceline.draft.base import Ask
 from paceline.draft.models.fixed_tree import HeadsDrafter
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.networks import JointHeads, concat_scaled
-from paceline.train.heads import HeadsLoss
 from tests import models
 from tests.draft.head_worlds import HEADS, World, stir
 
 GREEDY = SamplingParams(max_tokens=6)
 
-NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+NETWORKS = {
     "medusa": ("medusa", {}),
     "medusa, two blocks and heads of its own": ("medusa", {"layers": 2, "own_heads": True}),
     "hydra": ("hydra", {"layers": 1, "prefix": False}),
@@ -41,16 +33,16 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def world() -> World:
+def world():
     return World()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(tmp_path_factory):
     """Spec and module of a network by its name here; made once."""
 
     @cache
-    def make(name: str) -> tuple[str, HeadsLoss]:
+    def make(name):
         kind, changes = NETWORKS[name]
         module = world().module(kind, **changes)
         return world().save(module, kind, tmp_path_factory.mktemp("heads")), module
@@ -62,21 +54,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
+def test_what_is_trained_is_what_drafts(made, name):
     """After rounds of any length the drafter guesses the best tokens of the trained network over the whole text; the
     answer is the target's own."""
     spec, module = made(name)
     drafter = registry.create(f"{spec},tree=5")
     assert isinstance(drafter, HeadsDrafter)
-    seen: list[tuple[list[int], int, DraftTree]] = []
+    seen = []
     propose = drafter.propose
 
-    def watched(asks: Sequence[Ask]) -> list[DraftTree]:
+    def watched(asks):
         trees = propose(asks)
         seen.extend((row.tokens.tolist(), most, tree) for (row, most), tree in zip(asks, trees, strict=True))
         return trees
 
-    drafter.propose = watched  # type: ignore[method-assign]
+    drafter.propose = watched
     made_with, plain = (
         Engine(world().target, draft, max_batch=3, prefill_chunk=16).generate(world().prompts[:4], GREEDY)
         for draft in (drafter, "none")
@@ -95,7 +87,7 @@ def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
     assert checked > 20
 
 
-def test_at_a_temperature_every_depth_has_the_noise_of_its_place(made: Any) -> None:
+def test_at_a_temperature_every_depth_has_the_noise_of_its_place(made):
     drafter = registry.create(made("medusa")[0])
     assert isinstance(drafter, HeadsDrafter)
     drafter.bind(world().target)
@@ -106,8 +98,8 @@ def test_at_a_temperature_every_depth_has_the_noise_of_its_place(made: Any) -> N
         assert drafter.model.candidates(read, k, [row])[0, 0] == tokens[0]
 
 
-def path(tree: DraftTree, node: int) -> list[int]:
-    way: list[int] = []
+def path(tree, node):
+    way = []
     while node:
         way.insert(0, int(tree.tokens[node]))
         node = int(tree.parent[node])
@@ -115,17 +107,17 @@ def path(tree: DraftTree, node: int) -> list[int]:
 
 
 @torch.no_grad()
-def best(module: HeadsLoss, text: list[int], at: int, k: int) -> list[int]:
+def best(module, text, at, k):
     """The candidates of depth k after position `at` of a text that ends with the tokens drafted so far."""
     ids = torch.tensor([[*text, 0]])  # the last one is looked at by no position that counts
     states, _ = module.read(ids)
     logits = module.drafted(ids, states, torch.tensor([at]))[:, k] @ module.table(k).T
-    order: list[int] = logits[0].argsort(descending=True).tolist()
+    order = logits[0].argsort(descending=True).tolist()
     return order
 
 
 @pytest.mark.parametrize("family", ["llama2", "qwen3"])
-def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -> None:
+def test_an_untrained_network_says_what_the_targets_own_head_says(family):
     """Every residual output at zero and the identity before stage 2: the base head's logits at every depth."""
     here = World(family)
     torch.manual_seed(0)
@@ -142,7 +134,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
             torch.testing.assert_close(drafted[:, k] @ module.table(k).T, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_later_tokens_of_the_text_are_not_seen() -> None:
+def test_later_tokens_of_the_text_are_not_seen():
     """The encoder looks both ways over the depths, never over the text: other tokens later change nothing."""
     module = world().module("amphista")
     ids = torch.tensor([world().prompts[2]])
@@ -153,26 +145,26 @@ def test_later_tokens_of_the_text_are_not_seen() -> None:
     torch.testing.assert_close(one, two)
 
 
-def test_an_embedding_weighs_as_much_as_its_state() -> None:
+def test_an_embedding_weighs_as_much_as_its_state():
     states, embedded = 30 * torch.randn(4, 9), 0.1 * torch.randn(4, 9)
     both = concat_scaled(states, embedded)
     assert torch.equal(both[:, :9], states)
     torch.testing.assert_close(both[:, 9:].square().mean(-1), states.square().mean(-1))
 
 
-def test_every_depth_sees_the_others() -> None:
+def test_every_depth_sees_the_others():
     z, heads = torch.randn(2, 32), JointHeads(HEADS, 32, 4, 48, 1e-6)
     stir(heads, 1.0)
     before = heads(z)
     with torch.no_grad():
-        heads.mlps[-1].linear.bias += 1  # type: ignore[operator, union-attr]
+        heads.mlps[-1].linear.bias += 1
     assert ((heads(z) - before).abs().amax((0, 2)) > 1e-6).all()
 
 
 # The tree ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tree_is_built_from_the_measured_accuracies(made: Any, tmp_path: Path) -> None:
+def test_a_tree_is_built_from_the_measured_accuracies(made, tmp_path):
     spec, _ = made("medusa")
     drafter = bound(f"{spec},tree=4")
     template = drafter.proposer.template
@@ -182,7 +174,7 @@ def test_a_tree_is_built_from_the_measured_accuracies(made: Any, tmp_path: Path)
     assert len(whole.proposer.template.parent) == 3 * 3 * 3 + 3 * 3 + 3 + 1  # no more ranks were measured
 
 
-def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) -> None:
+def test_without_accuracies_it_is_the_published_tree(made, tmp_path):
     _, module = made("medusa")
     world().save(module, "medusa", tmp_path)
     (tmp_path / "slots.json").unlink()
@@ -191,7 +183,7 @@ def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) 
     assert drafter.proposer.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
 
 
-def bound(spec: str) -> HeadsDrafter:
+def bound(spec):
     drafter = registry.create(spec)
     drafter.bind(world().target)
     assert isinstance(drafter, HeadsDrafter)
@@ -201,7 +193,7 @@ def bound(spec: str) -> HeadsDrafter:
 # Heads for another target --------------------------------------------------------------------------------------------
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG = [
     ({"own_heads": False}, "heads is None; a whole number from 1 to 64 is wanted"),
     ({"heads": HEADS + 1}, r"has no mlps.3.linear.bias, mlps.3.linear.weight"),
     ({"heads": HEADS, "encoder_ffn": False}, r"has encoder.0.ffn.down_proj.weight, .*which nothing here reads"),
@@ -209,7 +201,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("network", "says"), WRONG)
-def test_another_network_of_amphista_is_refused(tmp_path: Path, network: dict[str, Any], says: str) -> None:
+def test_another_network_of_amphista_is_refused(tmp_path, network, says):
     spec = world().save(world().module("amphista"), "amphista", tmp_path, {"network": network})
     with pytest.raises(MethodError, match=says) as error:
         bound(spec)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.sampling import SamplingParams
-from paceline.core.tree import DraftTree
 from paceline.draft.methods.hierarchy import Hierarchy, HierarchyConfig
 from paceline.draft.registry import create
 from paceline.draft.text import ngrams, suffix_array
@@ -24,17 +22,17 @@ from tests.draft.stores import corpus, corpus_of, locked
 from tests.draft.tables import counting
 
 
-def spoken(folder: Path, *documents: str) -> str:
+def spoken(folder, *documents):
     return corpus(folder, documents, dtype=np.int32, parts=(ngrams, suffix_array))
 
 
-def bound(**options: object) -> Hierarchy:
-    drafter = Hierarchy(HierarchyConfig(**options))  # type: ignore[arg-type]
-    drafter.bind(SimpleNamespace(eos_token_ids=(), tokenizer=None))  # type: ignore[arg-type]
+def bound(**options):
+    drafter = Hierarchy(HierarchyConfig(**options))
+    drafter.bind(SimpleNamespace(eos_token_ids=(), tokenizer=None))
     return drafter
 
 
-def sequences(drafter: Hierarchy, text: str) -> list[str]:
+def sequences(drafter, text):
     """What the stores say behind `text`."""
     one = row(text)
     drafter.start(one)
@@ -43,7 +41,7 @@ def sequences(drafter: Hierarchy, text: str) -> list[str]:
     return ["".join(map(chr, line)) for line in found]
 
 
-def paths(tree: DraftTree) -> list[str]:
+def paths(tree):
     """Root-to-leaf paths, without the root."""
     found = []
     for leaf in sorted(set(range(1, len(tree))) - set(tree.parent.tolist())):
@@ -57,7 +55,7 @@ def paths(tree: DraftTree) -> list[str]:
 class Raising:
     """A corpus that must not be asked."""
 
-    def find(self, key: object) -> None:
+    def find(self, key):
         raise AssertionError("L was asked")
 
 
@@ -83,7 +81,7 @@ def test_what_one_store_repeats_of_another_is_not_counted(tmp_path):
 def test_the_corpus_is_not_asked_when_the_others_have_enough(tmp_path, order):
     model = spoken(tmp_path / "m", "aAbcd", "aBcde")
     drafter = bound(model=model, order=order, k=4)
-    drafter._array = Raising()  # type: ignore[assignment]
+    drafter._array = Raising()
     assert len(sequences(drafter, "a1234a5678a")) == 4
     with pytest.raises(AssertionError, match="L was asked") if "L" in order else nullcontext():
         sequences(drafter, "a1234a")
@@ -113,9 +111,9 @@ def test_one_store_can_be_both_model_and_corpus(tmp_path):
 # The corpus ----------------------------------------------------------------------------------------------------------
 
 
-def scan(documents: list[list[int]], key: list[int], length: int, most: int) -> dict[tuple[int, ...], int]:
+def scan(documents, key, length, most):
     """The `most` most frequent beginnings of what follows `key`, with their counts; none but the key's own document."""
-    counts: Counter[tuple[int, ...]] = Counter()
+    counts = Counter()
     for document in documents:
         for at in range(len(document) - len(key) + 1):
             if document[at : at + len(key)] == key:
@@ -125,8 +123,8 @@ def scan(documents: list[list[int]], key: list[int], length: int, most: int) -> 
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most])
 
 
-def expected(documents: list[list[int]], text: list[int], k: int, length: int) -> list[list[int]]:
-    found: list[list[int]] = []
+def expected(documents, text, k, length):
+    found = []
     for key in (text[-2:], text[-1:])[2 - min(len(text), 2) :]:
         counts = scan(documents, key, length, k * length)
         for path in counts:
@@ -166,9 +164,9 @@ def test_options_that_bound_the_tree():
     text = "a1234a5678a9876a"
     one = row(text)
 
-    def drafted(drafter: Hierarchy, room: int = 100, eos: str = "", **params: object) -> list[str]:
+    def drafted(drafter, room=100, eos="", **params):
         one = row(text, room, eos=eos, **params)
-        drafter.bind(target(eos))  # type: ignore[arg-type]
+        drafter.bind(target(eos))
         drafter.start(one)
         (tree,) = drafter.propose(asked(one))
         assert tree.source == ("hierarchy" if tree.num_drafted else "")

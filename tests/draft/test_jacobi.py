@@ -1,15 +1,11 @@
 """jacobi: its shape, its slots, what it copies, and that its text is the target's own; the released loop's is not."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.core.request import Row
-from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree, ancestors
 from paceline.draft.methods.jacobi import Jacobi, JacobiConfig, after_match, slots
@@ -22,13 +18,13 @@ from tests.draft.rows import row
 from tests.fakes import TableTarget
 
 
-def bound(target: TableTarget | None = None, **options: object) -> Jacobi:
-    drafter = Jacobi(JacobiConfig(**options))  # type: ignore[arg-type]
+def bound(target=None, **options):
+    drafter = Jacobi(JacobiConfig(**options))
     drafter.bind(target or TableTarget(vocab_size=200))
     return drafter
 
 
-def drafted(drafter: Jacobi, one: Row) -> DraftTree:
+def drafted(drafter, one):
     (tree,) = drafter.propose(asked(one))
     return tree
 
@@ -36,11 +32,11 @@ def drafted(drafter: Jacobi, one: Row) -> DraftTree:
 class Watched(Jacobi):
     """Keeps the rounds it saw."""
 
-    def __init__(self, config: JacobiConfig = JacobiConfig()):
+    def __init__(self, config=JacobiConfig()):
         super().__init__(config)
-        self.rounds: list[Round] = []
+        self.rounds = []
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         super().observe(round)
         self.rounds.append(round)
 
@@ -77,7 +73,7 @@ def test_shapes_of_other_sizes_take_the_most_likely_paths():
 
 def test_measured_accuracies_make_the_tree(tmp_path):
     (tmp_path / "slots.json").write_text(json.dumps({"accuracies": [[0.9, 0.01], [0.8, 0.01], [0.7, 0.01]]}))
-    assert create(f"jacobi:{tmp_path},tree=3").paths == chain(3)  # type: ignore[attr-defined]
+    assert create(f"jacobi:{tmp_path},tree=3").paths == chain(3)
     (tmp_path / "slots.json").write_text('{"accuracies": [[1.5]]}')
     with pytest.raises(MethodError, match=r"slots.json is broken: it must have shares from 0 to 1"):
         create(f"jacobi:{tmp_path}")

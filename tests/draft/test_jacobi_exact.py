@@ -1,9 +1,5 @@
 """jacobi writes what plain decoding writes, greedy and sampled."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -11,7 +7,6 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
-    Branches,
     BranchingNoise,
     largest_difference,
     outcomes,
@@ -39,12 +34,10 @@ def test_greedy_text_on_random_models():
 # Sampling ------------------------------------------------------------------------------------------------------------
 
 
-def joint(
-    target: TableTarget, spec: str, prompt: Sequence[int], params: SamplingParams
-) -> dict[tuple[int, ...], float]:
+def joint(target, spec, prompt, params):
     """Probability of every answer of the engine with this drafter, every branch walked."""
 
-    def run(branches: Branches) -> tuple[int, ...]:
+    def run(branches):
         engine = Engine(target, spec)
         one = engine.add(prompt, params)
         one.noise = BranchingNoise(branches)

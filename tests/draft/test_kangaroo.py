@@ -6,27 +6,18 @@ drafts themselves are predicted from `AdapterModule` over whole texts: no cache,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from paceline.core.round import Round
 from paceline.core.sampling import SamplingParams
-from paceline.core.tree import DraftTree
-from paceline.draft.base import Ask
 from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.formats.shape import Shape, rotary_tables
-from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter
@@ -42,11 +33,11 @@ class World(Answered):
 
     exit: int = 0
 
-    def drafter(self, weights: str = "trained", **options: object) -> Kangaroo:
-        return Kangaroo(KangarooConfig(checkpoint=str(self.folder / weights), **options))  # type: ignore[arg-type]
+    def drafter(self, weights="trained", **options):
+        return Kangaroo(KangarooConfig(checkpoint=str(self.folder / weights), **options))
 
 
-def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+def adapters(model, seed=0):
     """Random weights, zeros, and weights as good as trained ones: where late layers are weak, the early state is
     nearly the last one."""
     generator = torch.Generator().manual_seed(seed)
@@ -58,16 +49,16 @@ def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch
     return {"random": random, "zero": {name: torch.zeros(s) for name, s in shapes.items()}, "trained": trained}
 
 
-def save(folder: Path, target: Decoder, exit: int, tensors: dict[str, torch.Tensor]) -> None:
+def save(folder, target, exit, tensors):
     save_drafter(folder, "kangaroo", config={"exit_layer": exit}, tensors=tensors, target=TargetFacts.of(target))
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+def world(tmp_path_factory):
     """Worlds by family, exit layer and strength of the late layers; made once."""
 
     @cache
-    def make(family: str = "llama2", exit: int = 2, share: float = 0.3) -> World:
+    def make(family="llama2", exit=2, share=0.3):
         model = models.model(family, num_hidden_layers=4, tie_word_embeddings=False)
         here = World.of(weakened(model, share, exit, sureness=4), tmp_path_factory.mktemp("adapters"))
         here.exit = exit
@@ -81,14 +72,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
 # The trained module -------------------------------------------------------------------------------------------------
 
 
-def reference(world: World, weights: str) -> AdapterModule:
+def reference(world, weights):
     module = AdapterModule(world.model)
     module.load_state_dict(adapters(world.model)[weights])
     return module
 
 
 @torch.no_grad()
-def drafted_logits(world: World, weights: str, text: Sequence[int]) -> torch.Tensor:
+def drafted_logits(world, weights, text):
     """What the draft says behind every token of `text`, [len(text), V], by transformers and the trained module."""
     early = world.model.model(torch.tensor([text]), output_hidden_states=True).hidden_states[world.exit]
     cos, sin = rotary_tables(world.model.config, world.target.shape)
@@ -108,9 +99,7 @@ def drafted_logits(world: World, weights: str, text: Sequence[int]) -> torch.Ten
         ("llama2", 2, "zero", {"threshold": 0.0}),
     ],
 )
-def test_greedy_text_is_transformers_in_every_family_at_every_exit(
-    world: Callable[..., World], family: str, exit: int, weights: str, options: dict[str, Any]
-) -> None:
+def test_greedy_text_is_transformers_in_every_family_at_every_exit(world, family, exit, weights, options):
     """Rows give way, and prompts come in pieces."""
     here = world(family, exit)
     out = here.check(here.drafter(weights, **options), batch=3, chunk=24)
@@ -123,22 +112,22 @@ def test_greedy_text_is_transformers_in_every_family_at_every_exit(
 class Counting(Kangaroo):
     """Counts nodes and calls, and looks at the caches at the top of every round."""
 
-    def bind(self, target: Decoder) -> None:  # type: ignore[override]
+    def bind(self, target):
         super().bind(target)
         self.nodes = [0] * target.num_layers
         self.calls = [0] * target.num_layers
         self.adapted = 0
-        self.lags: list[tuple[bool, int]] = []
-        self.whole: dict[int, bool] = {}
+        self.lags = []
+        self.whole = {}
         extend = self.model.extend
 
-        def counted(drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        def counted(drafts, num_logits):
             self.adapted += 1
             return extend(drafts, num_logits)
 
-        self.model.extend = counted  # type: ignore[method-assign]
+        self.model.extend = counted
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         for row in rows:
             done = self.model.length(row)
@@ -147,7 +136,7 @@ class Counting(Kangaroo):
                 self.lags.append((self.whole[row.id], len(row) - 1 - done))
         return super().propose(asks)
 
-    def observe(self, round: Round) -> None:
+    def observe(self, round):
         super().observe(round)
         for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
             if tree.num_drafted:
@@ -155,17 +144,17 @@ class Counting(Kangaroo):
 
 
 @pytest.fixture
-def counted(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> tuple[World, Counting]:
+def counted(world, monkeypatch):
     """A world whose layers count what they run."""
     here = world()
     drafter = Counting(KangarooConfig(checkpoint=str(here.folder / "trained"), threshold=0.3))
 
     class Block:
-        def __init__(self, layer: int, inner: Callable[..., object]):
+        def __init__(self, layer, inner):
             self.layer, self.inner = layer, inner
-            self.nbytes = inner.nbytes  # type: ignore[attr-defined]
+            self.nbytes = inner.nbytes
 
-        def __call__(self, x: torch.Tensor, *rest: object) -> object:
+        def __call__(self, x, *rest):
             drafter.nodes[self.layer] += len(x)
             drafter.calls[self.layer] += 1
             return self.inner(x, *rest)
@@ -174,7 +163,7 @@ def counted(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> tup
     return here, drafter
 
 
-def test_no_layer_runs_twice_on_a_token(counted: tuple[World, Counting]) -> None:
+def test_no_layer_runs_twice_on_a_token(counted):
     here, drafter = counted
     for prompt in here.prompts:
         engine = Engine(here.target, drafter)
@@ -186,7 +175,7 @@ def test_no_layer_runs_twice_on_a_token(counted: tuple[World, Counting]) -> None
         assert sum(n * count for n, count in enumerate(done.stats.accepted)) + done.rounds >= done.new_tokens
 
 
-def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[World, Counting]) -> None:
+def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted):
     here, drafter = counted
     here.check(drafter)
     assert set(drafter.lags) == {(True, 1), (False, 0)}
@@ -195,9 +184,7 @@ def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[W
 # The draft itself ---------------------------------------------------------------------------------------------------
 
 
-def predicted(
-    world: World, weights: str, prompt: Sequence[int], text: Sequence[int], most: int, eta: float
-) -> list[int]:
+def predicted(world, weights, prompt, text, most, eta):
     """Tokens of every round behind the prompt's, from the target's whole text alone: a draft depends on the tokens
     before it and on nothing else."""
     logits = drafted_logits(world, weights, text)
@@ -216,7 +203,7 @@ def predicted(
     return rounds
 
 
-def lengths(world: World, drafter: Kangaroo, prompt: Sequence[int], new: int) -> list[int]:
+def lengths(world, drafter, prompt, new):
     engine = Engine(world.target, drafter)
     engine.add(prompt, SamplingParams(max_tokens=new, ignore_eos=True))
     found = []
@@ -226,7 +213,7 @@ def lengths(world: World, drafter: Kangaroo, prompt: Sequence[int], new: int) ->
 
 
 @pytest.mark.parametrize(("most", "eta"), [(1, 0.0), (2, 0.3), (6, 0.0), (6, 0.6), (6, 1.0)])
-def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], most: int, eta: float) -> None:
+def test_every_round_is_as_the_whole_text_predicts(world, most, eta):
     here = world(share=0.5)
     for prompt in here.prompts[:2]:
         text = generate(here.model, prompt, 30, ())
@@ -238,19 +225,19 @@ def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], 
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
-def refusal(target: object, path: Path, **options: object) -> str:
+def refusal(target, path, **options):
     with pytest.raises(MethodError) as caught:
-        Kangaroo(KangarooConfig(checkpoint=str(path), **options)).bind(target)  # type: ignore[arg-type]
+        Kangaroo(KangarooConfig(checkpoint=str(path), **options)).bind(target)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_in_one_line(world, tmp_path):
     here = world()
     good = adapters(here.model)["trained"]
     assert "needs a model of a family that the native decoder runs" in refusal(TableTarget(), here.folder / "trained")
     other = HFTarget(models.model("gpt2"), name="gpt2")
     assert "gpt2 runs in transformers" in refusal(other, here.folder / "trained")
     for layer in (4, -1, None, "2"):
-        save(tmp_path / "exit", here.target, layer, good)  # type: ignore[arg-type]
+        save(tmp_path / "exit", here.target, layer, good)
         assert "an exit layer is 0 to 3" in refusal(here.target, tmp_path / "exit")

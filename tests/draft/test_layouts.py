@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.core.request import Row
@@ -20,13 +19,11 @@ from paceline.draft import registry
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.facts import BEFORE_NORM
-from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.asks import asked
 from tests.draft import blocks
 from tests.draft.eagles import (
     LENGTH,
-    Tensors,
     bound,
     d2t_of,
     described,
@@ -45,19 +42,19 @@ HEAD = "lm_head.weight"
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model():
     return models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="module")
-def target(model: PreTrainedModel) -> Decoder:
+def target(model):
     return native.of(model)
 
 
 # What heads compute --------------------------------------------------------------------------------------------------
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def norm(x, weight):
     return x if weight is None else F.rms_norm(x, x.shape[-1:], weight, 1e-5)
 
 
@@ -72,17 +69,17 @@ class By:
     normed_residual: bool = False
 
 
-def layer(t: Tensors, x: torch.Tensor, residual: torch.Tensor, by: By) -> torch.Tensor:
+def layer(t, x, residual, by):
     """A Llama's layer with two heads and one of keys, over the attention's input x."""
     at = torch.arange(len(x))
     angle = at[:, None].float() * by.inverse
     cos, sin = (torch.cat([part, part], -1)[:, None] * by.scale for part in (angle.cos(), angle.sin()))
 
-    def project(name: str) -> torch.Tensor:
+    def project(name):
         bias = t.get(f"self_attn.{name}_proj.bias", torch.zeros(1))
         return (x @ t[f"self_attn.{name}_proj.weight"].T + bias).unflatten(-1, (-1, DIM))
 
-    def turned(y: torch.Tensor) -> torch.Tensor:
+    def turned(y):
         first, second = y.chunk(2, -1)
         return y * cos + torch.cat([-second, first], -1) * sin
 
@@ -98,13 +95,11 @@ def layer(t: Tensors, x: torch.Tensor, residual: torch.Tensor, by: By) -> torch.
     return h + (by.act(y @ gate.T) * (y @ up.T)) @ down.T
 
 
-def inside(t: Tensors, start: str) -> Tensors:
+def inside(t, start):
     return {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
 
 
-def eagle3_logits(
-    t: Tensors, table: torch.Tensor, head: torch.Tensor, by: By, mask: torch.Tensor | None = None
-) -> torch.Tensor:  # fmt: skip
+def eagle3_logits(t, table, head, by, mask=None):  # fmt: skip
     """Li et al. 2025. A norm that is not among `t` is not applied; without fc the state itself is the feature. mask: a
     token; two pairs of it and of mask_hidden come after the given ones (P-EAGLE)."""
     fc = t.get("fc.weight", torch.eye(H))
@@ -123,7 +118,7 @@ def eagle3_logits(
     return norm(y, t.get("norm.weight")) @ head.T
 
 
-def eagle1_logits(t: Tensors, table: torch.Tensor, head: torch.Tensor, by: By) -> torch.Tensor:
+def eagle1_logits(t, table, head, by):
     states, tokens = given(H)
     x = torch.cat([table[tokens], states], -1) @ t["fc.weight"].T + t["fc.bias"]
     return layer(inside(t, "layers.0."), x, x, by) @ head.T
@@ -147,7 +142,7 @@ class Case:
     base: str = "authors"
 
 
-def rope(kind: str, **entries: Any) -> By:
+def rope(kind, **entries):
     config = LlamaConfig(head_dim=DIM, rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **entries})
     inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     return By(inverse=inverse, scale=scale)
@@ -165,7 +160,7 @@ WHOLE = {"d2t": None, "t2d": None, HEAD: None}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
 
-EAGLE3: dict[str, Case] = {
+EAGLE3 = {
     "authors": Case(),
     "speculators": Case(base="speculators"),
     "speculators, normed residual": Case(
@@ -218,12 +213,12 @@ EAGLE3: dict[str, Case] = {
 }  # fmt: skip
 
 
-def renamed(tensors: Tensors, old: str, new: str) -> Tensors:
+def renamed(tensors, old, new):
     """The tensors; those whose names begin with `old` begin with `new`."""
     return {new + name.removeprefix(old) if name.startswith(old) else name: one for name, one in tensors.items()}
 
 
-def made(case: Case, model: PreTrainedModel) -> tuple[dict[str, Any], Tensors, Tensors]:
+def made(case, model):
     """config.json and tensors of a case's file, and the tensors that compute, by our names."""
     tensors = eagle3(model, prefix="layers.0.")
     for name in ("hidden_norm", "input_layernorm"):
@@ -247,9 +242,7 @@ def made(case: Case, model: PreTrainedModel) -> tuple[dict[str, Any], Tensors, T
 
 
 @pytest.mark.parametrize("name", EAGLE3)
-def test_an_eagle3_head_computes_what_its_file_says(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str
-) -> None:
+def test_an_eagle3_head_computes_what_its_file_says(model, target, tmp_path, name):
     case = EAGLE3[name]
     config, tensors, computing = made(case, model)
     drafter = bound(write(tmp_path, config, tensors), target, "eagle3")
@@ -258,14 +251,12 @@ def test_an_eagle3_head_computes_what_its_file_says(
     wanted = eagle3_logits(computing, table, computing[HEAD] if head is None else head, case.by)
     torch.testing.assert_close(said(drafter), wanted, atol=1e-4, rtol=1e-4)
     assert drafter.model.pending.layers == case.taps
-    assert drafter.model.network.flags.norm_output == name.startswith("EAGLE-3.1")  # type: ignore[attr-defined]
+    assert drafter.model.network.flags.norm_output == name.startswith("EAGLE-3.1")
 
 
 @pytest.mark.parametrize("options", ["tree=0", "tree=8,width=3", "dtype=int8"])
 @pytest.mark.parametrize("name", ["window", "one state", "state before the last norm", "two layers", "tied"])
-def test_texts_are_plain_decodings(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str, options: str
-) -> None:
+def test_texts_are_plain_decodings(model, target, tmp_path, name, options):
     config, tensors, _ = made(EAGLE3[name], model)
     path, params = write(tmp_path, config, tensors), SamplingParams(max_tokens=10, ignore_eos=True)
     prompts = [[5, 17, 200, 31, 5, 17, 9], [44], [60, 61, 60] * 7]
@@ -275,7 +266,7 @@ def test_texts_are_plain_decodings(
     assert sum(one.stats.draft_tokens for one in out) > 0
 
 
-PARALLEL: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
+PARALLEL = {
     "speculators": ({"speculators_model_type": "peagle", "mask_token_id": 7}, "speculators", (1, 1)),
     "speculators, as they also write it": (
         {"speculators_model_type": "peagle", "mask_token_id": 7, "norm_before_residual": True}, "speculators", (1, 1)),
@@ -288,9 +279,7 @@ PARALLEL: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", PARALLEL)
-def test_a_p_eagle_head_computes_what_its_file_says(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str
-) -> None:
+def test_a_p_eagle_head_computes_what_its_file_says(model, target, tmp_path, name):
     """One forward over what waits of two texts and two masks after each; its cache then holds no mask."""
     entries, base, ones = PARALLEL[name]
     config, tensors, computing = made(Case(entries | {"num_hidden_layers": 2}, SECOND, base=base), model)
@@ -314,7 +303,7 @@ def test_a_p_eagle_head_computes_what_its_file_says(
         assert drafter.model.pending.cached(draft.row) == LENGTH
 
 
-EAGLE1: dict[str, Case] = {
+EAGLE1 = {
     "authors": Case(),
     "without an embedding": Case({}, OFF),
     "qwen2": Case({"model_type": "qwen2"}, BIASES, alike=BIASES),
@@ -329,9 +318,7 @@ EAGLE1: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", EAGLE1)
 @pytest.mark.parametrize("rounded", [None, torch.bfloat16, torch.float16])
-def test_an_eagle_head_computes_what_its_file_says(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str, rounded: torch.dtype | None
-) -> None:
+def test_an_eagle_head_computes_what_its_file_says(model, target, tmp_path, name, rounded):
     """Its embedding is the target's, or a copy of it that was rounded."""
     case, tensors = EAGLE1[name], eagle1(model)
     if rounded is not None:
@@ -344,7 +331,7 @@ def test_an_eagle_head_computes_what_its_file_says(
     torch.testing.assert_close(said(drafter), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+def test_past_a_window_nothing_is_seen(model, target, tmp_path):
     """In an engine with a prompt in pieces, whose beginning two texts do not share: they draft alike if the target's
     states are alike, which those of its first layer are."""
     config = described(model, draft_vocab_size=len(d2t_of(model)[0]), **SLIDES) | {IDS: [0, 0, 0]}
@@ -363,7 +350,7 @@ def test_past_a_window_nothing_is_seen(model: PreTrainedModel, target: Decoder, 
 # What is refused -----------------------------------------------------------------------------------------------------
 
 ZERO, GONE = torch.zeros(2, 2), object()
-REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
+REFUSED = {
     "P-EAGLE without a mask": (
         "eagle3", {}, {"mask_hidden": torch.zeros(1, 1, 3 * H)}, "mask_token_id is None; a whole number from 0 to 319"),
     "P-EAGLE without a state": (
@@ -453,9 +440,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_nothing_here_runs_is_refused_by_name(
-    model: PreTrainedModel, target: Decoder, tmp_path: Path, name: str
-) -> None:
+def test_what_nothing_here_runs_is_refused_by_name(model, target, tmp_path, name):
     method, config, tensors, says = REFUSED[name]
     usual = described(model, draft_vocab_size=len(d2t_of(model)[0]) if method == "eagle3" else None)
     own = {"eagle": eagle1, "eagle3": eagle3, "medusa": lambda _: {}, "dflash": blocks.random_tensors}[method](model)

@@ -1,18 +1,14 @@
 """`mirror`: windows drafted ahead are the windows that would have been drafted, and the answer is plain decoding's."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing
 import os
 import signal
 import sys
-from pathlib import Path
 from shutil import copytree
 from threading import Thread
 from time import sleep
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +37,7 @@ GREEDY = SamplingParams(max_tokens=NEW)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """A target, and a draft model that is nearly the same."""
     at = tmp_path_factory.mktemp("models")
     made = target_and_close_draft(at, 0.05)
@@ -52,13 +48,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def answered(folders: dict[str, Path], spec: str, params: Any = GREEDY, **options: Any):
+def answered(folders, spec, params=GREEDY, **options):
     engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu", **options)
     return engine, engine.generate(TEXTS, params)
 
 
 @pytest.fixture(scope="module")
-def alone(folders) -> list[list[int]]:
+def alone(folders):
     return [done.tokens for done in answered(folders, "none")[1]]
 
 
@@ -155,7 +151,7 @@ def test_the_process_writes_the_same_and_its_death_leaves_plain_decoding(folders
         engine.drafter.close()
 
 
-def ends(engine: Engine, how: signal.Signals, alone: list[list[int]], caplog: pytest.LogCaptureFixture) -> None:
+def ends(engine, how, alone, caplog):
     """Send a signal to the draft's process while answers are written: they stay the target's own."""
     process = engine.drafter.side.process
     Thread(target=lambda: (sleep(0.05), os.kill(process.pid, how))).start()
@@ -280,7 +276,7 @@ def test_branches_follow_what_a_row_that_is_there_may_go_on_from():
 
 
 @pytest.fixture
-def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forked(monkeypatch):
     """The draft's process is a copy of this one, which has imported all that it needs."""
     monkeypatch.setattr(draft_worker, "get_context", lambda how: multiprocessing.get_context("fork"))
 
@@ -289,7 +285,7 @@ LONG = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 1_000_000)
 """A prompt of 8 MB, more than a socket holds."""
 
 
-def started(folders: dict[str, Path], drafter: str, **options: Any) -> DraftWorker:
+def started(folders, drafter, **options):
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     return DraftWorker(Setup(drafter, facts_to_send(target, target.device), {"num_candidates": 1}, **options))
 

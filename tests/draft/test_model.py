@@ -1,9 +1,7 @@
 """`model:PATH`: any causal model with the target's tokenizer drafts, whatever runs it and however short its context."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ RULES = ["fixed", "svip", "heuristic", "fixed,tree=9,width=3"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """A target, a draft model that is nearly the same, and one of an architecture that only transformers runs."""
     at = tmp_path_factory.mktemp("models")
     return {
@@ -49,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def written(target: Path | str, draft: str, params: SamplingParams | Sequence[SamplingParams] = GREEDY, **options: int):
+def written(target, draft, params=GREEDY, **options):
     return Engine(str(target), draft, dtype="float32", device="cpu", **options).generate(TEXTS, params)
 
 
@@ -190,7 +188,7 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
 # What is refused -----------------------------------------------------------------------------------------------------
 
 
-def refused(target: Path, spec: str) -> str:
+def refused(target, spec):
     with pytest.raises(PacelineError) as error:
         Engine(str(target), spec, dtype="float32", device="cpu")
     assert "\n" not in str(error.value)
@@ -248,7 +246,7 @@ def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):
         Model(OwnTokenizerConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
 
 
-def _in_float32(target: TableTarget) -> TableTarget:
+def _in_float32(target):
     target.dtype = torch.float32
     return target
 

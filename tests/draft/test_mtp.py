@@ -1,17 +1,13 @@
 """mtp: in every layout it computes what transformers' module does; targets load, with their heads, as before."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
@@ -30,7 +26,7 @@ from tests import gguf_files, models, native
 from tests.asks import asked
 from tests.draft import mtps
 from tests.draft.answered import weakened
-from tests.draft.eagles import Tensors, write
+from tests.draft.eagles import write
 from tests.pairs import paired
 
 STEPS = 3
@@ -38,12 +34,12 @@ GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
 PROMPTS = [[5, 17, 200, 31, 5, 17, 9], [44], [60, 61, 60]]
 
 
-def network_of(model: PreTrainedModel, tensors: Tensors) -> MtpNetwork:
+def network_of(model, tensors):
     return MtpNetwork("x", head_of(tensors, tensors.__getitem__), native.of(model))
 
 
 @torch.inference_mode()
-def forced(head: MtpNetwork, states: torch.Tensor, text: np.ndarray, pairs: int) -> list[torch.Tensor]:
+def forced(head, states, text, pairs):
     """Logits of a draft after `pairs` pairs of a text whose tokens are the text's own, step by step."""
     slot, logits, tokens = head.cache.add_row(len(text)), [], text[1 : pairs + 1].tolist()
     features = head.first(states[:pairs])
@@ -58,7 +54,7 @@ def forced(head: MtpNetwork, states: torch.Tensor, text: np.ndarray, pairs: int)
 
 
 @torch.no_grad()
-def transformers_own(model: Any, tensors: Tensors, text: np.ndarray, pairs: int) -> list[torch.Tensor]:
+def transformers_own(model, tensors, text, pairs):
     """The same with transformers' module and cache."""
     layer, ids, cache = mtps.reference(model, tensors), torch.from_numpy(text)[None], DynamicCache()
     hidden, embedded = model.model(ids[:, :pairs]).last_hidden_state, model.model.embed_tokens(ids)
@@ -75,7 +71,7 @@ def transformers_own(model: Any, tensors: Tensors, text: np.ndarray, pairs: int)
     return logits
 
 
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "llama3": {},
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": False},
@@ -90,7 +86,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("layout", "family"), paired(mtps.LAYOUTS, FAMILIES))
-def test_a_head_computes_what_transformers_module_does(family: str, layout: str) -> None:
+def test_a_head_computes_what_transformers_module_does(family, layout):
     """transformers 5.23's MtpLayer, several steps deep on its own output, with forced tokens."""
     model = models.model(family, **FAMILIES[family])
     tensors = mtps.random_head(model)
@@ -102,7 +98,7 @@ def test_a_head_computes_what_transformers_module_does(family: str, layout: str)
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-3)
 
 
-def test_in_an_engine_the_head_reads_the_targets_last_states(tmp_path: Path) -> None:
+def test_in_an_engine_the_head_reads_the_targets_last_states(tmp_path):
     model = models.model("qwen3", tie_word_embeddings=False)
     tensors = mtps.random_head(model)
     engine = Engine(native.of(model, eos=()), f"mtp:{mtps.save(tmp_path, tensors)},tree=0,draft=1")
@@ -118,7 +114,7 @@ def test_in_an_engine_the_head_reads_the_targets_last_states(tmp_path: Path) -> 
 MODELS = {"qwen": "qwen3", "deepseek": "qwen3-moe", "mimo": "qwen2"}
 
 
-def make(folder: Path, layout: str, tensors: Tensors | None = None) -> Path:
+def make(folder, layout, tensors=None):
     """A model whose layers add little, with its head in its checkpoint."""
     model = models.model(MODELS[layout], tie_word_embeddings=False)
     if layout != "deepseek":  # which has experts
@@ -135,7 +131,7 @@ def make(folder: Path, layout: str, tensors: Tensors | None = None) -> Path:
 
 
 @pytest.mark.parametrize("layout", MODELS)
-def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: str) -> None:
+def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path, layout):
     """And writes what it writes without; the head is no part of the model's fingerprint."""
     folder = make(tmp_path / "model", layout)
     target = load(folder, dtype="float32", device="cpu")
@@ -150,7 +146,7 @@ def test_a_model_drafts_with_the_head_in_its_own_folder(tmp_path: Path, layout: 
     assert load(bare, dtype="float32", device="cpu").weights_fingerprint == target.weights_fingerprint
 
 
-def test_a_head_in_a_folder_of_speculators_drafts(tmp_path: Path) -> None:
+def test_a_head_in_a_folder_of_speculators_drafts(tmp_path):
     model = models.model("qwen3", tie_word_embeddings=False)
     weakened(model, 0.05)
     tensors = mtps.in_layout(mtps.knowing_head(model, 0.02), "speculators", 3)
@@ -162,7 +158,7 @@ def test_a_head_in_a_folder_of_speculators_drafts(tmp_path: Path) -> None:
     assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
 
 
-def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path: Path) -> None:
+def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path):
     folder = make(tmp_path / "model", "qwen")
     quantise_folder(folder, tmp_path / "int8", "int8")
     target = load(tmp_path / "int8", device="cpu", exact=True)
@@ -179,7 +175,7 @@ def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path
     ("llama3", "F32"), ("qwen3", "Q8_0"), ("qwen3-moe", "F32"), ("gemma3", "F32"), ("olmo2", "F32"),
     ("qwen3.5", "F32"), ("qwen3.5-moe", "Q8_0"), ("qwen3-next", "F32"),
 ])  # fmt: skip
-def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, family: str, kind: str) -> None:
+def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path, family, kind):
     """llama.cpp's `nextn` tensors of the block after the model's own; the head is no part of the fingerprint."""
     changes = FAMILIES[family] | {"tie_word_embeddings": False}
     changes |= {"query_pre_attn_scalar": 32} if family == "gemma3" else {}
@@ -188,7 +184,7 @@ def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, famil
     head = mtps.random_head(model)
     mtps.add(folder, mtps.in_layout(head, "deepseek", 3))
 
-    def more(writer: Any) -> None:
+    def more(writer):
         writer.add_block_count(4)
         writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
 
@@ -210,12 +206,12 @@ def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path: Path, famil
     assert "runs in transformers" in refusal(file, HFTarget(models.model("llama3")))
 
 
-def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path: Path) -> None:
+def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path):
     model = models.model("qwen3", tie_word_embeddings=False)
     folder = models.make("qwen3", tmp_path / "model", tie_word_embeddings=False)
     mtps.add(folder, mtps.in_layout(mtps.random_head(model), "deepseek", 3))
 
-    def more(writer: Any) -> None:
+    def more(writer):
         writer.add_block_count(4)
         writer.add_nextn_predict_layers(1)
 
@@ -234,7 +230,7 @@ def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path: Path)
 
 
 @pytest.mark.parametrize("offset", [1.0, 0.0])
-def test_a_head_alone_in_a_gguf_file(tmp_path: Path, offset: float) -> None:
+def test_a_head_alone_in_a_gguf_file(tmp_path, offset):
     """Of a family whose norms have an offset, which some files add to the head's own norms and some do not; its last
     norm may be the model's place for one."""
     model = models.model("qwen3.5", tie_word_embeddings=False)
@@ -249,7 +245,7 @@ def test_a_head_alone_in_a_gguf_file(tmp_path: Path, offset: float) -> None:
         add = 0.0 if "norm" not in part else 1.0 if inner else offset
         written["output_norm" if part == "norm" else f"blk.3.{inner or theirs[part]}"] = tensor + add
 
-    def write_file(file: Path, tensors: Tensors) -> Path:
+    def write_file(file, tensors):
         writer = gguf.GGUFWriter(str(file), "qwen35")
         for name, tensor in tensors.items():
             writer.add_tensor(f"{name}.weight", tensor.numpy())
@@ -271,7 +267,7 @@ def test_a_head_alone_in_a_gguf_file(tmp_path: Path, offset: float) -> None:
     assert "its head has blk.3.attn_sinks.weight, which no layer" in refusal(sinks, target)
 
 
-def test_of_several_heads_the_first_drafts() -> None:
+def test_of_several_heads_the_first_drafts():
     model = models.model("llama2", tie_word_embeddings=False)
     for layout in mtps.LAYOUTS:
         one = mtps.in_layout(mtps.random_head(model), layout, 9)
@@ -286,19 +282,19 @@ def test_of_several_heads_the_first_drafts() -> None:
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
-def refusal(path: object, target: Any) -> str:
+def refusal(path, target):
     with pytest.raises(PacelineError) as caught:
         registry.create(f"mtp:{path}" if path else "mtp").bind(target)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path):
     model = models.model("llama2", tie_word_embeddings=False)
     target, good = native.of(model), mtps.random_head(model)
     layer = "mtp.layers.0."
 
-    def says(tensors: Tensors, of: Any = target) -> str:
+    def says(tensors, of=target):
         return refusal(mtps.save(tmp_path / "head", tensors), of)
 
     latent = good | {f"{layer}self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 64)}
@@ -326,7 +322,7 @@ def test_what_is_no_head_for_a_target_is_refused_in_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("native_decoder", [True, False])
-def test_more_layers_than_asked_for_are_refused_unless_they_are_heads(tmp_path: Path, native_decoder: bool) -> None:
+def test_more_layers_than_asked_for_are_refused_unless_they_are_heads(tmp_path, native_decoder):
     folder = models.make("qwen3", tmp_path, tie_word_embeddings=False)
     model = models.model("qwen3", tie_word_embeddings=False)
     mtps.add(folder, mtps.in_layout(mtps.random_head(model), "deepseek", 3))
@@ -336,7 +332,7 @@ def test_more_layers_than_asked_for_are_refused_unless_they_are_heads(tmp_path: 
         load(folder, dtype="float32", device="cpu", native=native_decoder)
 
 
-def test_of_experts_those_that_a_token_uses_are_read(tmp_path: Path) -> None:
+def test_of_experts_those_that_a_token_uses_are_read(tmp_path):
     model = models.model("qwen3-moe", tie_word_embeddings=False)
     tensors = mtps.random_head(model)
     made = registry.create(f"mtp:{mtps.save(tmp_path, tensors)}")

@@ -13,21 +13,21 @@ from tests.draft.tables import counting
 from tests.fakes import TableTarget
 
 
-def drafter(**options: object) -> NgramPool:
-    made = NgramPool(NgramPoolConfig(**options))  # type: ignore[arg-type]
+def drafter(**options):
+    made = NgramPool(NgramPoolConfig(**options))
     made.bind(target(eos="."))
     return made
 
 
-def guesses(text: str, room: int = 100, **options: object) -> set[str]:
+def guesses(text, room=100, **options):
     """What is drafted behind `text` from its own n-grams: the words along every path to a leaf."""
     made, one = drafter(window=0, **options), row(text, room)
     made.start(one)
     return words(made.propose(asked(one))[0])
 
 
-def words(tree: DraftTree) -> set[str]:
-    paths: list[str] = []
+def words(tree):
+    paths = []
     for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
         paths.append(paths[above] + chr(token) if above >= 0 else "")
     return {paths[i] for i in range(1, len(tree)) if i not in tree.parent}
@@ -68,7 +68,7 @@ def test_the_prompt_may_be_left_out():
 # The window ----------------------------------------------------------------------------------------------------------
 
 
-def settled(width: int, level: int) -> Window:
+def settled(width, level):
     """A full window: token 100 * r + i in row r, column i."""
     window = Window(range(width - 1), level)
     window.rows = [list(range(width - 1)), *([100 * r + i for i in range(width)] for r in range(1, level - 1))]
@@ -109,7 +109,7 @@ def test_a_step_of_the_window():
 def test_the_window_s_predictions_are_the_target_s_behind_each_column():
     """Whatever was guessed and accepted meanwhile, an n-gram's last token is the best behind the others in context."""
     toy = TableTarget(vocab_size=12, order=6, seed=1)
-    grams: list[tuple[list[int], list[int], tuple[int, ...]]] = []
+    grams = []
 
     class Watched(NgramPool):
         def observe(self, round):
@@ -119,14 +119,12 @@ def test_the_window_s_predictions_are_the_target_s_behind_each_column():
                 spine = list(window.rows[0])
                 context = row.tokens[: len(row) - len(round.accepted[0].tokens)].tolist()
                 step = window.step
-                window.step = (
-                    lambda root, predicted: [  # type: ignore[method-assign]
-                        grams.append((context, spine[:i], gram)) or gram for i, gram in enumerate(step(root, predicted))
-                    ]
-                )
+                window.step = lambda root, predicted: [
+                    grams.append((context, spine[:i], gram)) or gram for i, gram in enumerate(step(root, predicted))
+                ]
                 super().observe(round)
                 assert int(tree.tokens[0]) == context[-1]
-                window.step = step  # type: ignore[method-assign]
+                window.step = step
 
     Engine(toy, Watched(NgramPoolConfig(level=4, window=5))).generate([[1, 2, 3]], SamplingParams(max_tokens=30))
     assert len(grams) > 30

@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from paceline.core.tree import IntArray
 from paceline.draft.registry import create
 from tests.asks import asked
 from tests.draft.rows import draft_of, letters, row, target, tokens
 
 
-def taught(spec: str = "past-answer", *answers: tuple[str, str]):
+def taught(spec="past-answer", *answers):
     drafter = create(spec)
     drafter.bind(target())
     for id, (prompt, answer) in enumerate(answers):
@@ -20,14 +19,14 @@ def taught(spec: str = "past-answer", *answers: tuple[str, str]):
     return drafter
 
 
-def test_it_proposes_the_whole_answer_to_the_same_prompt() -> None:
+def test_it_proposes_the_whole_answer_to_the_same_prompt():
     drafter = taught("past-answer", ("who?", "the cat"), ("what?", "a hat"))
     assert draft_of(drafter, "who?") == "the cat"
     assert draft_of(drafter, "who? ") == ""
     assert draft_of(drafter, "who?", room=4) == "the"
 
 
-def test_it_goes_on_where_the_answer_is_the_same_and_is_silent_after() -> None:
+def test_it_goes_on_where_the_answer_is_the_same_and_is_silent_after():
     drafter = taught("past-answer,draft=3", ("who?", "the cat sat"))
     one = row("who?")
     drafter.start(one)
@@ -37,12 +36,12 @@ def test_it_goes_on_where_the_answer_is_the_same_and_is_silent_after() -> None:
         assert letters(tree.tokens[1:]) == proposed
 
 
-def test_the_last_answer_counts_and_the_oldest_is_forgotten() -> None:
+def test_the_last_answer_counts_and_the_oldest_is_forgotten():
     drafter = taught("past-answer,past=8", ("a", "old"), ("b", "1234"), ("a", "new"), ("c", "xx"))
     assert [draft_of(drafter, prompt) for prompt in "abc"] == ["new", "", "xx"]
 
 
-def test_an_answer_that_was_given_up_is_not_remembered() -> None:
+def test_an_answer_that_was_given_up_is_not_remembered():
     drafter = taught("past-answer", ("who?", "the cat"))
     one = row("who?")
     drafter.start(one)
@@ -52,7 +51,7 @@ def test_an_answer_that_was_given_up_is_not_remembered() -> None:
     assert draft_of(drafter, "who?") == "the cat"
 
 
-def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -> None:
+def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered():
     drafter = taught("past-answer", ("a", "remembered"))
     one = row("a")
     one.past = np.array(tokens("brought"))
@@ -63,14 +62,14 @@ def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -
     one.finish_reason = "stop"
     drafter.drop(one)
     assert draft_of(drafter, "a") == "remembered"
-    none: IntArray = np.empty(0, np.int64)
+    none = np.empty(0, np.int64)
     two = row("a", id=2)
     two.past = none
     drafter.start(two)
     assert drafter.propose(asked(two))[0].num_drafted == 0
 
 
-def test_pieces_begin_small_and_double_while_they_stand() -> None:
+def test_pieces_begin_small_and_double_while_they_stand():
     drafter = taught("past-answer,first=2,draft=6", ("who?", "abcdefghijklmnopqrstu"))
     one = row("who?")
     drafter.start(one)

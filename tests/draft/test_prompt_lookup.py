@@ -11,14 +11,14 @@ from paceline.draft.methods.prompt_lookup import PromptLookup, PromptLookupConfi
 from tests.draft.rows import draft_of, row, target
 
 
-def lookup(text: str, **options: object) -> str:
-    return draft_of(PromptLookup(PromptLookupConfig(**options)), text)  # type: ignore[arg-type]
+def lookup(text, **options):
+    return draft_of(PromptLookup(PromptLookupConfig(**options)), text)
 
 
 # The rules as their programs have them, in plain Python.
 
 
-def published(text: list[int], max_ngram: int, draft: int) -> list[int]:
+def published(text, max_ngram, draft):
     for n in range(max_ngram, 0, -1):
         for i in range(len(text) - n + 1):
             start = i + n
@@ -28,7 +28,7 @@ def published(text: list[int], max_ngram: int, draft: int) -> list[int]:
     return []
 
 
-def vllm(text: list[int], min_ngram: int, max_ngram: int, draft: int) -> list[int]:
+def vllm(text, min_ngram, max_ngram, draft):
     """Borders of the reversed text by Knuth, Morris and Pratt; the last of the longest is the earliest in the text."""
     reverse = text[::-1]
     borders = [0] * max_ngram
@@ -52,7 +52,7 @@ def vllm(text: list[int], min_ngram: int, max_ngram: int, draft: int) -> list[in
     return text[start : start + draft] if longest >= min_ngram else []
 
 
-def transformers(text: list[int], max_ngram: int, draft: int, eos: int) -> list[int]:
+def transformers(text, max_ngram, draft, eos):
     """transformers itself."""
     generator = PromptLookupCandidateGenerator(
         eos_token_id=torch.tensor([eos]), num_output_tokens=draft, max_matching_ngram_size=max_ngram, max_length=10_000

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.accept import Accepted
-from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Verdict
 from paceline.core.tree import DraftTree
@@ -27,17 +26,17 @@ from tests.rounds import shown
 SIZES = list(TREES)
 
 
-def paths_of(size: int) -> list[tuple[int, ...]]:
+def paths_of(size):
     return [tuple(map(int, word)) for word in TREES[size].split()]
 
 
-def bound(target: TableTarget | None = None, **options: object) -> Recycling:
-    drafter = Recycling(RecyclingConfig(**options))  # type: ignore[arg-type]
+def bound(target=None, **options):
+    drafter = Recycling(RecyclingConfig(**options))
     drafter.bind(target or TableTarget(vocab_size=200))
     return drafter
 
 
-def mean_accepted(done: list) -> float:
+def mean_accepted(done):
     return sum(one.new_tokens for one in done) / sum(one.rounds for one in done)
 
 
@@ -76,21 +75,19 @@ def test_shapes_from_files(tmp_path):
     (tmp_path / "words").write_text("10 0 1\n00 01\n")
     (tmp_path / "lists.json").write_text(json.dumps([[1, 0], [0], [1], [0, 0], [0, 1]]))
     for name in ("words", "lists.json"):
-        template = create(f"recycling,tree={tmp_path / name}").template  # type: ignore[attr-defined]
+        template = create(f"recycling,tree={tmp_path / name}").template
         assert template.parent.tolist() == [-1, 0, 0, 1, 1, 2]
         assert template.rank.tolist() == [-1, 0, 1, 0, 1, 0]
         assert template.levels == (1, 3, 6)
     (tmp_path / "wide.json").write_text("[[11]]")
     assert read_paths(tmp_path / "wide.json") == [(11,)]
-    assert create(f"recycling,k=12,tree={tmp_path}/wide.json").template.rank[1] == 11  # type: ignore[attr-defined]
+    assert create(f"recycling,k=12,tree={tmp_path}/wide.json").template.rank[1] == 11
 
 
 # The draft -----------------------------------------------------------------------------------------------------------
 
 
-def naive(
-    matrix: np.ndarray, paths: list[tuple[int, ...]], root: int, room: int, ends: set[int]
-) -> set[tuple[int, ...]]:
+def naive(matrix, paths, root, room, ends):
     """The token paths of a draft, path by path from the definition."""
     drafted = set()
     for path in paths:
@@ -104,8 +101,8 @@ def naive(
     return drafted
 
 
-def token_paths(tree: DraftTree) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
+def token_paths(tree):
+    paths = []
     for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
         paths.append((*paths[above], token) if above >= 0 else ())
     return paths[1:]
@@ -133,7 +130,7 @@ def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
 # The update ----------------------------------------------------------------------------------------------------------
 
 
-def observe(drafter: Recycling, one: Row, tree: DraftTree, path: list[int], best: torch.Tensor) -> None:
+def observe(drafter, one, tree, path, best):
     values = torch.zeros(best.shape)
     verdict = Verdict(torch.empty(len(tree), 0), [0, len(tree)], top_k=(values, best))
     drafter.observe(shown([one], [tree], [Accepted(path, [0] * len(path))], verdict))
@@ -211,7 +208,7 @@ def test_it_learns_from_the_rounds_of_a_drafter_in_front():
     engine = Engine(target, "sam,min_match=1+recycling")
     done = engine.generate([[1, 2, 3] * 4], SamplingParams(max_tokens=80))
     assert {who for who, _ in done[0].runs} == {"", "sam", "recycling"} or mean_accepted(done) > 3
-    matrix = engine.drafter.parts[1].matrix(row("a"))  # type: ignore[attr-defined]
+    matrix = engine.drafter.parts[1].matrix(row("a"))
     for token in set(done[0].tokens[:-1]):
         best = target.logits_after([token]).topk(8).indices
         assert matrix[token].tolist() == best.tolist()

@@ -42,7 +42,7 @@ class Parrot(Drafter):
     name = "parrot"
     Config = ParrotConfig
 
-    def __init__(self, config: ParrotConfig):
+    def __init__(self, config):
         self.config = config
 
 
@@ -53,7 +53,7 @@ class Perch(Drafter):
     class Config:
         checkpoint: str = ""
 
-    def __init__(self, config: Config):
+    def __init__(self, config):
         self.config = config
 
 
@@ -61,7 +61,7 @@ class NotADrafter:
     pass
 
 
-def entry(name: str, value: str) -> EntryPoint:
+def entry(name, value):
     return EntryPoint(name, value, registry.GROUP)
 
 
@@ -72,7 +72,7 @@ ask_each_time = registry.added.__wrapped__
 def third_party(monkeypatch):
     """Register drafters as an installed package would."""
 
-    def register(*entries: EntryPoint) -> None:
+    def register(*entries):
         monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in entries if e.group == group])
         monkeypatch.setattr(registry, "added", ask_each_time)
 
@@ -248,7 +248,7 @@ TEXTS = st.text(st.sampled_from('ab1=:+>,;|"\\ \n\u00e9'), min_size=1, max_size=
 
 @given(TEXTS, TEXTS)
 @example("x+sam", "a+b")
-def test_any_value_can_be_written(path: str, title: str) -> None:
+def test_any_value_can_be_written(path, title):
     spec, sam = f"parrot:{quoted(path)},title={quoted(title)}", Part("sam", None, {})
     parrot = Part("parrot", path, {"title": title})
     assert [parse(part) for part in split(f"{spec} + sam +{spec}")] == [parrot, sam, parrot]
@@ -262,18 +262,18 @@ def test_any_value_can_be_written(path: str, title: str) -> None:
     "spec",
     ["model:{0},draft=3", "sam+model:{0},draft=3", "model:{0},draft=3+sam", "auto:sam|model:{0};draft=3,table=t"],
 )
-def test_a_path_in_quotes_is_the_path(spec: str, path: str) -> None:
+def test_a_path_in_quotes_is_the_path(spec, path):
     drafter = create(spec.format(quoted(path)))
     (model,) = [part for part in (drafter.parts or [drafter]) if part.name == "model"]
     assert (model.config.checkpoint, model.config.draft) == (path, 3)
 
 
-def test_a_path_that_was_cut_is_said_to_want_quotes() -> None:
+def test_a_path_that_was_cut_is_said_to_want_quotes():
     with pytest.raises(MethodError, match=r"no drafter 'b'.* A path with a \+ in it is put in double quotes"):
         create("model:runs/a+b")
 
 
 @pytest.mark.parametrize("path", ['"runs/a+b"', 'model:"runs/a+b"', 'model:"runs/a+b",candidates=2'])
-def test_mirror_takes_a_path_or_a_drafter_in_quotes(path: str) -> None:
-    _, drafter = stateless_drafter(create(f"mirror:{path}").config)  # type: ignore[attr-defined]
+def test_mirror_takes_a_path_or_a_drafter_in_quotes(path):
+    _, drafter = stateless_drafter(create(f"mirror:{path}").config)
     assert drafter.config.checkpoint == "runs/a+b"

@@ -1,11 +1,6 @@
 """Sorted drafts: exits, the states that wait for deeper layers, and that no answer depends on any of it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.draft.methods.s2d import LAG, Sorted, exits_in_use
-from paceline.draft.models.draft_model import Draft
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
@@ -33,7 +27,7 @@ WARM = SamplingParams(temperature=0.8, max_tokens=16)
 class World:
     """A random target whose first layers are the draft, and prompts that two drafts are unlike."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = models.make("llama3", folder / "target", num_hidden_layers=LAYERS, hidden_size=32)
         self.tokenizer = load_tokenizer(self.folder)
         self.target = load(self.folder, dtype="float32", device="cpu")
@@ -49,23 +43,23 @@ class World:
         rng = np.random.default_rng(2)
         self.prompts = [rng.integers(4, 288, n).tolist() for n in (9, 1, 80, 3, 17, 30, 2, 5)]
 
-    def engine(self, options: str, batch: int = 8, **kw: int) -> Engine:
+    def engine(self, options, batch=8, **kw):
         if "stop=" not in options:  # a random model is never sure: the default would stop behind the first token
             options += ",stop=heuristic"
         return Engine(self.target, f"s2d:{self.draft},{options}", tokenizer=self.tokenizer, max_batch=batch, **kw)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("sorted"))
 
 
-def drafter_of(engine: Engine) -> Sorted:
+def drafter_of(engine):
     assert isinstance(engine.drafter, Sorted)
     return engine.drafter
 
 
-def left(drafter: Sorted) -> list[int]:
+def left(drafter):
     return [section.exits_taken for section in drafter.sections]
 
 
@@ -75,7 +69,7 @@ def left(drafter: Sorted) -> list[int]:
 class Alone:
     """A drafter without an engine, and a row whose tokens the test decides."""
 
-    def __init__(self, world: World, options: str, prompt: Sequence[int], params: SamplingParams = LONG):
+    def __init__(self, world, options, prompt, params=LONG):
         drafter = create(f"s2d:{world.draft},{options}")
         assert isinstance(drafter, Sorted)
         self.drafter, self.model = drafter, AutoModelForCausalLM.from_pretrained(world.draft, dtype=torch.float32)
@@ -83,18 +77,18 @@ class Alone:
         self.row = Row(0, prompt, params, max_context=models.MAX_CONTEXT)
         drafter.start(self.row)
 
-    def force(self, exit: int) -> None:
+    def force(self, exit):
         """Let the next tokens leave at this exit: it has a threshold of 0, those before it have one of 1."""
         for number, section in enumerate(self.drafter.sections):
             section.threshold = 0.0 if number >= exit else 1.0
 
-    def step(self, draft: Draft, wanted: int = 1) -> torch.Tensor:
+    def step(self, draft, wanted=1):
         return self.drafter.proposer.run([draft], [wanted])
 
-    def begin(self) -> Draft:
+    def begin(self):
         return self.drafter.model.begin(self.row)
 
-    def check(self) -> None:
+    def check(self):
         """The invariant: section k is never ahead of the one before it, and what it lacks waits for it."""
         slot = self.drafter.model.slot(self.row)
         held = [section.cache.length(slot) + section.ran[slot] for section in self.drafter.sections]
@@ -102,7 +96,7 @@ class Alone:
         waiting = [len(section.waiting[slot]) for section in self.drafter.sections]
         assert waiting == [0, *(before - behind for before, behind in pairwise(held))]
 
-    def check_cache(self, committed: Sequence[int]) -> None:
+    def check_cache(self, committed):
         """Every key and value held is the one a model run over all tokens would have."""
         slot = self.drafter.model.slot(self.row)
         truth = self.model(torch.tensor([list(committed)]), use_cache=True).past_key_values
@@ -114,15 +108,15 @@ class Alone:
                 torch.testing.assert_close(held[1], truth.layers[layer].values[0, :, :n], atol=1e-4, rtol=1e-4)
 
     @torch.inference_mode()
-    def truth(self, text: Sequence[int], layers: int) -> torch.Tensor:
+    def truth(self, text, layers):
         """Logits behind `text` of a model of the first `layers` layers."""
         states = self.model.model(torch.tensor([list(text)]), output_hidden_states=True)
         last = states.last_hidden_state if layers == LAYERS else self.model.model.norm(states.hidden_states[layers])
-        logits: torch.Tensor = self.model.lm_head(last[0, -1])
+        logits = self.model.lm_head(last[0, -1])
         return logits
 
 
-def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(world: World) -> None:
+def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(world):
     rng = np.random.default_rng(3)
     alone = Alone(world, "exits=1,2,4,thresholds=0.5", world.prompts[0])
     text = list(world.prompts[0])
@@ -147,7 +141,7 @@ def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(wo
         alone.check_cache(text)
 
 
-def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_comes_in_chunks_through_every_layer(world, monkeypatch):
     monkeypatch.setattr("paceline.draft.models.draft_model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
     alone.drafter.model.catch_up(alone.row)
@@ -157,7 +151,7 @@ def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeyp
     torch.testing.assert_close(logits[0], alone.truth(world.prompts[2], 1), atol=1e-4, rtol=1e-4)
 
 
-def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
+def test_of_a_long_prompt_the_last_tokens_are_read(world):
     """Every exit, and the layers that catch up later, see just the text from there on."""
     prompt = world.prompts[2]
     alone = Alone(world, "exits=1,2,4,thresholds=0.5,context=16", prompt)
@@ -175,7 +169,7 @@ def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
         text = [*text, 30 + exit]
 
 
-def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> None:
+def test_a_row_that_is_too_far_behind_goes_through_all_layers(world):
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[1])
     fill = [5] * LAG
     for token in fill:
@@ -193,7 +187,7 @@ def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> N
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
-def test_the_exit_is_chosen_at_the_temperature_of_the_request(world: World, temperature: float) -> None:
+def test_the_exit_is_chosen_at_the_temperature_of_the_request(world, temperature):
     params = SamplingParams(temperature=temperature, max_tokens=24)
     for above, exit in ((-0.01, 0), (0.01, 1)):
         alone = Alone(world, "exits=1,4,thresholds=0.5", world.prompts[0], params)
@@ -203,7 +197,7 @@ def test_the_exit_is_chosen_at_the_temperature_of_the_request(world: World, temp
         assert left(alone.drafter) == [exit == 0, exit == 1]
 
 
-def test_a_level_of_a_tree_leaves_as_one_where_its_surest_node_may(world: World) -> None:
+def test_a_level_of_a_tree_leaves_as_one_where_its_surest_node_may(world):
     prompt, children = world.prompts[0], [20, 30, 40]
     for above, layers in ((-0.01, 1), (0.01, LAYERS)):
         alone = Alone(world, "exits=1,4,thresholds=0.5", prompt)
@@ -228,7 +222,7 @@ def test_a_level_of_a_tree_leaves_as_one_where_its_surest_node_may(world: World)
         torch.testing.assert_close(logits[0], alone.truth([*prompt, 40, 50], LAYERS), atol=1e-4, rtol=1e-4)
 
 
-def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
+def test_of_a_batch_only_those_that_go_on_are_run_deeper(world):
     alone = Alone(world, "exits=1,4,thresholds=0.5", world.prompts[0])
     other = Row(1, world.prompts[4], LONG, max_context=models.MAX_CONTEXT)
     alone.drafter.start(other)
@@ -249,7 +243,7 @@ def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
 # Thresholds -------------------------------------------------------------------------------------------------------
 
 
-def test_exits_in_use() -> None:
+def test_exits_in_use():
     assert exits_in_use([2, 4, 8], [0.5], 8) == [(2, 0.5), (4, 0.5), (8, 0.0)]
     assert exits_in_use([2, 4, 8], [0.5, 0.7], 12) == [(2, 0.5), (4, 0.7), (8, 0.0)]
     assert exits_in_use([2, 4, 8], [1.0, 0.7], 8) == [(4, 0.7), (8, 0.0)]
@@ -257,7 +251,7 @@ def test_exits_in_use() -> None:
     assert exits_in_use([8], [0.5], 8) == [(8, 0.0)]
 
 
-def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world: World) -> None:
+def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world):
     each = ("exits=1,2,4,thresholds=1.01", "exits=1,2,4,thresholds=0", "exits=1", "exits=4")
     never, always, first, model = (world.engine(options) for options in each)
     plain_model = Engine(world.target, f"model:{world.draft},stop=heuristic", tokenizer=world.tokenizer)
@@ -274,7 +268,7 @@ def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world
     assert drafter_of(never).mean_bytes == drafter_of(never).weight_bytes, "an exit that is never taken is none"
 
 
-def test_the_tokens_of_every_exit_are_counted(world: World) -> None:
+def test_the_tokens_of_every_exit_are_counted(world):
     """Between these thresholds lies a random model's confidence: tokens leave at every exit."""
     engine = world.engine("exits=1,2,4,thresholds=0.06,0.05", 3)
     out = engine.generate(world.prompts, GREEDY)
@@ -286,7 +280,7 @@ def test_the_tokens_of_every_exit_are_counted(world: World) -> None:
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def checkpoint(world: World, out: Path, **changes: Any) -> Path:
+def checkpoint(world, out, **changes):
     """The draft of the world as its training would write it."""
     network = AutoModelForCausalLM.from_pretrained(world.draft)
     config = network.config.to_dict() | {"exits": [1, 2, 4], "recipe": {}} | changes
@@ -296,8 +290,8 @@ def checkpoint(world: World, out: Path, **changes: Any) -> Path:
     return out
 
 
-def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) -> None:
-    def thresholds(options: str = "", **noted: Any) -> list[float]:
+def test_thresholds_are_those_that_training_noted(world, tmp_path):
+    def thresholds(options="", **noted):
         draft = checkpoint(world, tmp_path / "draft", **noted)
         engine = Engine(world.target, f"s2d:{draft}{options}", tokenizer=world.tokenizer)
         return [section.threshold for section in drafter_of(engine).sections]
@@ -323,14 +317,14 @@ def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) 
         ("thresholds=0.5", "is a model and no drafter of kind s2d"),
     ],
 )
-def test_wrong_options_are_one_clear_line(world: World, options: str, says: str) -> None:
+def test_wrong_options_are_one_clear_line(world, options, says):
     with pytest.raises(MethodError, match=says) as error:
         world.engine(options)
     assert "\n" not in str(error.value)
 
 
-def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> None:
-    def refused(folder: Path, says: str) -> None:
+def test_wrong_checkpoints_are_one_clear_line(world, tmp_path):
+    def refused(folder, says):
         with pytest.raises(MethodError, match=says) as error:
             Engine(world.target, f"s2d:{folder}", tokenizer=world.tokenizer)
         assert "\n" not in str(error.value)

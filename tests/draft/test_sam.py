@@ -16,11 +16,11 @@ from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
 
 
-def drafts(text: str, **options: object) -> str:
-    return draft_of(Sam(SamConfig(**options)), text)  # type: ignore[arg-type]
+def drafts(text, **options):
+    return draft_of(Sam(SamConfig(**options)), text)
 
 
-def by_hand(text: list[int], config: SamConfig) -> list[int]:
+def by_hand(text, config):
     """The draft behind `text`, from nothing but the definition."""
     for length in range(len(text) - 1, config.min_match - 1, -1):
         suffix = text[len(text) - length :]
@@ -76,11 +76,11 @@ def test_the_draft_grows_with_the_match():
     assert drafts(text + "0", grow=0.5) == ""
 
 
-def bound(spec: str, eos: str = "") -> Sam:
+def bound(spec, eos=""):
     drafter, met = create(spec), target(eos)
     met.tokenizer = None
-    drafter.bind(met)  # type: ignore[arg-type]
-    return drafter  # type: ignore[return-value]
+    drafter.bind(met)
+    return drafter
 
 
 def test_the_corpus_is_copied_where_it_matches_longer(tmp_path):

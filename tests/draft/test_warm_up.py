@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from paceline.draft.text import ngrams, suffix_array
 from tests.draft.stores import corpus
@@ -59,7 +58,7 @@ for spec, kernels in KERNELS.items():
 """
 
 
-def test_bind_compiles_and_rounds_do_not(tmp_path: Path) -> None:
+def test_bind_compiles_and_rounds_do_not(tmp_path):
     """Of all methods with kernels, in an interpreter of its own that imports once."""
     store = corpus(tmp_path / "store", ["abcde", "abxyz", "abxyw", "the cat sat"], parts=(ngrams, suffix_array))
     done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True)

@@ -1,10 +1,5 @@
 """Small tokenizers that split the same text differently, and models that know a text, each in its own tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -12,12 +7,12 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.formats.tokenizer import Tokenizer
 from tests.draft.drafting import DraftTable
-from tests.fakes import Prefix, TableTarget
+from tests.fakes import TableTarget
 
 STORY = "the cat sat on the mat, and the other cat: größer, naïve. 日本語の猫 😀 the end of the cat\n\n  and more"
 
 
-def byte_level(texts: Sequence[str], size: int, special: Sequence[str] = ("<s>", "</s>")) -> Tokenizer:
+def byte_level(texts, size, special=("<s>", "</s>")):
     """BPE over bytes, trained on `texts`; puts the first of the special tokens in front of a prompt."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,7 +26,7 @@ def byte_level(texts: Sequence[str], size: int, special: Sequence[str] = ("<s>",
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>"), "bytes")
 
 
-def pieces() -> Tokenizer:
+def pieces():
     """As Llama 2: words begin with ▁, which is put before every text, and bytes spell what has no token."""
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("a", "t"), ("▁", "c"), ("▁c", "at"), ("n", "d")]
     letters = [*"▁abcdefghijklmnopqrstuvwxyz", *(one + other for one, other in merges)]
@@ -47,14 +42,14 @@ def pieces() -> Tokenizer:
     return Tokenizer(inner, "pieces")
 
 
-def letters(*names: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+def letters(*names, merges=()):
     """Tokens that are these texts."""
     backend = Backend(models.BPE(vocab={name: id for id, name in enumerate(names)}, merges=[*merges]))
     backend.decoder = decoders.Fuse()
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "letters")
 
 
-def tongues() -> dict[str, Tokenizer]:
+def tongues():
     """Three tokenizers with different tokens, ids and words for the same text."""
     return {
         "bytes": byte_level(["the cat and the dog", "the other größer 日本語 😀 mat and the end"], 300),
@@ -63,7 +58,7 @@ def tongues() -> dict[str, Tokenizer]:
     }
 
 
-def spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
+def spelled(tokenizer, tokens):
     """The bytes of tokens."""
     each = [tokenizer.spelling(token) for token in tokens]
     return b"".join(one.encode() if isinstance(one, str) else one for one in each)
@@ -72,14 +67,14 @@ def spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
 class Knowing(DraftTable):
     """A draft model that goes on with STORY wherever it stands, in the longest of its tokens that fits."""
 
-    def __init__(self, tokenizer: Tokenizer, sureness: float = 9.0):
+    def __init__(self, tokenizer, sureness=9.0):
         size = len(tokenizer.inner)
         self.kept = np.arange(size)
         self._pieces = [spelled(tokenizer, [id]) for id in range(size)]
         self._sureness = sureness
         super().__init__(size, order=None, logits=self._knows)
 
-    def _knows(self, prefix: Prefix) -> np.ndarray[Any, Any]:
+    def _knows(self, prefix):
         story, said = STORY.encode(), b"".join(self._pieces[id] for id in prefix).removeprefix(b" ")
         at = story.find(said[-12:]) + len(said[-12:])
         fits = [len(self._pieces[id]) * story.startswith(self._pieces[id], at) for id in self.kept]
@@ -87,18 +82,18 @@ class Knowing(DraftTable):
         logits[int(np.argmax(fits))] += self._sureness
         return logits
 
-    def trim_head(self, keep: Any) -> None:
+    def trim_head(self, keep):
         """Trim its head."""
         self.kept = keep.numpy()
         self._table.clear()
 
 
-def telling(tokenizer: Tokenizer, sureness: float = 9.0) -> TableTarget:
+def telling(tokenizer, sureness=9.0):
     """A target that tells STORY in its tokenizer's own tokens, by their number."""
     ids = tokenizer.encode_text(STORY)
     size = len(tokenizer.inner) + 5
 
-    def logits(prefix: Prefix) -> np.ndarray[Any, Any]:
+    def logits(prefix):
         out = np.random.default_rng([len(prefix), *prefix[-2:]]).normal(size=size)
         out[ids[len(prefix) % len(ids)]] += sureness
         return out

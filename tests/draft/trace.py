@@ -3,14 +3,11 @@
 The trace is optional data (PACELINE_SHARED).
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.draft.base import Drafter
 from paceline.logs import transcript
 from paceline.logs.conversations import read_trace
 from paceline.replay import walk
@@ -37,16 +34,16 @@ class Replayed:
     draft_rounds: int = 0
 
     @property
-    def mean_accepted_tokens(self) -> float:
+    def mean_accepted_tokens(self):
         return self.tokens / self.rounds
 
-    def __iadd__(self, other: "Replayed") -> "Replayed":
+    def __iadd__(self, other):
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
         return self
 
 
-def conversations(shared: Path, every: int = 1) -> Sequence[transcript.Transcript]:
+def conversations(shared, every=1):
     """Every `every`-th question's conversation."""
     pytest.importorskip("sentencepiece", reason="reads the LLaMA tokenizer")
     data = shared / "data"
@@ -58,14 +55,14 @@ def conversations(shared: Path, every: int = 1) -> Sequence[transcript.Transcrip
     return [vicuna.conversation(exchange) for exchange in exchanges[::every]]
 
 
-def turns(shared: Path, every: int = 1) -> Iterator[Turn]:
+def turns(shared, every=1):
     """The turns of every `every`-th question, in plain lists."""
     for one in conversations(shared, every):
         for turn in one.turns:
             yield Turn(one.category, turn.prompt.tolist(), turn.answer.tolist())
 
 
-def replay(drafter: Drafter, turn: Turn, id: int) -> Replayed:
+def replay(drafter, turn, id):
     """What a drafter would have had accepted of one turn."""
     tally = walk.ReplayTally()
     walk.replay(drafter, walk.RecordedAnswer(np.array(turn.prompt), np.array(turn.answer)), id, tally)

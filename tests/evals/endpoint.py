@@ -7,8 +7,6 @@ What it says depends on the request alone, so that a run through every trouble m
 are counted in words: a "token" is a word.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -16,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Any
 
 from paceline.evals.align import prompts
 from paceline.evals.align.prompts import BLOCKS
@@ -89,12 +86,12 @@ class Scripted:
     def __init__(self, reply=None, trouble=lambda body, attempt: None, *, delay=0.0, slots=None, usage=True):
         self.reply = reply or (lambda body: judge(body) if is_judge(body) else write(body))
         self.trouble, self.delay, self.slots, self.usage = trouble, delay, slots, usage
-        self.requests: list[dict[str, Any]] = []
-        self.answered: list[dict[str, Any]] = []
-        self.statuses: Counter[int] = Counter()
+        self.requests = []
+        self.answered = []
+        self.statuses = Counter()
         self.at_once = self.most_at_once = self.busy = self.most_busy = 0
         self.keep = True
-        self._attempts: Counter[str] = Counter()
+        self._attempts = Counter()
         self._lock = threading.Lock()
         answer = self._answer
 

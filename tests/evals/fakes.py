@@ -1,8 +1,5 @@
 """A backend that answers from a function, and small builders of what tests of alignment need."""
 
-from __future__ import annotations
-
-from paceline.evals.align.backend import Request
 from paceline.evals.align.methods import Setting, Task, read_methods
 from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Call, Item, Rule, Scenario
@@ -16,7 +13,7 @@ class Scribe:
 
     def __init__(self, say):
         self._say = say
-        self.requests: list[Request] = []
+        self.requests = []
 
     async def complete(self, request):
         self.requests.append(request)

@@ -5,11 +5,11 @@ import torch
 from torch.nn.functional import pad
 
 from paceline.kernels.blocks import Q4_0, Blocks
-from paceline.kernels.integer import FORMATS, Format
+from paceline.kernels.integer import FORMATS
 from paceline.kernels.packing import COLUMNS, packed
 
 
-def expected(unit: Format, data: torch.Tensor, panels: int) -> torch.Tensor:
+def expected(unit, data, panels):
     """The panels, by torch: in a unit, the values of 16 outputs lie side by side, field by field."""
     fields = []
     for field in unit.columns(data):

@@ -210,7 +210,7 @@ def test_prompts_are_sent_as_the_model_reads_them(tmp_path):
     assert (never.at, five.at) == (None, 5)
 
 
-def test_answers_tell_their_own_drafts_in_vllms_shape() -> None:
+def test_answers_tell_their_own_drafts_in_vllms_shape():
     names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram")
     one, other = (dict(zip(names, told, strict=True)) for told in ((3, 9, 4, [1, 0, 2]), (1, 2, 1, [0, 1])))
     answers = [Completion(speculation=told, usage={"completion_tokens": 10}) for told in (one, other)]

@@ -1,7 +1,5 @@
 """Drafters in a host that verifies chains: what they see of rows, and what they are told."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -82,7 +80,7 @@ class Watching(Drafter):
     name = "watching"
 
     def __init__(self):
-        self.kept: list[tuple[list[int], list[int]]] = []
+        self.kept = []
 
     def draft(self, row, most):
         return DraftTree.of(row.last_token, [3, 9, 4, VOCAB, 5], [0, 0, 1, 3, 4])

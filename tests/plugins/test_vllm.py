@@ -2,8 +2,6 @@
 
 tests/plugins/test_vllm_slow.py has vLLM itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,8 +46,8 @@ class Host:
 
     def __init__(self, proposer):
         self.proposer, self.tokens = proposer, np.full((6, LIMIT), 7, np.int32)
-        self.rows: list[list[int]] = []
-        self.drafts: list[list[int]] = []
+        self.rows = []
+        self.drafts = []
         self.accepted = self.drafted = 0
 
     def join(self, prompt):

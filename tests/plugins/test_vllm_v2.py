@@ -44,7 +44,7 @@ class States:
     def __init__(self, slots=3):
         self.all_token_ids = SimpleNamespace(gpu=torch.full((slots, LIMIT), 9, dtype=torch.int32))
         self.total_len = SimpleNamespace(gpu=torch.zeros(slots, dtype=torch.int32))
-        self.req_id_to_index: dict[str, int] = {}
+        self.req_id_to_index = {}
 
 
 @dataclass
@@ -68,10 +68,10 @@ class Host:
 
     def __init__(self, speculator, padded=False, most=K):
         self.speculator, self.states, self.padded, self.most = speculator, speculator.states, padded, most
-        self.requests: dict[str, Request] = {}
+        self.requests = {}
         self.free = [0, 1, 2]
         self.accepted = self.drafted = 0
-        self.batch: list[tuple[str, list[int]]] = []
+        self.batch = []
 
     def join(self, key, text, computed=0):
         slot = self.free.pop()

@@ -4,9 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,19 +35,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "said"), BROKEN.items(), ids=range(len(BROKEN)))
-def test_what_is_wrong_is_said(text: str, said: str) -> None:
+def test_what_is_wrong_is_said(text, said):
     with pytest.raises(NotJSON) as caught:
         loads(text)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 120
 
 
-def test_what_is_not_utf_8_is_said() -> None:
+def test_what_is_not_utf_8_is_said():
     with pytest.raises(NotJSON, match="not UTF-8 at byte 1"):
         loads(b'"\xff"')
 
 
-def test_what_is_right_is_read() -> None:
+def test_what_is_right_is_read():
     assert loads(b'\xef\xbb\xbf{"a": [1e400, 12345678901234567890]}') == {"a": [float("inf"), 12345678901234567890]}
     assert loads('"\\ud83d\\ude00"') == "\U0001f600"
     assert loads('"\\\\ud800"') == "\\ud800"
@@ -59,7 +56,7 @@ def test_what_is_right_is_read() -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_lines_are_numbered_as_an_editor_does(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_lines_are_numbered_as_an_editor_does(tmp_path, pack):
     path = tmp_path / "a.jsonl"
     path.write_bytes(pack(b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"b": "\xc3\xbc\xe2\x80\xa8"}\n[1]'))
     found = objects(path, PromptError, "an object with a")
@@ -69,17 +66,17 @@ def test_lines_are_numbered_as_an_editor_does(tmp_path: Path, pack: Callable[[by
         next(found)
 
 
-def _zstd(content: bytes) -> bytes:
+def _zstd(content):
     pyarrow = pytest.importorskip("pyarrow")
     return bytes(pyarrow.Codec("zstd").compress(content))
 
 
-def _utf16(name: str) -> Callable[[bytes], bytes]:
+def _utf16(name):
     mark = "\ufeff"
     return lambda content: (mark + content.decode()).encode(name)
 
 
-PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+PACKINGS = {
     "UTF-8": bytes,
     "a mark of byte order": lambda content: b"\xef\xbb\xbf" + content,
     "gzip": gzip.compress,
@@ -93,11 +90,11 @@ PACKINGS: dict[str, Callable[[bytes], bytes]] = {
 SAID = [{"prompt": "Grüße\u2028 \U0001f600", "response": "one"}, {"prompt": "b", "response": "two"}]
 
 
-def _lines(values: Sequence[Any], indent: int | None = None) -> bytes:
+def _lines(values, indent=None):
     return "".join(json.dumps(value, ensure_ascii=False, indent=indent) + "\n" for value in values).encode()
 
 
-LAYOUTS: dict[str, bytes] = {
+LAYOUTS = {
     "lines": _lines(SAID),
     "a list in a line": _lines([SAID]),
     "a list over lines": _lines([SAID], indent=2),
@@ -107,7 +104,7 @@ LAYOUTS: dict[str, bytes] = {
 }
 
 
-def _read_by(reader: str, path: Path) -> str:
+def _read_by(reader, path):
     """What a reader makes of a file, for a search in it."""
     if reader == "objects":
         return repr([record for _, record in objects(path, PacelineError, "a record")])
@@ -118,7 +115,7 @@ def _read_by(reader: str, path: Path) -> str:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_content_says_how_a_file_is_packed_and_laid_out(tmp_path: Path, layout: str, packing: str) -> None:
+def test_content_says_how_a_file_is_packed_and_laid_out(tmp_path, layout, packing):
     path = tmp_path / "log.jsonl"  # the name says nothing
     path.write_bytes(PACKINGS[packing](LAYOUTS[layout]))
     for reader in ("objects", *READERS):
@@ -130,7 +127,7 @@ def test_content_says_how_a_file_is_packed_and_laid_out(tmp_path: Path, layout: 
     assert pieces == [Piece(path)] or (layout, packing) == ("lines", "UTF-8") or packing == "a mark of byte order"
 
 
-def test_a_table_is_known_by_its_content(tmp_path: Path) -> None:
+def test_a_table_is_known_by_its_content(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "log.jsonl"
     parquet.write_table(pyarrow.Table.from_pylist(SAID), path)
@@ -141,7 +138,7 @@ def test_a_table_is_known_by_its_content(tmp_path: Path) -> None:
 
 CHAT = [{"role": "user", "content": [{"type": "text", "text": "Hello?"}]}, {"role": "assistant", "content": "Hi."}]
 OBSERVED = {"type": "GENERATION", "traceId": "t", "input": CHAT[:1], "output": CHAT[1]}
-WHOLE: dict[str, tuple[Any, int]] = {
+WHOLE = {
     "one object": ({"messages": CHAT, "id": 1}, 1),
     "one conversation": (CHAT, 1),
     "conversations": ([{"messages": CHAT}, {"messages": CHAT}], 2),
@@ -151,7 +148,7 @@ WHOLE: dict[str, tuple[Any, int]] = {
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_file_that_is_one_value(tmp_path: Path, name: str, indent: int | None) -> None:
+def test_a_file_that_is_one_value(tmp_path, name, indent):
     value, count = WHOLE[name]
     path = tmp_path / "log.json"
     path.write_text(json.dumps(value, indent=indent))
@@ -159,7 +156,7 @@ def test_a_file_that_is_one_value(tmp_path: Path, name: str, indent: int | None)
     assert [[str(message["content"]) for message in one.messages] for one in every] == [["Hello?", "Hi."]] * count
 
 
-def test_what_is_wrong_with_json_over_lines_is_said_and_a_line_that_is_cut_off_costs_no_other(tmp_path: Path) -> None:
+def test_what_is_wrong_with_json_over_lines_is_said_and_a_line_that_is_cut_off_costs_no_other(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{\n  "prompt": "a"\n  "response": "b"\n}\n')
     with pytest.raises(PromptError, match=r"a\.jsonl: not JSON: Expecting ',' delimiter at line 3, column 3"):
@@ -171,14 +168,14 @@ def test_what_is_wrong_with_json_over_lines_is_said_and_a_line_that_is_cut_off_c
 
 
 @pytest.mark.parametrize("pack", [lzma.compress, bz2.compress, _zstd, _utf16("utf-16-le")])
-def test_a_packed_file_that_is_cut_off_is_one_line(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_a_packed_file_that_is_cut_off_is_one_line(tmp_path, pack):
     path = tmp_path / "a.jsonl"
     path.write_bytes(pack(_lines(SAID * 1000))[:-7])
     with pytest.raises(PromptError, match=r"a\.jsonl(, line 2000: not JSON| is cut off or damaged)"):
         list(objects(path, PromptError, ""))
 
 
-def test_a_file_cut_off_or_missing(tmp_path: Path) -> None:
+def test_a_file_cut_off_or_missing(tmp_path):
     packed = gzip.compress(b'{"a": 1}\n' * 1000)
     (tmp_path / "a.gz").write_bytes(packed[:-20])
     with pytest.raises(PromptError, match=r"a\.gz is cut off or damaged"):
@@ -190,12 +187,12 @@ def test_a_file_cut_off_or_missing(tmp_path: Path) -> None:
         list(objects(tmp_path / "none", PromptError, ""))
 
 
-def _prompts(path: Path) -> object:
+def _prompts(path):
     _, broken = from_file(str(path), SamplingParams())
     raise broken[0]
 
 
-READERS: dict[str, Callable[[Path], object]] = {
+READERS = {
     "generate --prompts": _prompts,
     "replay": read_trace,
     "bench --suite": lambda path: read_suite(str(path)),
@@ -207,7 +204,7 @@ VALUES = [DEEP, "9" * 5_000, '"\\ud800"', "\udcff"]
 
 @pytest.mark.parametrize("value", VALUES, ids=["deep", "digits", "surrogate", "bytes"])
 @pytest.mark.parametrize("reader", READERS)
-def test_every_reader_names_the_line(tmp_path: Path, reader: str, value: str) -> None:
+def test_every_reader_names_the_line(tmp_path, reader, value):
     path = tmp_path / "a.jsonl"
     line = f'{{"prompt": "a", "response": "b", "id": {value}}}'
     path.write_text(f"\n{line}\n", "utf-8", "surrogateescape")
@@ -219,7 +216,7 @@ def test_every_reader_names_the_line(tmp_path: Path, reader: str, value: str) ->
 
 
 @pytest.mark.parametrize("bias", [{"1_0": 1}, {" 1": 1}, {"+1": 1}, {"\uff11": 1}, {"": 1}, [1], 1, "1"], ids=repr)
-def test_token_ids_of_a_prompts_file_are_digits(tmp_path: Path, bias: object) -> None:
+def test_token_ids_of_a_prompts_file_are_digits(tmp_path, bias):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(_lines([{"prompt": "a", "logit_bias": {"10": 1}}, {"prompt": "a", "logit_bias": bias}]))
     (job,), (broken,) = from_file(str(path), SamplingParams())
@@ -228,7 +225,7 @@ def test_token_ids_of_a_prompts_file_are_digits(tmp_path: Path, bias: object) ->
 
 
 @pytest.mark.parametrize("text", [DEEP, "[[" + "9" * 5_000 + "]]", "[1, 2]"])
-def test_a_tree_of_recycling(tmp_path: Path, text: str) -> None:
+def test_a_tree_of_recycling(tmp_path, text):
     path = tmp_path / "tree.json"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
@@ -236,7 +233,7 @@ def test_a_tree_of_recycling(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value)) < 120
 
 
-def test_a_table_of_costs(tmp_path: Path) -> None:
+def test_a_table_of_costs(tmp_path):
     (tmp_path / "cost.json").write_text(DEEP)
     with pytest.raises(PacelineError, match="is not a table of verification costs"):
         read_cost(str(tmp_path / "cost.json"))

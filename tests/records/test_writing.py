@@ -1,12 +1,9 @@
 """Lines that are written whole or not at all, and what a full disk leaves behind."""
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ from paceline.train.saving import save_drafter
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 
 
-def test_lines_are_appended(tmp_path: Path) -> None:
+def test_lines_are_appended(tmp_path):
     path = tmp_path / "a.jsonl"
     for line in ({"a": "ü"}, '{"b": 1}'):
         with Appender.open(path, RECORDS) as lines:
@@ -52,7 +49,7 @@ OURS = '{"time": 1}\n'
         "a\nb\nc", OURS + "a\nb", "\0\0",
     )),
 ])  # fmt: skip
-def test_only_a_part_of_our_own_line_is_dropped(tmp_path: Path, content: str, left: str | None) -> None:
+def test_only_a_part_of_our_own_line_is_dropped(tmp_path, content, left):
     """left: None: the file is refused."""
     path = tmp_path / "a.jsonl"
     path.write_text(content)
@@ -69,7 +66,7 @@ def test_only_a_part_of_our_own_line_is_dropped(tmp_path: Path, content: str, le
     assert path.read_text() == left + '{"time": 3}\n'
 
 
-def test_one_process_at_a_time_appends_to_a_file(tmp_path: Path) -> None:
+def test_one_process_at_a_time_appends_to_a_file(tmp_path):
     path = tmp_path / "a.jsonl"
     with Appender.open(path, RECORDS) as lines:
         lines.append([{"a": 1}, {"a": 2}])
@@ -86,7 +83,7 @@ def test_one_process_at_a_time_appends_to_a_file(tmp_path: Path) -> None:
         lines.close()
 
 
-WRITERS: dict[str, Callable[[Path, ExitStack], Any]] = {
+WRITERS = {
     "generate -o": _appended,
     "serve --log": lambda path, _: RequestLog(path),
     "train": lambda path, _: Reporter(LoopConfig(tokens=1), path, quiet=False).start(Progress()),
@@ -99,7 +96,7 @@ WRITERS: dict[str, Callable[[Path, ExitStack], Any]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_writer_touches_what_is_not_its_own(tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_writer_touches_what_is_not_its_own(tmp_path, writer, monkeypatch):
     """A text without a line end, records of somebody else, and a file into which another process writes."""
     monkeypatch.setattr(vision, "small", lambda *_, **__: torch.nn.Module())
     monkeypatch.setattr(vision, "weights", lambda _: {})
@@ -115,13 +112,11 @@ def test_no_writer_touches_what_is_not_its_own(tmp_path: Path, writer: str, monk
     assert path.read_text() == ""
 
 
-def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_taken_again(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n')
 
-    def locked(raw: FileIO, message: str) -> None:
+    def locked(raw, message):
         monkeypatch.undo()
         write_whole(path, '{"a": 2}\n')
 
@@ -131,7 +126,7 @@ def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_taken_again(
     assert path.read_text() == '{"a": 2}\n{"a": 3}\n'
 
 
-def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_torn_line(tmp_path):
     path = tmp_path / "a.jsonl"
     with Appender.open(path, RECORDS, then="; the rest is safe") as lines:
         lines.append([{"a": 1}])
@@ -142,7 +137,7 @@ def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
     assert path.read_text() == '{"a": 1}\n{"c": 2}\n'
 
 
-def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_stays(tmp_path):
     path = tmp_path / "new" / "a.json"
     write_whole(path, "old")
     with full_after(1000), pytest.raises(PacelineError, match=r"a\.json cannot be written: "):
@@ -151,7 +146,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_two_processes_may_replace_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_replace_a_file_at_once(tmp_path, monkeypatch):
     with replacing(tmp_path / "a") as part:
         part.write_text("mine")
         monkeypatch.setattr(os, "getpid", lambda: 7)
@@ -160,26 +155,26 @@ def test_two_processes_may_replace_a_file_at_once(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "a").read_text() == "mine"
 
 
-def test_a_checkpoint_keeps_the_numbers_that_a_gpu_draws_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_keeps_the_numbers_that_a_gpu_draws_next(tmp_path, monkeypatch):
     gpu = torch.Generator().manual_seed(5)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
     monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
     run = tmp_path / "a", torch.nn.Linear(2, 2), [], Stream()
 
-    def drawn() -> list[float]:
+    def drawn():
         return [*torch.rand(3).tolist(), *torch.rand(3, generator=gpu).tolist()]
 
-    save_checkpoint(*run[:3], Progress(), run[3])  # type: ignore[arg-type]
+    save_checkpoint(*run[:3], Progress(), run[3])
     expected = drawn()
-    load_checkpoint(*run)  # type: ignore[arg-type]
+    load_checkpoint(*run)
     assert drawn() == expected
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    load_checkpoint(*run)  # type: ignore[arg-type]
+    load_checkpoint(*run)
     assert drawn()[:3] == expected[:3]
 
 
-def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path):
     save_drafter(tmp_path, "kind", config={}, tensors={"a": torch.ones(4)}, target=FACTS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with full_after(2000), pytest.raises(PacelineError, match=r"model\.safetensors cannot be written: "):
@@ -188,24 +183,24 @@ def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 class Stream:
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None: ...
+    def load_state_dict(self, state): ...
 
 
-def test_a_training_on_a_full_disk_keeps_its_checkpoint(tmp_path: Path) -> None:
+def test_a_training_on_a_full_disk_keeps_its_checkpoint(tmp_path):
     path = tmp_path / "run" / "checkpoint.pt"
-    save_checkpoint(path, torch.nn.Linear(2, 2), [], Progress(), Stream())  # type: ignore[arg-type]
+    save_checkpoint(path, torch.nn.Linear(2, 2), [], Progress(), Stream())
     before = path.read_bytes()
     with full_after(len(before)), pytest.raises(PacelineError, match=r"checkpoint\.pt cannot be written: "):
-        save_checkpoint(path, torch.nn.Linear(50, 50), [], Progress(), Stream())  # type: ignore[arg-type]
+        save_checkpoint(path, torch.nn.Linear(50, 50), [], Progress(), Stream())
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
 
 
-def test_a_store_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    def build() -> None:
+def test_a_store_on_a_full_disk_leaves_nothing(tmp_path):
+    def build():
         with writing(tmp_path / "store", kind="corpus", tokenizer="a") as store:
             store.add("text", np.zeros(4000))
 

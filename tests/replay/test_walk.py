@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.accept import Accepted, accept
+from paceline.core.accept import accept
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
@@ -41,7 +41,7 @@ class Fixed(Drafter):
     def __init__(self, tokens, parent, probe=None):
         self.tokens, self.parent = list(tokens), list(parent)
         self.probe = None if probe is None else np.array([False, *probe])
-        self.told: list[Accepted] = []
+        self.told = []
 
     def propose(self, asks):
         rows = [row for row, _ in asks]
@@ -206,7 +206,7 @@ class Wrong(Drafter):
 
     name, eos_token_ids = "wrong", (7,)
 
-    def __init__(self, prices: Table | None = None):
+    def __init__(self, prices=None):
         self.price_table, self.ends = prices, set[frozenset[int]]()
 
     def draft(self, row, most):

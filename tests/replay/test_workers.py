@@ -48,7 +48,7 @@ class Memory(Drafter):
 
     def __init__(self, config=MemoryConfig()):
         self.config = config
-        self.before: np.ndarray = np.empty(0, np.int64)
+        self.before = np.empty(0, np.int64)
 
     def propose(self, asks):
         rows = [row for row, _ in asks]

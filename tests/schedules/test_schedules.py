@@ -1,9 +1,6 @@
 """Equal and grouped on a transformers target: exact, whatever the batch; and the invariants of realigned rows."""
 
-from __future__ import annotations
-
 from collections import deque
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +10,7 @@ from tests import drafters, models, native
 from tests.pairs import paired
 from tests.plain import texts
 from tests.schedules import world
-from tests.schedules.world import NEW, SAMPLED, World
+from tests.schedules.world import NEW, SAMPLED
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
@@ -22,14 +19,14 @@ from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Equal, Grouped, create_schedule
 from paceline.errors import ModelError, PacelineError
 from paceline.target.base import Needs
-from paceline.target.rectangles import Block, RectangularCache, RectangularTarget, rectangular
+from paceline.target.rectangles import RectangularCache, RectangularTarget, rectangular
 
 SCHEDULES = ("equal", "grouped")
 GREEDY = SamplingParams(max_tokens=NEW)
 
 
 @pytest.fixture(scope="module")
-def llama() -> World:
+def llama():
     return world.of()
 
 
@@ -50,9 +47,7 @@ def llama() -> World:
         ],
     ),
 )
-def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
-    llama: World, schedule: str, name: str, batches: Sequence[int]
-) -> None:
+def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(llama, schedule, name, batches):
     for batch in batches:
         chunk = 16 if batch == 3 else 512
         engine = Engine(llama.target, llama.drafter(name), max_batch=batch, schedule=schedule, prefill_chunk=chunk)
@@ -64,20 +59,20 @@ def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
 
 
 @pytest.mark.parametrize(("schedule", "family"), paired(SCHEDULES, ["gpt2", "gpt-neox"]))
-def test_other_architectures(family: str, schedule: str) -> None:
+def test_other_architectures(family, schedule):
     of = world.of(family)
     out = Engine(of.target, of.drafter("oracle tree"), max_batch=3, schedule=schedule).generate(of.prompts, GREEDY)
     assert texts(of.prompts, out) == list(of.answers.values())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_sampled_answers_are_plain_ones_seed_for_seed(llama: World, schedule: str) -> None:
+def test_sampled_answers_are_plain_ones_seed_for_seed(llama, schedule):
     engine = Engine(llama.target, llama.drafter("random tree"), max_batch=8, schedule=schedule)
     assert texts(llama.prompts, engine.generate(llama.prompts, SAMPLED)) == list(llama.samples.values())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_draft_model(llama: World, schedule: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_draft_model(llama, schedule, tmp_path_factory):
     folder = models.make("llama3", tmp_path_factory.mktemp("draft"))  # the target's own weights: most drafts stand
     engine = Engine(llama.target, f"model:{folder}", max_batch=3, schedule=schedule)
     out = engine.generate(llama.prompts, GREEDY)
@@ -86,10 +81,10 @@ def test_a_draft_model(llama: World, schedule: str, tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_drawn_drafts_are_the_rows_own(llama: World, schedule: str) -> None:
+def test_drawn_drafts_are_the_rows_own(llama, schedule):
     table = torch.randn(llama.target.vocab_size, llama.target.vocab_size, generator=torch.manual_seed(0))
 
-    def answer(batch: int) -> list[list[int]]:
+    def answer(batch):
         drafter = drafters.Coupled(table, (2, 1))
         engine = Engine(llama.target, drafter, max_batch=batch, schedule=schedule)
         return [done.tokens for done in engine.generate(llama.prompts, SAMPLED)]
@@ -98,7 +93,7 @@ def test_drawn_drafts_are_the_rows_own(llama: World, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_row_does_not_depend_on_the_rows_beside_it(llama: World, schedule: str) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(llama, schedule):
     rng = np.random.default_rng(2)
     for _ in range(4):
         order = rng.permutation(len(llama.prompts))[: int(rng.integers(2, 9))]
@@ -112,7 +107,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(llama: World, schedule: str
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama: World, schedule: str) -> None:
+def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama, schedule):
     engine = Engine(llama.target, llama.drafter("oracle chain"), max_batch=4, schedule=schedule)
     rows = [engine.add(prompt, GREEDY) for prompt in llama.prompts]
     for _ in range(3):
@@ -122,7 +117,7 @@ def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama: World, s
     assert [row.tokens.tolist() for row in rows[1:]] == list(llama.answers.values())[1:]
 
 
-def test_a_self_drafter_is_refused_and_so_is_the_native_decoder(llama: World) -> None:
+def test_a_self_drafter_is_refused_and_so_is_the_native_decoder(llama):
     with pytest.raises(ModelError, match="cannot be entered or left in the middle"):
         rectangular(llama.target).check(Needs(resume_layer=1))
     with pytest.raises(ModelError, match="native=False"):
@@ -133,7 +128,7 @@ def test_a_self_drafter_is_refused_and_so_is_the_native_decoder(llama: World) ->
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_draft_that_stands_whole_brings_one_token_more_and_moves_nothing(llama: World, depth: int) -> None:
+def test_a_draft_that_stands_whole_brings_one_token_more_and_moves_nothing(llama, depth):
     """The bonus token is kept; rows that commit equally many tokens stay in line, however unequal they are."""
     params = SamplingParams(max_tokens=NEW, ignore_eos=True)
     prompts = llama.prompts[:3]
@@ -148,12 +143,12 @@ def test_a_draft_that_stands_whole_brings_one_token_more_and_moves_nothing(llama
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+def watched(monkeypatch):
     """Every arrangement, checked against the invariants and poisoned where no row has a token."""
-    seen: list[Block] = []
+    seen = []
     arrange = RectangularCache.arrange
 
-    def checked(self: RectangularCache, slots: Sequence[int], counts: Sequence[int]) -> Block:
+    def checked(self, slots, counts):
         block = arrange(self, slots, counts)
         lengths = [self.length(slot) for slot in slots]
         assert [pad + length for pad, length in zip(block.pads, lengths, strict=True)] == [block.end] * len(slots)
@@ -173,7 +168,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rows_are_rectangular_and_padding_is_never_read(llama: World, schedule: str, watched: list[Block]) -> None:
+def test_rows_are_rectangular_and_padding_is_never_read(llama, schedule, watched):
     inner = drafters.Oracle(llama.answers, error=0.3, branches=1)
     listening = drafters.Listening(inner, Needs())  # n - 1 entries of n tokens, after every round
     engine = Engine(llama.target, listening, max_batch=3, schedule=schedule)
@@ -181,7 +176,7 @@ def test_rows_are_rectangular_and_padding_is_never_read(llama: World, schedule: 
     assert any(len(set(block.pads)) > 1 for block in watched)
 
 
-def test_realigned_keys_and_values_are_those_of_a_fresh_forward(llama: World) -> None:
+def test_realigned_keys_and_values_are_those_of_a_fresh_forward(llama):
     target = rectangular(llama.target)
     engine = Engine(target, drafters.Oracle(llama.answers, error=0.4, branches=1), max_batch=3, schedule="equal")
     rows = [engine.add(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in llama.prompts[:3]]
@@ -202,7 +197,7 @@ def test_realigned_keys_and_values_are_those_of_a_fresh_forward(llama: World) ->
 # Who runs --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(lengths: Sequence[int]) -> list[Row]:
+def rows_of(lengths):
     """Rows that are decoding, with so many tokens."""
     made = [Row(i, [5] * (n - 1), SamplingParams(max_tokens=50), max_context=100) for i, n in enumerate(lengths)]
     for row in made:
@@ -211,11 +206,11 @@ def rows_of(lengths: Sequence[int]) -> list[Row]:
     return made
 
 
-def chosen(schedule: Grouped, lengths: Sequence[int]) -> list[int]:
+def chosen(schedule, lengths):
     return [turn.row.id for turn in schedule.select(rows_of(lengths))]
 
 
-def test_grouped_takes_the_first_group_that_is_full_else_the_front() -> None:
+def test_grouped_takes_the_first_group_that_is_full_else_the_front():
     schedule = Grouped(2, 512, window=6)
     assert chosen(schedule, [7, 9, 8, 9, 8]) == [1, 3]
     assert chosen(schedule, [7, 9, 8]) == [0, 1]
@@ -223,7 +218,7 @@ def test_grouped_takes_the_first_group_that_is_full_else_the_front() -> None:
     assert chosen(schedule, [7, 9, 9, 8, 8]) == [1, 2], "row 0 starves while others match"
 
 
-def test_equal_begins_a_batch_when_the_last_has_ended() -> None:
+def test_equal_begins_a_batch_when_the_last_has_ended():
     schedule, waiting = Equal(2, 512), deque(rows_of([3, 4, 5]))
     first = schedule.admit(waiting, [])
     assert [row.id for row in first] == [0, 1]
@@ -231,14 +226,14 @@ def test_equal_begins_a_batch_when_the_last_has_ended() -> None:
     assert [row.id for row in schedule.admit(waiting, [])] == [2]
 
 
-def test_prompts_run_before_drafts_in_pieces() -> None:
+def test_prompts_run_before_drafts_in_pieces():
     schedule, decoding = Grouped(2, 4, window=8), rows_of([7])
     fresh = [Row(10 + n, [5] * n, SamplingParams(), max_context=100) for n in (3, 6, 2)]
     turns = schedule.select([*decoding, *fresh])
     assert [(turn.row.id, turn.chunk) for turn in turns] == [(13, 3), (16, 4)]
 
 
-def test_finished_rows_leave_the_batch(llama: World) -> None:
+def test_finished_rows_leave_the_batch(llama):
     engine = Engine(llama.target, "none", max_batch=8, schedule="equal")
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in range(1, 9)]
     sizes = []
@@ -258,7 +253,7 @@ def test_finished_rows_leave_the_batch(llama: World) -> None:
         ("grouped:8", "a window is larger than the batch, which is 8"),
     ],
 )
-def test_a_wrong_schedule_is_named(spec: str, told: str) -> None:
+def test_a_wrong_schedule_is_named(spec, told):
     with pytest.raises(PacelineError) as raised:
         create_schedule(spec, 8, 512)
     assert told in str(raised.value)

@@ -10,7 +10,6 @@ from tests import drafters, models, plain
 from transformers import PreTrainedModel
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.base import Drafter
 from paceline.target.hf import HFTarget
 
 NEW = 9
@@ -26,12 +25,12 @@ class World(NamedTuple):
     answers: dict[tuple[int, ...], list[int]]
     samples: dict[tuple[int, ...], list[int]]
 
-    def drafter(self, name: str) -> Drafter:
+    def drafter(self, name):
         return drafters.by_name(name, self.answers)
 
 
 @cache
-def of(family: str = "llama3") -> World:
+def of(family="llama3"):
     """The token that is written most ends an answer, and is in half of the prompts: rows end at different places, and
     not in their prompt. Token 0, which would be padding elsewhere, is in all of them."""
     model = models.model(family)

@@ -128,7 +128,7 @@ def texts(answer):
 # The table ------------------------------------------------------------------------------------------------------------
 
 SAME = "test_beside_drafts.test_answers_are_those_without_drafts"
-ROWS: list[tuple[str, tuple[str, ...], dict[str, str]]] = [
+ROWS = [
     ("`temperature`, `top_p`, `top_k`", (SAME, "test_accept.test_warped_or_not"), {"vLLM": "yes, #13933"}),
     ("`min_p`", (SAME, "test_accept.test_warped_or_not"), {
         "vLLM": "400, #42744; being mended, #42802", "TensorRT-LLM": "refused, #17701",

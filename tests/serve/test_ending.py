@@ -1,7 +1,5 @@
 """How the server ends: a signal, a grace, and an engine that fails. Nobody who was promised an answer hears nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json
@@ -354,8 +352,8 @@ class Crowd:
 
     def __init__(self, address, count, stop):
         self.address, self.count, self.stop = address, count, stop
-        self.heard: dict[int, str] = {}
-        self.unheard: dict[int, str] = {}
+        self.heard = {}
+        self.unheard = {}
 
     @staticmethod
     def body(number):

@@ -4,11 +4,9 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -162,7 +160,7 @@ def test_answers_fit_their_schema(client, served, shape, temperature):
 @pytest.mark.parametrize("mark", ["<|user|>", "</s>"])
 @pytest.mark.parametrize("kind", ["schema", "required", "strict"])
 def test_json_may_hold_the_name_of_a_mark(client, kind, mark):
-    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
     value = {f"a{mark}b": mark}
     schema = {"type": "object", "properties": {name: {"const": value[name]} for name in value}, "required": [*value]}
     schema["additionalProperties"] = False
@@ -182,7 +180,7 @@ def test_json_may_hold_the_name_of_a_mark(client, kind, mark):
 def test_json_closes_within_its_tokens(client, kind):
     """The answer says so; one that cannot be that short is refused with the number of tokens it takes."""
     schema = SHAPES["nested"]
-    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 4}
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 4}
     if kind == "tool":
         ask["tools"] = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
         ask["tool_choice"] = "required"
@@ -540,16 +538,16 @@ class Ahead(Drafter):
 
     name = "ahead"
 
-    def __init__(self, text: list[int]):
+    def __init__(self, text):
         self.text = text
 
-    def draft(self, row: Any, most: int) -> DraftTree:
+    def draft(self, row, most):
         at = row.num_new
         return self.chain_after(row, np.array(self.text[at : at + min(4, most) * (at % 3 > 0)], np.int64))
 
 
 @pytest.mark.parametrize("ends", ["max_tokens", "end token", "stop string"])
-def test_acceptance_counts_add_up_wherever_an_answer_ends(ends: str, alone: Any, folder: Path) -> None:
+def test_acceptance_counts_add_up_wherever_an_answer_ends(ends, alone, folder):
     """A step is a round with a draft, as vLLM counts; of a draft only what the answer has of it is accepted."""
     text = alone("the cat", max_tokens=24, ignore_eos=True)
     made = Engine(folder, Ahead(text.tokens), dtype="float32", device="cpu", threads=1, budget=False)
@@ -568,7 +566,7 @@ def test_acceptance_counts_add_up_wherever_an_answer_ends(ends: str, alone: Any,
     assert told["mean_acceptance_length"] == 1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]
 
 
-def test_an_answer_without_drafts_has_no_steps() -> None:
+def test_an_answer_without_drafts_has_no_steps():
     stats = RowStats()
     for _ in range(3):
         stats.record(0, 0, 0)

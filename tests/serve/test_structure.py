@@ -3,10 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.sampling import SamplingParams
-from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -160,7 +156,7 @@ TOKENIZERS = {
 }  # fmt: skip
 
 
-def written(grammar: Any, ends: Sequence[int], size: int, seed: int, begins: Sequence[int] = ()) -> list[int]:
+def written(grammar, ends, size, seed, begins=()):
     """Tokens of an answer, of which each is any that is allowed."""
     rng, answer = np.random.default_rng(seed), [*begins]
     while len(answer) < 100:
@@ -172,7 +168,7 @@ def written(grammar: Any, ends: Sequence[int], size: int, seed: int, begins: Seq
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_text_may_hold_the_name_of_any_token(name: str, request: pytest.FixtureRequest) -> None:
+def test_text_may_hold_the_name_of_any_token(name, request):
     """It is spelled in tokens of text; a mark itself comes nowhere, nor in free text."""
     tokenizer = TOKENIZERS[name](request.getfixturevalue)
     ends, size = [tokenizer.inner.eos_token_id], len(tokenizer.inner) + 3
@@ -196,7 +192,7 @@ def test_text_may_hold_the_name_of_any_token(name: str, request: pytest.FixtureR
         assert not free[marks].any()
 
 
-def test_a_letter_that_no_token_spells_is_an_error_and_no_end() -> None:
+def test_a_letter_that_no_token_spells_is_an_error_and_no_end():
     tokenizer = merged()
     made = Grammars(tokenizer, len(tokenizer.inner), [0])
     for text in ("é", "aé"):
@@ -204,7 +200,7 @@ def test_a_letter_that_no_token_spells_is_an_error_and_no_end() -> None:
             written(made.json_schema({"const": text}), [0], len(tokenizer.inner), 0)
 
 
-def test_an_answer_that_breaks_its_grammar_is_an_error_and_no_end(plain: Engine, tokenizer: Tokenizer) -> None:
+def test_an_answer_that_breaks_its_grammar_is_an_error_and_no_end(plain, tokenizer):
     made, size = grammars(plain).json_schema(FLAG), plain.target.vocab_size
     ids, ends = tokenizer.encode_text('{"a": true}'), list(plain.target.eos_token_ids)
     for at in range(len(ids)):
@@ -222,13 +218,13 @@ FUZZED = ("added", "gpt2", "stories260K", "unigram")
 LETTERS = ('"', "\\", "/", "é", "日本", "😀", "\n", "\t", "\u2028", "{", "]", "a", " ", "1", "<", "|", ">", ":", "'")
 
 
-def asked(rng: np.random.Generator, mark: str) -> Any:
+def asked(rng, mark):
     """A schema with a text in which a mark stands, with whatever else."""
     first, second = ("".join(rng.choice([*LETTERS, mark], 3)) for _ in range(2))
     text = f"{first}{mark}{second}"
     holds = {"type": "string", "pattern": f"^{re.escape(text)}[ab]{{1,2}}$"}
     named = {"properties": {text: {"type": "string", "maxLength": 5}}, "required": [text]}
-    shapes: list[Any] = [
+    shapes = [
         {"const": text}, {"enum": [second, text, mark]}, {"anyOf": [{"const": [text]}, {"type": "boolean"}]},
         {"type": "object", **named, "additionalProperties": False}, {"type": "string", "maxLength": 5}, holds,
     ]  # fmt: skip
@@ -238,7 +234,7 @@ def asked(rng: np.random.Generator, mark: str) -> Any:
 class Fuzzed:
     """A model with one of the tokenizers, whose added tokens are `added`."""
 
-    def __init__(self, name: str, request: pytest.FixtureRequest):
+    def __init__(self, name, request):
         self.tokenizer = tokenizer = TOKENIZERS[name](request.getfixturevalue)
         at, size = request.getfixturevalue("tmp_path"), len(tokenizer.inner) + 3
         self.folders = Folders(at, vocab_size=size, max_position_embeddings=512)
@@ -247,7 +243,7 @@ class Fuzzed:
         self.marks = {id for id, token in known.items() if token.content not in ("[X]", "    ", "word")}
         self.grammars = Grammars(tokenizer, size, self.ends, "none")
 
-    def answers(self, schemas: Sequence[Any], draft: Drafter) -> list[list[int]]:
+    def answers(self, schemas, draft):
         """Answers to all schemas, each whole JSON that fits its own and has no mark."""
         engine = Engine(self.folders.target, draft, tokenizer=self.tokenizer, max_batch=8)
         same = SamplingParams(max_tokens=200, stop_token_ids=self.ends)
@@ -264,7 +260,7 @@ class Fuzzed:
 
 
 @pytest.mark.parametrize("name", FUZZED)
-def test_a_text_with_a_mark_is_whole_json_whatever_drafts(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_text_with_a_mark_is_whole_json_whatever_drafts(name, request):
     made, rng = Fuzzed(name, request), np.random.default_rng(7)
     schemas = [asked(rng, str(rng.choice(made.added))) for _ in range(6)]
     drafts = [create("none"), create("grammar"), create("sam"), create("jacobi"), drafters.Random()]
@@ -275,7 +271,7 @@ def test_a_text_with_a_mark_is_whole_json_whatever_drafts(name: str, request: py
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FUZZED)
-def test_every_mark_with_every_drafter(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_mark_with_every_drafter(name, request):
     made, rng = Fuzzed(name, request), np.random.default_rng(8)
     schemas = [asked(rng, mark) for mark in made.added for _ in range(max(12, 36 // len(made.added)))]
     plain = made.answers(schemas, create("none"))
@@ -343,7 +339,7 @@ def test_a_forced_call_of_a_function_whose_schema_refers_to_itself(plain):
 # JSON that closes -----------------------------------------------------------------------------------------------------
 
 STRING = {"type": "string"}
-CLOSES: dict[str, dict[str, Any]] = {
+CLOSES = {
     "flag": FLAG,
     "any object": {"type": "object"},
     "strings": {"properties": {"s": STRING, "t": {"type": "array", "items": STRING}}, "required": ["s", "t"]}
@@ -356,13 +352,13 @@ CLOSES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def closing(engine: Engine, schema: dict[str, Any], most: int) -> Closing:
+def closing(engine, schema, most):
     made = grammars(engine)
     return made.closing(made.json_schema(schema), schema, most)
 
 
 @pytest.mark.parametrize("name", CLOSES)
-def test_an_answer_closes_whatever_a_model_writes(plain: Engine, tokenizer: Tokenizer, name: str) -> None:
+def test_an_answer_closes_whatever_a_model_writes(plain, tokenizer, name):
     """Any legal token may come, at any number of tokens from the least on, and something always may."""
     schema, size, ends = CLOSES[name], plain.target.vocab_size, plain.target.eos_token_ids
     least = closing(plain, schema, 1000).least
@@ -381,7 +377,7 @@ def test_an_answer_closes_whatever_a_model_writes(plain: Engine, tokenizer: Toke
         validate(json.loads(tokenizer.decode(answer)), schema)
 
 
-def test_where_there_is_room_nothing_changes(plain: Engine, tokenizer: Tokenizer) -> None:
+def test_where_there_is_room_nothing_changes(plain, tokenizer):
     made, free, size = closing(plain, FLAG, 5000), grammars(plain).json_schema(FLAG), plain.target.vocab_size
     ids = tokenizer.encode_text('{"a": true}')
     for i in range(len(ids) + 1):
@@ -396,7 +392,7 @@ def test_where_there_is_room_nothing_changes(plain: Engine, tokenizer: Tokenizer
 
 
 @pytest.mark.parametrize(("temperature", "drafter"), paired([0.0, 1.0], ["sam", "grammar", "recycling", "jacobi"]))
-def test_drafts_see_how_many_tokens_are_left(folder: Path, plain: Engine, drafter: str, temperature: float) -> None:
+def test_drafts_see_how_many_tokens_are_left(folder, plain, drafter, temperature):
     schema = CLOSES["strings"]
     params = {"max_tokens": 24, "temperature": temperature, "seed": 3}
     engine = Engine(folder, drafter, dtype="float32", device="cpu", threads=1)
@@ -409,7 +405,7 @@ def test_drafts_see_how_many_tokens_are_left(folder: Path, plain: Engine, drafte
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_reasoning_leaves_room_for_what_has_to_close(plain: Engine, tokenizer: Tokenizer, begun: bool) -> None:
+def test_reasoning_leaves_room_for_what_has_to_close(plain, tokenizer, begun):
     made, size = grammars(plain), plain.target.vocab_size
     with pytest.raises(PacelineError, match="takes at least"):
         made.after_reasoning(closing(plain, FLAG, 12), ("<think>", "</think>"), inside=True)
@@ -424,7 +420,7 @@ def test_reasoning_leaves_room_for_what_has_to_close(plain: Engine, tokenizer: T
     assert grammar.was_limited(answer)
 
 
-def test_what_is_kept_of_an_answer_that_is_limited_at_every_token_stays_small() -> None:
+def test_what_is_kept_of_an_answer_that_is_limited_at_every_token_stays_small():
     """Not each of its beginnings: of 8,000 tokens these would be hundreds of megabytes, for each client that asks."""
     kept, number = _Answers(), 1000
     for i in range(number):
@@ -435,13 +431,13 @@ def test_what_is_kept_of_an_answer_that_is_limited_at_every_token_stays_small() 
     assert not _Answers().begin([7, 8])
 
 
-def test_a_long_closing_is_no_work_for_all_others(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_closing_is_no_work_for_all_others(plain, monkeypatch):
     """Where every letter may decide whether a text of at least 300 letters closes, few tokens are tried, and each for
     few ends: one request must not hold up a round for half a second."""
     tried, made = 0, closing(plain, {"type": "string", "minLength": 300}, 700)
     whole = Closing._ends_with
 
-    def counted(self: Closing, tokens: Any) -> bool:
+    def counted(self, tokens):
         nonlocal tried
         tried += 1
         return whole(self, tokens)

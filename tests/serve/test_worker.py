@@ -1,7 +1,5 @@
 """The engine's thread, with an engine that is a few lines: who hears what, in which order, and when."""
 
-from __future__ import annotations
-
 import asyncio
 from threading import Event, current_thread
 from time import perf_counter
@@ -20,8 +18,8 @@ class Fake:
     """Every row gets one token a round. open: rows join the batch; broken: rounds that are to fail."""
 
     def __init__(self, max_batch=4, open=True):
-        self.rows: list[Row] = []
-        self.waiting: list[Row] = []
+        self.rows = []
+        self.waiting = []
         self.max_batch, self.open, self.broken, self.made = max_batch, open, 0, 0
 
     @property

@@ -62,8 +62,8 @@ class Traffic:
         self.bodies = [self._body(i) for i in range(kinds)]
         fates = self.rng.choice(list(FATES), size=count, p=list(FATES.values()))
         self.planned = [Planned(i % kinds, str(fate)) for i, fate in enumerate(fates)]
-        self.answers: dict[int, list[str]] = {}
-        self.outcomes: Counter[str] = Counter()
+        self.answers = {}
+        self.outcomes = Counter()
 
     def _body(self, kind):
         """A text completion or, without a schema in half the cases, a chat."""

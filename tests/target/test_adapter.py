@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,23 +17,22 @@ from paceline.engine.engine import Engine
 from paceline.errors import ModelError
 from paceline.formats.adapter import CONFIG, WEIGHTS, Adapter
 from paceline.plugins import to_gguf
-from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer, quantise_folder
 
 TEXT = [5, 17, 9, 40, 22, 31, 8, 13]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     return models.make("llama2", tmp_path_factory.mktemp("base") / "base")
 
 
 @pytest.fixture
-def adapter(base: Path, tmp_path: Path) -> Path:
+def adapter(base, tmp_path):
     return made(base, tmp_path / "adapter")
 
 
-def made(base: Path, folder: Path, **changes: Any) -> Path:
+def made(base, folder, **changes):
     """Write a random adapter with peft."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -48,26 +45,26 @@ def made(base: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def merged(base: Path, adapter: Path) -> torch.Tensor:
+def merged(base, adapter):
     """The logits after TEXT of the model that peft merges, [T, V]."""
     from peft import PeftModel
 
-    network: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
+    network = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
     with torch.no_grad():
-        logits: torch.Tensor = network(torch.tensor([TEXT])).logits[0]
+        logits = network(torch.tensor([TEXT])).logits[0]
     return logits
 
 
-def logits(target: Target) -> torch.Tensor:
+def logits(target):
     slot = target.add_row(len(TEXT))
     return target.verify([Segment.chunk(slot, np.array(TEXT), last=False, scored=len(TEXT))]).logits.float()
 
 
-def said(model: Path | str, **options: Any) -> torch.Tensor:
+def said(model, **options):
     return logits(load(model, **options))
 
 
-def is_near(logits: torch.Tensor, expected: torch.Tensor, base: Path) -> bool:
+def is_near(logits, expected, base):
     """Whether rounding moved the logits, and not a change that is missing."""
     effect = (said(base, dtype="float32") - expected).abs().mean()
     return bool((logits - expected).abs().mean() < 0.2 * effect)
@@ -83,7 +80,7 @@ def is_near(logits: torch.Tensor, expected: torch.Tensor, base: Path) -> bool:
         {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "norm"]},
     ],
 )
-def test_it_is_merged_as_peft_merges_it(changes: dict[str, Any], base: Path, tmp_path: Path) -> None:
+def test_it_is_merged_as_peft_merges_it(changes, base, tmp_path):
     folder = made(base, tmp_path / "adapter", **changes)
     expected = merged(base, folder)
     assert (said(folder, dtype="float32") - expected).abs().max() < 1e-4
@@ -98,13 +95,13 @@ def test_it_is_merged_as_peft_merges_it(changes: dict[str, Any], base: Path, tmp
         {"modules_to_save": ["lm_head"]},
     ],
 )
-def test_tied_embeddings_change_as_peft_changes_them(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_tied_embeddings_change_as_peft_changes_them(changes, tmp_path):
     base = models.make("smollm", tmp_path / "base")
     folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], **changes)
     assert (said(folder, dtype="float32") - merged(base, folder)).abs().max() < 1e-4
 
 
-def test_a_matrix_that_it_brings_along_is_the_one_that_it_changes() -> None:
+def test_a_matrix_that_it_brings_along_is_the_one_that_it_changes():
     """As of an output head that was the embedding: peft writes what the head was."""
     down, up, own = torch.randn(2, 5), torch.randn(3, 2), torch.randn(3, 5)
     made = Adapter(Path("adapter"), "base", {"lora_alpha": 4})
@@ -113,18 +110,18 @@ def test_a_matrix_that_it_brings_along_is_the_one_that_it_changes() -> None:
     torch.testing.assert_close(made.merged({"a.weight": torch.zeros(3, 5)})["a.weight"], own + 2 * up @ down)
 
 
-def test_a_tied_head_changes_as_in_training_and_its_embedding_stays(tmp_path: Path) -> None:
+def test_a_tied_head_changes_as_in_training_and_its_embedding_stays(tmp_path):
     base = models.make("smollm", tmp_path / "base")
     folder = made(base, tmp_path / "adapter", target_modules=["v_proj", "lm_head"])
     from peft import PeftModel
 
-    network: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    network = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
     with torch.no_grad():  # peft's merge would change the embedding, too
         expected = network(torch.tensor([TEXT])).logits[0]
     assert (said(folder, dtype="float32") - expected).abs().max() < 1e-4
 
 
-def test_a_head_in_blocks_that_was_tied_changes_alone(tmp_path: Path) -> None:
+def test_a_head_in_blocks_that_was_tied_changes_alone(tmp_path):
     base = models.make("smollm", tmp_path / "base")
     folder = made(base, tmp_path / "adapter", target_modules=["v_proj"], modules_to_save=["lm_head"])
     expected = merged(base, folder)
@@ -133,7 +130,7 @@ def test_a_head_in_blocks_that_was_tied_changes_alone(tmp_path: Path) -> None:
     assert is_near(said(folder, dtype="auto-float32"), expected, base)
 
 
-def test_drafts_stay_lossless_and_it_is_another_model(adapter: Path, base: Path) -> None:
+def test_drafts_stay_lossless_and_it_is_another_model(adapter, base):
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     texts = [
         Engine(model, draft, dtype="float32").generate([TEXT], params)[0].tokens
@@ -146,7 +143,7 @@ def test_drafts_stay_lossless_and_it_is_another_model(adapter: Path, base: Path)
     assert one.tokenizer is not None
 
 
-def test_the_base_may_lie_beside_it_and_be_a_file_or_in_blocks(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_the_base_may_lie_beside_it_and_be_a_file_or_in_blocks(base, adapter, tmp_path):
     expected = merged(base, adapter)
     to_gguf.write(base, tmp_path / "base.gguf")
     quantise_folder(base, tmp_path / "int8", "int8")
@@ -158,7 +155,7 @@ def test_the_base_may_lie_beside_it_and_be_a_file_or_in_blocks(base: Path, adapt
     assert any(re.search(r"\d+ weights of .*int8 have the changes", note) for note in notes)
 
 
-def test_a_hybrid_in_a_file_has_its_value_heads_in_another_order(tmp_path: Path) -> None:
+def test_a_hybrid_in_a_file_has_its_value_heads_in_another_order(tmp_path):
     base = models.make("qwen3.5", tmp_path / "base")
     gguf_files.write(base, tmp_path / "base.gguf")
     for modules, refused in ((["q_proj", "down_proj"], False), (["out_proj"], True)):
@@ -172,7 +169,7 @@ def test_a_hybrid_in_a_file_has_its_value_heads_in_another_order(tmp_path: Path)
             torch.testing.assert_close(said(folder, dtype="float32"), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_it_can_be_quantised(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_it_can_be_quantised(base, adapter, tmp_path):
     quantise_folder(adapter, tmp_path / "int8", "int8")
     assert is_near(said(tmp_path / "int8"), merged(base, adapter), base)
     assert load(tmp_path / "int8").tokenizer is not None
@@ -184,9 +181,7 @@ def test_it_can_be_quantised(base: Path, adapter: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other" / CONFIG).exists()
 
 
-def test_an_adapter_of_the_first_layers_is_not_quantised_as_the_whole_model(
-    base: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_of_the_first_layers_is_not_quantised_as_the_whole_model(base, adapter, tmp_path):
     few = json.loads((base / "config.json").read_text()) | {"num_hidden_layers": 2}
     (adapter / "config.json").write_text(json.dumps(few))
     tensors(lambda every: [every.pop(name) for name in [*every] if ".layers.2." in name])(adapter)
@@ -195,26 +190,26 @@ def test_an_adapter_of_the_first_layers_is_not_quantised_as_the_whole_model(
         quantise_folder(adapter, tmp_path / "int8", "int8")
 
 
-def entry(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
+def entry(**changes):
+    def change(folder):
         config = json.loads((folder / CONFIG).read_text()) | changes
         (folder / CONFIG).write_text(json.dumps(config))
 
     return change
 
 
-def beside(**changes: Any) -> Callable[[Path], None]:
+def beside(**changes):
     """Write the base's config.json beside the adapter, with changes."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         base = Path(json.loads((folder / CONFIG).read_text())["base_model_name_or_path"])
         (folder / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | changes))
 
     return change
 
 
-def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
+def tensors(change):
+    def changed(folder):
         every = load_file(folder / WEIGHTS)
         change(every)
         save_file(every, folder / WEIGHTS)
@@ -225,7 +220,7 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
 
-def rank_0() -> dict[str, torch.Tensor]:
+def rank_0():
     return {Q.format("A"): torch.ones(0, 64), Q.format("B"): torch.ones(64, 0)}
 
 
@@ -257,7 +252,7 @@ def rank_0() -> dict[str, torch.Tensor]:
         (tensors(lambda every: every.update({"base_model.model.more.weight": torch.ones(3)})), "which"),
     ],
 )
-def test_what_cannot_be_merged_is_refused(change: Callable[[Path], None], words: str, adapter: Path) -> None:
+def test_what_cannot_be_merged_is_refused(change, words, adapter):
     change(adapter)
     with pytest.raises(ModelError) as caught:
         load(adapter)
@@ -265,6 +260,6 @@ def test_what_cannot_be_merged_is_refused(change: Callable[[Path], None], words:
     assert "\n" not in str(caught.value)
 
 
-def test_a_family_of_transformers_is_refused(adapter: Path) -> None:
+def test_a_family_of_transformers_is_refused(adapter):
     with pytest.raises(ModelError, match="only the native decoder merges adapters"):
         load(adapter, native=False)

@@ -10,38 +10,38 @@ import torch
 from tests.gguf_files import random_blocks
 
 from paceline.formats.precision import PRECISIONS, multipliable, quantised
-from paceline.kernels.blocks import KINDS, Q4_0, Q4_K, Q8_0, Blocks, Kind, give_back, kind_of, quantise
+from paceline.kernels.blocks import KINDS, Q4_0, Q4_K, Q8_0, Blocks, give_back, kind_of, quantise
 
 READABLE = [kind for number in gguf.GGMLQuantizationType if (kind := kind_of(number)) and kind.inputs > 1]
 """All formats of blocks that the package can expand."""
 
 
-def reference(blocks: Blocks) -> torch.Tensor:
+def reference(blocks):
     kind = gguf.GGMLQuantizationType(blocks.kind.number)
     with np.errstate(all="ignore"):
         return torch.from_numpy(gguf.quants.dequantize(blocks.data.numpy(), kind))
 
 
-def bits(values: torch.Tensor) -> torch.Tensor:
+def bits(values):
     """As integers, all that are not numbers alike."""
     return torch.where(values.isnan(), torch.nan, values).view(torch.int32)
 
 
-def anything(kind: Kind, outputs: int = 64, blocks: int = 5, seed: int = 0) -> Blocks:
+def anything(kind, outputs=64, blocks=5, seed=0):
     """Random bytes."""
     generator = torch.Generator().manual_seed(seed)
     size = (outputs, blocks * kind.nbytes)
     return Blocks(kind, torch.randint(0, 256, size, dtype=torch.uint8, generator=generator))
 
 
-def test_sizes_are_ggmls() -> None:
+def test_sizes_are_ggmls():
     for kind in KINDS.values():
         known = gguf.GGMLQuantizationType(kind.number)
         assert (known.name, gguf.GGML_QUANT_SIZES[known]) == (kind.name, (kind.inputs, kind.nbytes))
 
 
 @pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
-def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_bytes_are_read_as_the_reference_reads_them(kind, monkeypatch):
     blocks = anything(kind)
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
     monkeypatch.setattr("paceline.kernels.blocks.CHUNK", 1000)  # in pieces
@@ -51,7 +51,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=lambda kind: kind.name)
-def test_weights_of_any_dtype_are_made_into_the_references_bytes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_any_dtype_are_made_into_the_references_bytes(kind, monkeypatch):
     """Whole and in pieces; zeros and numbers too small for a float16 scale too."""
     weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     weight[0], weight[1], weight[2] = 0, 1e-7 * weight[1], 1e3 * weight[2]
@@ -65,7 +65,7 @@ def test_weights_of_any_dtype_are_made_into_the_references_bytes(kind: Kind, mon
 
 
 @pytest.mark.parametrize(("kind", "error"), [(Q8_0, 1 / 254), (Q4_0, 1 / 8)])
-def test_what_is_made_is_near(kind: Kind, error: float) -> None:
+def test_what_is_made_is_near(kind, error):
     weight = torch.randn(9, 96, generator=torch.Generator().manual_seed(2))
     largest = weight.view(9, 3, 32).abs().amax(-1, keepdim=True).expand(9, 3, 32).reshape(9, 96)
     bound = error * largest + weight.abs() / 1024  # the scale is rounded to float16
@@ -73,7 +73,7 @@ def test_what_is_made_is_near(kind: Kind, error: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in READABLE if kind not in KINDS.values()], ids=lambda kind: kind.name)
-def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind: Kind) -> None:
+def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind):
     """A weight is off by at most half a step of Q8_0, and by what rounding its scale to float16 brings; all together by
     less than 1 % of their root mean square (docs/quantised.md)."""
     names = ("q", "k", "model.embed_tokens.weight")
@@ -90,7 +90,7 @@ def test_other_formats_are_held_as_q8_0_but_not_what_is_only_looked_up(kind: Kin
 
 
 @pytest.mark.parametrize("word", PRECISIONS)
-def test_what_is_small_and_sensitive_stays_as_it_is(word: str) -> None:
+def test_what_is_small_and_sensitive_stays_as_it_is(word):
     """Routers of experts, gates of shared ones and decays of recurrent layers; norms and what blocks do not fit."""
     layer = "model.layers.0."
     kept = ["mlp.gate", "mlp.shared_expert_gate", *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a"))]
@@ -103,7 +103,7 @@ def test_what_is_small_and_sensitive_stays_as_it_is(word: str) -> None:
     assert found == {f"{layer}{name}.weight": inner for name in made} | {"lm_head.weight": outer}
 
 
-def test_what_was_read_of_a_file_is_given_back(tmp_path: Path) -> None:
+def test_what_was_read_of_a_file_is_given_back(tmp_path):
     """Pages of the file alone, and whole ones; what is in them stays the same."""
     size = 64 << 20
     (tmp_path / "file").write_bytes(bytes(range(256)) * (size >> 8))
@@ -117,6 +117,6 @@ def test_what_was_read_of_a_file_is_given_back(tmp_path: Path) -> None:
     assert own.min() == 1
 
 
-def in_memory() -> int:
+def in_memory():
     """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

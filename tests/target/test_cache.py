@@ -11,37 +11,37 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.core.segment import Segment
 from paceline.target.cache import GRANULE, RaggedCache
-from paceline.target.layout import Layout, plan
+from paceline.target.layout import plan
 
 LAYERS, HEADS, DIM, CONTEXT = 3, 2, 4, 300
 
 
-def make() -> RaggedCache:
+def make():
     return RaggedCache(LAYERS, HEADS, DIM, CONTEXT, torch.float32, "cpu")
 
 
-def entry(ids: np.ndarray, layer: int, which: int) -> torch.Tensor:
+def entry(ids, layer, which):
     """A key (which = 0) or value (1) that says whose it is: [n, HEADS, DIM] for the nodes `ids`."""
     base = torch.from_numpy(ids.astype(np.float32))[:, None, None] * (LAYERS * 2 * HEADS * DIM)
     return base + torch.arange(HEADS * DIM).view(HEADS, DIM) + (layer * 2 + which) * HEADS * DIM
 
 
 @torch.inference_mode()
-def write(cache: RaggedCache, layout: Layout, ids: np.ndarray, layers: range = range(LAYERS)) -> None:
+def write(cache, layout, ids, layers=range(LAYERS)):
     writer = cache.writer(layout)
     for layer in layers:
         writer.write(layer, entry(ids, layer, 0), entry(ids, layer, 1))
 
 
-def layout_of(cache: RaggedCache, segments: list[Segment]) -> Layout:
+def layout_of(cache, segments):
     return plan(segments, [cache.length(s.slot) for s in segments])
 
 
-def chain(slot: int, n: int, start: int = 0) -> Segment:
+def chain(slot, n, start=0):
     return Segment(slot, np.zeros(n, np.int64), np.arange(-1, n - 1), start=start)
 
 
-def held(cache: RaggedCache, slot: int, count: int) -> np.ndarray:
+def held(cache, slot, count):
     """The ids of the first `count` places of a row, as a forward of that row would read them."""
     layout = plan([chain(slot, count)], [0])
     writer = cache.writer(layout)
@@ -66,19 +66,19 @@ class ModelRow:
 class CacheMachine(RuleBasedStateMachine):
     """The model: a list of ids for every row, and the ids written after it since its last commit."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.cache = make()
-        self.rows: dict[int, ModelRow] = {}
+        self.rows = {}
         self.next_id = 1
 
     @initialize(n=st.integers(1, 3))
-    def begin(self, n: int) -> None:
+    def begin(self, n):
         for _ in range(n):
             self.add(10)
 
     @rule(expected=st.sampled_from([1, 20, GRANULE, GRANULE + 1, 150, 5000]))
-    def add(self, expected: int) -> None:
+    def add(self, expected):
         slot = self.cache.add_row(expected)
         assert slot not in self.rows
         assert slot == min(set(range(len(self.rows) + 1)) - self.rows.keys()), "the lowest free slot"
@@ -87,7 +87,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
-    def drop(self, data: st.DataObject) -> None:
+    def drop(self, data):
         slot = data.draw(st.sampled_from(sorted(self.rows)))
         self.cache.drop_row(slot)
         del self.rows[slot]
@@ -96,7 +96,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
-    def forward(self, data: st.DataObject) -> None:
+    def forward(self, data):
         """Write a segment for some rows, in any order; go on after what was written before, or start again."""
         slots = data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, unique=True))
         segments, ids = [], []
@@ -114,7 +114,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(row.after for row in self.rows.values()))
     @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
+    def commit(self, data):
         slot = data.draw(st.sampled_from(sorted(s for s, row in self.rows.items() if row.after)))
         row = self.rows[slot]
         others = st.sets(st.integers(1, len(row.after) - 1)) if len(row.after) > 1 else st.just(set())
@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         row.after = []
 
     @invariant()
-    def holds_what_the_model_holds(self) -> None:
+    def holds_what_the_model_holds(self):
         for slot, row in self.rows.items():
             assert self.cache.length(slot) == len(row.committed)
             every = row.committed + row.after
@@ -142,7 +142,7 @@ TestCacheMachine = CacheMachine.TestCase
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True), st.integers(1, 5))
 @torch.inference_mode()
-def test_every_group_reads_the_rows_it_names(slots: list[int], nodes: int) -> None:
+def test_every_group_reads_the_rows_it_names(slots, nodes):
     cache = make()
     for _ in range(6):
         cache.add_row(10)
@@ -164,7 +164,7 @@ def test_every_group_reads_the_rows_it_names(slots: list[int], nodes: int) -> No
 
 
 @pytest.mark.parametrize("others", ["none", "shorter"])
-def test_growing_keeps_what_is_written_after_a_row(others: str) -> None:
+def test_growing_keeps_what_is_written_after_a_row(others):
     """A self-drafter's nodes lie after its row while another row's prompt makes the cache grow."""
     cache = make()
     slot = cache.add_row(10)
@@ -182,7 +182,7 @@ def test_growing_keeps_what_is_written_after_a_row(others: str) -> None:
     assert held(cache, slot, 60).tolist() == [*range(40), *range(100, 120)]
 
 
-def test_capacity_and_slots_double_so_that_growing_stays_cheap() -> None:
+def test_capacity_and_slots_double_so_that_growing_stays_cheap():
     cache = RaggedCache(1, 1, 1, 100_000, torch.float32, "cpu")
     slot = cache.add_row(1)
     capacities = set()
@@ -198,7 +198,7 @@ def test_capacity_and_slots_double_so_that_growing_stays_cheap() -> None:
     assert slot == 0
 
 
-def test_the_cache_does_not_outgrow_the_context() -> None:
+def test_the_cache_does_not_outgrow_the_context():
     cache = make()
     cache.add_row(10**9)
     cache.reserve(CONTEXT - 1)
@@ -206,7 +206,7 @@ def test_the_cache_does_not_outgrow_the_context() -> None:
     assert cache.nbytes == 4 * 2 * LAYERS * HEADS * DIM * cache.num_slots * cache.capacity
 
 
-def test_a_new_row_finds_nothing_of_an_earlier_one() -> None:
+def test_a_new_row_finds_nothing_of_an_earlier_one():
     """What a masked place holds is multiplied by zero, and zero times NaN is NaN."""
     cache = make()
     slot = cache.add_row(60)
@@ -222,7 +222,7 @@ def test_a_new_row_finds_nothing_of_an_earlier_one() -> None:
     assert not cache.copy(cache.add_row(60), cache.capacity).any()
 
 
-def test_a_cache_goes_on_in_the_memory_of_one_without_rows() -> None:
+def test_a_cache_goes_on_in_the_memory_of_one_without_rows():
     first, second, other = make(), make(), RaggedCache(1, HEADS, DIM, CONTEXT, torch.float32, "cpu")
     slot = first.add_row(60)
     write(first, layout_of(first, [chain(slot, 20)]), np.full(20, np.nan))
@@ -237,7 +237,7 @@ def test_a_cache_goes_on_in_the_memory_of_one_without_rows() -> None:
 
 
 @pytest.mark.parametrize("slot", [-1, 1, 2, 7])
-def test_an_unknown_slot_is_refused(slot: int) -> None:
+def test_an_unknown_slot_is_refused(slot):
     cache = make()
     for _ in range(2):
         cache.add_row(10)

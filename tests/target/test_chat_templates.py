@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import product
-from typing import Any
 
 import pytest
 import tokenizers
@@ -54,14 +53,14 @@ ALPHABET = sorted({letter for text in TEMPLATES.values() for letter in text if l
 Names = Callable[[str], str]
 
 
-def other(text: str) -> str:
+def other(text):
     """A template, or a mark, in which all marks have other names."""
     for mark, name in (("<|", "«"), ("|>", "»"), ("<s>", "«s»"), ("</s>", "«/s»"), ("tool_call>", "tool_call»")):
         text = text.replace(mark, name)
     return text
 
 
-def byte_level(name: Names) -> PreTrainedTokenizerFast:
+def byte_level(name):
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -76,7 +75,7 @@ def byte_level(name: Names) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=name("<s>"), eos_token=name("</s>"))
 
 
-def unigram(name: Names) -> PreTrainedTokenizerFast:
+def unigram(name):
     """A SentencePiece model, which has its marks among its pieces."""
     marks = [*map(name, MARKS)]
     pieces = [("<unk>", 0.0), *((mark, 0.0) for mark in marks), *((letter, -3.0) for letter in ALPHABET)]
@@ -88,10 +87,10 @@ def unigram(name: Names) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=name("<s>"), eos_token=name("</s>"))
 
 
-KINDS: dict[str, Callable[[Names], PreTrainedTokenizerFast]] = {"bytes": byte_level, "unigram": unigram}
+KINDS = {"bytes": byte_level, "unigram": unigram}
 
 
-def made(kind: str, template: str, name: Names = str) -> Tokenizer:
+def made(kind, template, name=str):
     inner = KINDS[kind](name)
     inner.chat_template = name(template)
     tokenizer = Tokenizer(inner, "tiny")
@@ -99,9 +98,9 @@ def made(kind: str, template: str, name: Names = str) -> Tokenizer:
     return tokenizer
 
 
-def chat(text: str, template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def chat(text, template):
     """A conversation in which system, user, and, where the template knows them, tools say `text`."""
-    messages: list[dict[str, Any]] = [
+    messages = [
         {"role": "system", "content": text}, {"role": "user", "content": text},
         {"role": "assistant", "content": "3"}, {"role": "user", "content": text},
     ]  # fmt: skip
@@ -113,7 +112,7 @@ def chat(text: str, template: str) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 @pytest.mark.parametrize(("kind", "name"), list(product(KINDS, TEMPLATES)))
-def test_marks_in_peoples_text_have_the_ids_of_text(kind: str, name: str) -> None:
+def test_marks_in_peoples_text_have_the_ids_of_text(kind, name):
     """As in a tokenizer and a template in which all marks have other names, so that people's are none."""
     ours, theirs = made(kind, TEMPLATES[name]), made(kind, TEMPLATES[name], other)
     theirs.reads_marks = True
@@ -127,7 +126,7 @@ def test_marks_in_peoples_text_have_the_ids_of_text(kind: str, name: str) -> Non
 
 
 @pytest.mark.parametrize(("kind", "name"), list(product(KINDS, TEMPLATES)))
-def test_prompts_without_marks_are_as_before(kind: str, name: str) -> None:
+def test_prompts_without_marks_are_as_before(kind, name):
     """Those of the templates themselves, and the encoder with other names makes the same of them."""
     tokenizer = made(kind, TEMPLATES[name])
     for text in ("1 ? 2", "a  b\n\nc <b> [1] <u>", ""):
@@ -141,7 +140,7 @@ def test_prompts_without_marks_are_as_before(kind: str, name: str) -> None:
         assert ids == own == tokenizer._marks.encode(text)
 
 
-def test_marks_of_a_real_tokenizer(demo: Any) -> None:
+def test_marks_of_a_real_tokenizer(demo):
     tokenizer = load_tokenizer(demo)
     marks = [token.content for token in tokenizer.inner.added_tokens_decoder.values()]
     text = f"1 {' x '.join(marks)} 2"
@@ -150,7 +149,7 @@ def test_marks_of_a_real_tokenizer(demo: Any) -> None:
     assert len(tokenizer.encode_chat([{"role": "user", "content": "x"}])) < len(ids) - 3 * len(marks)
 
 
-def test_the_assistants_own_marks_stay_but_those_that_no_answer_shows() -> None:
+def test_the_assistants_own_marks_stay_but_those_that_no_answer_shows():
     tokenizer = made("bytes", models.CHAT_TEMPLATE)
     said = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1 <tool_call>2</tool_call>\n</s>"}]
     (call, end, eos) = tokenizer.inner.convert_tokens_to_ids(["<tool_call>", "</tool_call>", "</s>"])
@@ -163,7 +162,7 @@ def test_the_assistants_own_marks_stay_but_those_that_no_answer_shows() -> None:
 # Messages that a template refuses ----------------------------------------------------------------------------------
 
 
-def said(*turns: str) -> list[dict[str, Any]]:
+def said(*turns):
     """Messages of turns such as "user: a"."""
     return [dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) for turn in turns]
 
@@ -195,7 +194,7 @@ CHATS = {
 
 
 @pytest.mark.parametrize("case", CHATS)
-def test_messages_that_a_template_refuses_are_joined_or_turned(case: str) -> None:
+def test_messages_that_a_template_refuses_are_joined_or_turned(case):
     messages, *expected = CHATS[case]
     for template, form in zip((SYSTEM_FIRST, ALTERNATING, NO_SYSTEM), expected, strict=True):
         wanted = messages if form is None else form
@@ -210,13 +209,13 @@ def test_messages_that_a_template_refuses_are_joined_or_turned(case: str) -> Non
     ) + "<|assistant|>"
 
 
-def test_what_is_refused_in_any_form_says_why_it_was_at_first() -> None:
+def test_what_is_refused_in_any_form_says_why_it_was_at_first():
     tokenizer = made("bytes", "{{ raise_exception('not ' + messages | length | string) }}")
     with pytest.raises(PromptError, match=r"refuses these messages: not 2$"):
         tokenizer.encode_chat(said("user: a", "user: b"))
 
 
-def test_a_number_that_stands_for_no_mark_is_text() -> None:
+def test_a_number_that_stands_for_no_mark_is_text():
     """A template's error may show a client such a number, who can write another one like it."""
     backend = byte_level(str).backend_tokenizer
     marks = Marks(backend, MARKS, ())

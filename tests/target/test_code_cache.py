@@ -1,14 +1,10 @@
 """Compiled kernels that are kept: made once, and anew when the file is not whole or the sources are others."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,24 +14,24 @@ from paceline.kernels.vectors import UNUSED_DAYS, load_or_compile
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "paceline" / "kernels"
 
 
-def multiplied(factor: float, written: list[float]) -> Callable[[np.ndarray], np.ndarray]:
+def multiplied(factor, written):
     """A compiled function that multiplies 16 numbers, and notes that it was written."""
 
-    def body(y: v.Value, x: v.Value) -> None:
+    def body(y, x):
         v.store(y, v.load(x, v.F32) * factor)
 
-    def write(module: v.Module) -> None:
+    def write(module):
         written.append(factor)
         module.add("multiplied", body)
 
     address = v.compiled(f"times {factor}", write)
 
-    def run(x: np.ndarray) -> np.ndarray:
+    def run(x):
         y = np.zeros_like(x)
         ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address("multiplied"))(y.ctypes.data, x.ctypes.data)
         return y
@@ -43,7 +39,7 @@ def multiplied(factor: float, written: list[float]) -> Callable[[np.ndarray], np
     return run
 
 
-def test_code_is_written_once_and_computes_the_same(folder: Path) -> None:
+def test_code_is_written_once_and_computes_the_same(folder):
     x, written = np.arange(16, dtype=np.float32), list[float]()
     for _ in range(2):
         assert (multiplied(2.0, written)(x) == 2 * x).all()
@@ -56,7 +52,7 @@ def test_code_is_written_once_and_computes_the_same(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [lambda code: code[:-1], lambda code: b"", lambda code: code[:40] + b"?" + code[41:]]
 )
-def test_a_damaged_file_is_made_anew(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_file_is_made_anew(folder, damage):
     x, written = np.arange(16, dtype=np.float32), list[float]()
     multiplied(2.0, written)
     [file] = folder.iterdir()
@@ -67,14 +63,14 @@ def test_a_damaged_file_is_made_anew(folder: Path, damage: Callable[[bytes], byt
     assert file.read_bytes() == whole
 
 
-def test_other_sources_have_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_have_other_code(monkeypatch):
     assert load_or_compile("key", lambda: b"old") == b"old"
     assert load_or_compile("key", lambda: b"new") == b"old"
     monkeypatch.setattr(v, "_sources", lambda: "changed")
     assert load_or_compile("key", lambda: b"new") == b"new"
 
 
-def test_what_is_not_used_goes(folder: Path) -> None:
+def test_what_is_not_used_goes(folder):
     load_or_compile("often", lambda: b"often")
     load_or_compile("seldom", lambda: b"seldom")
     long_ago = time.time() - (UNUSED_DAYS + 1) * 86_400
@@ -87,9 +83,7 @@ def test_what_is_not_used_goes(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["folder", "file"])
 @pytest.mark.parametrize("doing", ["others may write", "of another user", "a link"])
-def test_code_that_others_could_have_written_is_not_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
-) -> None:
+def test_code_that_others_could_have_written_is_not_run(folder, monkeypatch, place, doing):
     assert load_or_compile("key", lambda: b"ours") == b"ours"
     [file] = folder.iterdir()
     file.write_bytes(hashlib.sha256(b"theirs").digest() + b"theirs")
@@ -100,7 +94,7 @@ def test_code_that_others_could_have_written_is_not_run(
     elif doing == "of another user":
         before = Path.lstat
 
-        def lstat(self: Path) -> Any:
+        def lstat(self):
             about = before(self)
             if self != path:
                 return about
@@ -117,16 +111,16 @@ def test_code_that_others_could_have_written_is_not_run(
         assert load_or_compile("key", lambda: b"not asked for") == b"ours", "the file is ours again"
 
 
-def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_folder_nothing_is_kept(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert load_or_compile("key", lambda: b"first") == b"first"
     assert load_or_compile("key", lambda: b"second") == b"second"
 
 
-def test_an_edit_outside_of_the_kernels_compiles_none_of_them_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_outside_of_the_kernels_compiles_none_of_them_anew(monkeypatch):
     """Kept code is found by a digest of these files, which are all that code for kernels is written by."""
-    read: list[Path] = []
+    read = []
     contents = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or contents(path))
     v._sources.__wrapped__()

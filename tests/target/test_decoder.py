@@ -1,11 +1,6 @@
 """The native decoder: equal to transformers on plain text, and to itself on every tree, batch and seam."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import cache as memo
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +17,13 @@ from paceline.core.segment import Segment
 from paceline.core.tree import ancestors
 from paceline.engine.engine import Engine
 from paceline.formats.shape import Shape
-from paceline.target.base import Needs, Target
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load, load_tokenizer
 
 
-def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: int = 0) -> Segment:
+def chain(slot, tokens, logits=None, start=0):
     n = len(tokens)
     return Segment(
         slot,
@@ -39,7 +34,7 @@ def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: in
     )
 
 
-def plain_logits(decoder: Decoder, tokens: Sequence[int], needs: Needs = Needs()) -> Any:
+def plain_logits(decoder, tokens, needs=Needs()):
     """Logits [n, V] of plain text, run in one forward on a row of its own."""
     slot = decoder.add_row(1)
     verdict = decoder.verify([chain(slot, tokens)], needs)
@@ -47,7 +42,7 @@ def plain_logits(decoder: Decoder, tokens: Sequence[int], needs: Needs = Needs()
     return verdict
 
 
-def text(rng: np.random.Generator, n: int) -> list[int]:
+def text(rng, n):
     return rng.integers(2, models.VOCAB_SIZE, n).tolist()
 
 
@@ -55,14 +50,14 @@ def text(rng: np.random.Generator, n: int) -> list[int]:
 
 
 @torch.no_grad()
-def test_experts_may_be_in_some_layers_alone() -> None:
+def test_experts_may_be_in_some_layers_alone():
     decoder, model = native.pair("qwen3-moe", decoder_sparse_step=2)
     assert [kind.experts for kind in decoder.shape.layers] == [False, True, False]
     theirs = model(torch.tensor([native.TEXT]), use_cache=False).logits[0]
     torch.testing.assert_close(native.logits(decoder), theirs, atol=2e-4, rtol=1e-4)
 
 
-def test_longrope_ends_where_its_short_factors_do() -> None:
+def test_longrope_ends_where_its_short_factors_do():
     """A longer text turns all of its tokens by other angles."""
     assert Shape.of(models.config("phi3-long")).max_context == models.MAX_CONTEXT
 
@@ -70,7 +65,7 @@ def test_longrope_ends_where_its_short_factors_do() -> None:
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("family", models.NATIVE)
 @torch.no_grad()
-def test_logits_and_hidden_states_are_those_of_transformers(family: str) -> None:
+def test_logits_and_hidden_states_are_those_of_transformers(family):
     decoder, model = native.pair(family)
     tokens = text(np.random.default_rng(3), 100)
     theirs = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
@@ -85,7 +80,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(family: str) -> None
     assert torch.equal(values, ours.logits.sort(descending=True).values[:, :5])
 
 
-def logits_in_pieces(target: Target, tokens: Sequence[int], cuts: Sequence[int]) -> torch.Tensor:
+def logits_in_pieces(target, tokens, cuts):
     """Logits [n, V] after every token of a text that is run in pieces, on a row that has to grow."""
     slot, found = target.add_row(8), []
     for piece in np.split(np.array(tokens), cuts):
@@ -97,7 +92,7 @@ def logits_in_pieces(target: Target, tokens: Sequence[int], cuts: Sequence[int])
 
 
 @torch.no_grad()
-def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[list[int]], new_tokens: int) -> bool:
+def says_the_same(target, model, tokens, prompts, new_tokens):
     """Whether logits, in whole texts, pieces and single tokens, and greedy text are those of a transformers model."""
     logits = model(torch.tensor([tokens])).logits[0]
     assert logits.std(0).mean() > 1, "the test would see no difference"
@@ -111,13 +106,13 @@ def says_the_same(target: Target, model: Any, tokens: list[int], prompts: list[l
 
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("family", models.NATIVE)
-def test_a_folder_says_what_the_model_said_that_was_saved_in_it(family: str, tmp_path: Path) -> None:
+def test_a_folder_says_what_the_model_said_that_was_saved_in_it(family, tmp_path):
     target = load(models.make(family, tmp_path), native=True)
     prompts = [text(np.random.default_rng(0), 7) * 3]
     assert says_the_same(target, models.model(family), text(np.random.default_rng(0), 100), prompts, 10)
 
 
-def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
+def test_a_trained_model_says_what_transformers_says(stories):
     target = load(stories, dtype="float32", native=True)
     prompt = load_tokenizer(stories).encode("Once upon a time")
     tokens = np.random.default_rng(0).integers(3, 512, 100).tolist()
@@ -128,7 +123,7 @@ def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama2", "qwen3"])
-def test_a_long_piece_of_a_prompt_is_attended_to_as_in_the_whole(family: str) -> None:
+def test_a_long_piece_of_a_prompt_is_attended_to_as_in_the_whole(family):
     """Its earlier tokens and its own are attended to apart, and put together."""
     target, tokens = native.of(models.model(family)), text(np.random.default_rng(0), 120)
     whole, pieces = (logits_in_pieces(target, tokens, cuts) for cuts in ([], [40]))
@@ -150,50 +145,50 @@ class DecoderMachine(RuleBasedStateMachine):
     kind = "llama2"
 
     @initialize()
-    def begin(self) -> None:
+    def begin(self):
         self.decoder = _double(self.kind, "batch")
         self.decoder.cache = self.decoder.new_cache(3, 0)  # begin small: growing is under test
-        self.rows: dict[int, list[int]] = {}
-        self.ran: dict[int, Segment] = {}
+        self.rows = {}
+        self.ran = {}
         self.add(1)
 
     @rule(expected=st.sampled_from([1, 70, 200]))
-    def add(self, expected: int) -> None:
+    def add(self, expected):
         if len(self.rows) < 6:
             self.rows[self.decoder.add_row(expected)] = []
 
     @precondition(lambda self: len(self.rows) > 1)
     @rule(data=st.data())
-    def drop(self, data: st.DataObject) -> None:
+    def drop(self, data):
         slot = data.draw(st.sampled_from(sorted(self.rows)))
         self.decoder.drop_row(slot)
         self.rows.pop(slot)
         self.ran.pop(slot, None)
 
-    def pick(self, data: st.DataObject) -> list[int]:
+    def pick(self, data):
         return data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, unique=True))
 
-    def tree(self, data: st.DataObject, slot: int, most: int = 9) -> Segment:
+    def tree(self, data, slot, most=9):
         n = data.draw(st.integers(1, most))
         tokens = data.draw(st.lists(st.integers(0, 22), min_size=n, max_size=n))
         parent = [-1, *(data.draw(st.integers(0, i - 1)) for i in range(1, n))]
         return Segment(slot, np.array(tokens), np.array(parent), num_logits=n)
 
-    def chunk(self, data: st.DataObject, slot: int) -> Segment:
+    def chunk(self, data, slot):
         n = data.draw(st.sampled_from([1, 2, 30, SHARED_QUERIES, SHARED_QUERIES + 1, 100]))
         n = max(1, min(n, 380 - len(self.rows[slot])))
         tokens = np.random.default_rng(data.draw(st.integers(0, 3))).integers(23, size=n)
         return chain(slot, tokens.tolist(), logits=data.draw(st.sampled_from([0, 1, n])))
 
-    def segment(self, data: st.DataObject, slot: int) -> Segment:
+    def segment(self, data, slot):
         return self.chunk(data, slot) if data.draw(st.integers(0, 3)) == 0 else self.tree(data, slot)
 
     @rule(data=st.data())
-    def verify(self, data: st.DataObject) -> None:
+    def verify(self, data):
         self.run([self.segment(data, slot) for slot in self.pick(data)], Needs())
 
     @rule(data=st.data())
-    def verify_bit_by_bit(self, data: st.DataObject) -> None:
+    def verify_bit_by_bit(self, data):
         """A first part of every tree, then the rest with `start`, perhaps in company that runs from the beginning."""
         trees = [self.tree(data, slot) for slot in self.pick(data)]
         cuts = [data.draw(st.integers(0, len(t.tokens) - 1)) for t in trees]
@@ -213,10 +208,10 @@ class DecoderMachine(RuleBasedStateMachine):
         self.run(data.draw(st.permutations(rest)), Needs())
 
     @rule(data=st.data(), layer=st.integers(1, 3))
-    def resume(self, data: st.DataObject, layer: int) -> None:
+    def resume(self, data, layer):
         """A self-drafter runs the first layers, a few nodes at a time; other rows come fresh."""
         trees = {slot: self.tree(data, slot, 6) for slot in self.pick(data)}
-        states: dict[int, list[torch.Tensor]] = {slot: [] for slot in trees}
+        states = {slot: [] for slot in trees}
         done = dict.fromkeys(trees, 0)
         while open_slots := [slot for slot, t in trees.items() if done[slot] < len(t.tokens)]:
             parts = []
@@ -233,7 +228,7 @@ class DecoderMachine(RuleBasedStateMachine):
         every = [*trees.values(), *(self.segment(data, slot) for slot in self.pick(data) if slot not in trees)]
         self.run(data.draw(st.permutations(every)), Needs(resume_layer=layer))
 
-    def run(self, segments: list[Segment], needs: Needs) -> None:
+    def run(self, segments, needs):
         verdict = self.decoder.verify(segments, needs)
         assert torch.isfinite(verdict.logits).all()
         for s, seg in enumerate(segments):
@@ -243,7 +238,7 @@ class DecoderMachine(RuleBasedStateMachine):
             first = len(seg.tokens) - seg.num_logits
             nodes = range(first, len(seg.tokens))
             # One plain forward a leaf is enough: a path holds the logits of every node on it.
-            checked: set[int] = set()
+            checked = set()
             for node in reversed(nodes):
                 if node in checked:
                     continue
@@ -257,7 +252,7 @@ class DecoderMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ran)
     @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
+    def commit(self, data):
         slot = data.draw(st.sampled_from(sorted(self.ran)))
         seg = self.ran.pop(slot)
         node = data.draw(st.integers(0, len(seg.tokens) - 1))
@@ -267,24 +262,24 @@ class DecoderMachine(RuleBasedStateMachine):
             self.rows[slot] += seg.tokens[path].tolist()
 
     @invariant()
-    def lengths_agree(self) -> None:
+    def lengths_agree(self):
         assert all(self.decoder.length(slot) == len(tokens) for slot, tokens in self.rows.items())
 
 
 @memo
-def _double(kind: str, purpose: str) -> Decoder:
+def _double(kind, purpose):
     return native.pair(kind, torch.float64, **KINDS[kind])[0]
 
 
 @memo
-def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
+def _alone(kind, tokens):
     return plain_logits(_double(kind, "alone"), tokens).logits
 
 
 MACHINE = settings(max_examples=10, stateful_step_count=16)
 
 
-def machine(kind: str) -> type:
+def machine(kind):
     case = type(f"DecoderMachine_{kind}", (DecoderMachine,), {"kind": kind}).TestCase
     case.settings = MACHINE
     return case
@@ -303,14 +298,14 @@ TestQwen35 = machine("qwen3.5")  # layers with a state and layers without
 class Counted:
     """Wraps a decoder's layers: `nodes[layer]` counts the nodes each layer has run, `log` keeps the order."""
 
-    def __init__(self, decoder: Decoder):
+    def __init__(self, decoder):
         self.nodes = [0] * decoder.num_layers
-        self.log: list[Any] = []
+        self.log = []
         for number, layer in enumerate(decoder.layers):
-            decoder.layers[number] = self._wrap(number, layer)  # type: ignore[call-overload]
+            decoder.layers[number] = self._wrap(number, layer)
 
-    def _wrap(self, layer: int, block: Any) -> Any:
-        def run(x: torch.Tensor, *rest: Any) -> Any:
+    def _wrap(self, layer, block):
+        def run(x, *rest):
             self.nodes[layer] += len(x)
             self.log.append(layer)
             return block(x, *rest)
@@ -318,7 +313,7 @@ class Counted:
         return run
 
 
-def three_rows(decoder: Decoder, seed: int = 5) -> list[int]:
+def three_rows(decoder, seed=5):
     """Three rows of 9, 33 and 1 committed tokens."""
     rng = np.random.default_rng(seed)
     slots = []
@@ -332,7 +327,7 @@ def three_rows(decoder: Decoder, seed: int = 5) -> list[int]:
 PARENT = np.array([-1, 0, 0, 1, 3, 2])
 
 
-def resumed_round(decoder: Decoder, slots: list[int], layer: int, resume: bool) -> tuple[Any, list[Segment]]:
+def resumed_round(decoder, slots, layer, resume):
     """A round of two trees and a chunk; with `resume` the trees come from a self-drafter, drafted bit by bit."""
     rng = np.random.default_rng(6)
     trees = [Segment(slot, np.array(text(rng, 6)), PARENT, num_logits=6) for slot in slots[:2]]
@@ -340,7 +335,7 @@ def resumed_round(decoder: Decoder, slots: list[int], layer: int, resume: bool) 
     segments = [trees[0], chain(slots[2], text(rng, 90), logits=1), trees[1]]
     if not resume:
         return decoder.verify(segments), segments
-    states: list[list[torch.Tensor]] = [[], []]
+    states = [[], []]
     for begin, end in ((0, 1), (1, 3), (3, 6)):
         parts = [Segment(t.slot, t.tokens[:end], t.parent[:end], start=begin) for t in trees]
         for state, new in zip(states, decoder.run_layers(parts, layer).chunk(2), strict=True):
@@ -352,7 +347,7 @@ def resumed_round(decoder: Decoder, slots: list[int], layer: int, resume: bool) 
 
 @pytest.mark.parametrize("layer", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resuming_gives_the_same_logits_and_the_same_cache(layer: int, dtype: torch.dtype) -> None:
+def test_resuming_gives_the_same_logits_and_the_same_cache(layer, dtype):
     decoders = [native.pair("llama2", dtype)[0] for _ in range(2)]
     slots = [three_rows(decoder) for decoder in decoders]
     assert slots[0] == slots[1]
@@ -376,7 +371,7 @@ def test_resuming_gives_the_same_logits_and_the_same_cache(layer: int, dtype: to
     torch.testing.assert_close(follow[0], follow[1], atol=2 * atol, rtol=1e-4)
 
 
-def test_no_layer_runs_twice_on_a_token() -> None:
+def test_no_layer_runs_twice_on_a_token():
     decoder, _ = native.pair("llama2")
     slots = three_rows(decoder)
     for layer, resume in ((1, True), (2, True), (1, False)):
@@ -389,16 +384,16 @@ def test_no_layer_runs_twice_on_a_token() -> None:
     assert counted.nodes == [6] * decoder.num_layers
 
 
-def test_the_callback_comes_once_between_its_layers() -> None:
+def test_the_callback_comes_once_between_its_layers():
     decoder, _ = native.pair("llama2")
     slots = three_rows(decoder)
     segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7])]
     wanted = decoder.verify(segments, Needs(hidden_layers=(0, 1, 2))).hidden
     for layer in range(3):
         counted = Counted(decoder)
-        heard: list[torch.Tensor] = []
+        heard = []
 
-        def listen(at: int, hidden: torch.Tensor, counted: Counted = counted, heard: list = heard) -> None:
+        def listen(at, hidden, counted=counted, heard=heard):
             counted.log.append(("callback", at))
             heard.append(hidden.clone())
 
@@ -410,7 +405,7 @@ def test_the_callback_comes_once_between_its_layers() -> None:
     decoder.verify(segments, Needs(hidden_layers=(1,)), lambda *_: pytest.fail("nobody asked"))
 
 
-def test_hidden_states_of_a_ragged_batch_are_those_of_each_row_alone() -> None:
+def test_hidden_states_of_a_ragged_batch_are_those_of_each_row_alone():
     decoder, _ = native.pair("qwen3")
     slots = three_rows(decoder)
     rng = np.random.default_rng(8)
@@ -435,15 +430,13 @@ def test_hidden_states_of_a_ragged_batch_are_those_of_each_row_alone() -> None:
 
 @pytest.mark.parametrize("watched", [(1, 2, 3), (0, 2), (2,), (3,)])
 @pytest.mark.parametrize("callback", [None, 0, 1, 2])
-def test_whoever_watches_a_layer_sees_it_though_another_drafter_resumes(
-    watched: tuple[int, ...], callback: int | None
-) -> None:
+def test_whoever_watches_a_layer_sees_it_though_another_drafter_resumes(watched, callback):
     decoder, _ = native.pair("llama2")
     slots = three_rows(decoder)
     segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7, 8])]
     plain = decoder.verify(segments, Needs(hidden_layers=(0, 1, 2, 3)))
     segments[0].hidden = decoder.run_layers(segments[:1], 2)
-    heard: dict[int, torch.Tensor] = {}
+    heard = {}
     counted = Counted(decoder)
     resumed = decoder.verify(
         segments, Needs(hidden_layers=watched, callback_layer=callback, resume_layer=2), heard.__setitem__
@@ -458,7 +451,7 @@ def test_whoever_watches_a_layer_sees_it_though_another_drafter_resumes(
 
 
 @pytest.mark.parametrize("family", models.NATIVE)
-def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_sees_the_padding_of_a_forward(family, monkeypatch):
     """Chain and tree, states taken in the middle and brought back; then what is committed is read again."""
     found = []
     for padding in (0, 3):
@@ -467,7 +460,7 @@ def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.M
         slots = three_rows(decoder)
         tree = Segment(slots[1], np.array([7, 8, 9, 8]), np.array([-1, 0, 0, 2]), num_logits=4)
         segments = [chain(slots[0], [4, 5, 6], logits=1), tree]
-        heard: list[torch.Tensor] = []
+        heard = []
         needs = Needs(hidden_layers=(1, decoder.num_layers), callback_layer=2)
         first = decoder.verify(segments, needs, lambda _, states, heard=heard: heard.append(states))
         tree.hidden = decoder.run_layers([tree], 2)
@@ -483,7 +476,7 @@ def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="only its kernels are made to measure")
-def test_forwards_are_padded_where_there_is_room() -> None:
+def test_forwards_are_padded_where_there_is_room():
     decoder, _ = native.pair("llama2", torch.bfloat16)
     if decoder.same_on_any_threads:
         pytest.skip("without AMX all products are ours, which need no padding")
@@ -505,7 +498,7 @@ def test_forwards_are_padded_where_there_is_room() -> None:
     assert decoder.verify([chain(slot, [4] * 5)]).logits.shape == (5, decoder.vocab_size)
 
 
-def test_a_self_drafter_may_bring_its_states_in_another_dtype() -> None:
+def test_a_self_drafter_may_bring_its_states_in_another_dtype():
     decoder, _ = native.pair("llama2", torch.bfloat16)
     slots = three_rows(decoder)
     segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7, 8])]
@@ -516,7 +509,7 @@ def test_a_self_drafter_may_bring_its_states_in_another_dtype() -> None:
     torch.testing.assert_close(resumed.float(), plain.float(), atol=0.06 * float(plain.std()), rtol=0)
 
 
-def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits() -> None:
+def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits():
     decoder, _ = native.pair("llama2")
     slot = decoder.add_row(1)
     verdict = decoder.verify([chain(slot, [4, 5, 6])], Needs(hidden_layers=(3,)))
@@ -528,7 +521,7 @@ def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits() -> None:
         assert torch.equal(half.logits(raw, normalise), half.logits(raw.bfloat16(), normalise))
 
 
-def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own() -> None:
+def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own():
     decoder, _ = native.pair("llama2")
     whole = decoder.run_layers([chain(decoder.add_row(1), [4, 5, 6])], 3)
     first, rest = decoder.new_cache(1, 0), decoder.new_cache(2)
@@ -541,7 +534,7 @@ def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own() -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_slot_is_none_the_worse_for_the_nan_of_an_earlier_row(dtype: torch.dtype) -> None:
+def test_a_slot_is_none_the_worse_for_the_nan_of_an_earlier_row(dtype):
     decoder, _ = native.pair("llama2", dtype)
     slot = decoder.add_row(1)
     fresh = decoder.verify([chain(slot, [3, 4, 5])]).logits
@@ -555,7 +548,7 @@ def test_a_slot_is_none_the_worse_for_the_nan_of_an_earlier_row(dtype: torch.dty
     assert torch.equal(decoder.verify([chain(slot, [3, 4, 5])]).logits, fresh)
 
 
-def test_a_forward_that_wants_no_logits() -> None:
+def test_a_forward_that_wants_no_logits():
     decoder, _ = native.pair("llama2", torch.bfloat16)
     slots = [decoder.add_row(1) for _ in range(2)]
     verdict = decoder.verify([chain(slot, [3, 4, 5], logits=0) for slot in slots], Needs(top_k=3, hidden_layers=(1,)))
@@ -564,7 +557,7 @@ def test_a_forward_that_wants_no_logits() -> None:
     assert verdict.hidden[1].shape == (6, decoder.hidden_size)
 
 
-def test_verifying_commits_nothing() -> None:
+def test_verifying_commits_nothing():
     decoder, _ = native.pair("llama2")
     slots = three_rows(decoder)
     segments = [chain(slot, [3, 4, 5]) for slot in slots]
@@ -575,7 +568,7 @@ def test_verifying_commits_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama2", "qwen2", "qwen3", "mistral-window"])
-def test_bfloat16_trees_agree_with_float32(family: str) -> None:
+def test_bfloat16_trees_agree_with_float32(family):
     half, model = native.pair(family, torch.bfloat16)
     single = native.of(model)
     rng = np.random.default_rng(9)
@@ -595,7 +588,7 @@ def test_bfloat16_trees_agree_with_float32(family: str) -> None:
 
 @pytest.mark.skipif(not kernels.preferred(), reason="oneDNN chooses a kernel by the number of rows")
 @pytest.mark.parametrize("past", [5, 70, 190, 250, 500])
-def test_in_bfloat16_a_token_is_the_same_alone_and_in_a_draft(demo: Path, past: int) -> None:
+def test_in_bfloat16_a_token_is_the_same_alone_and_in_a_draft(demo, past):
     decoder = load(demo, dtype="bfloat16", device="cpu")
     rng = np.random.default_rng(past)
     before, draft = rng.integers(2, decoder.vocab_size, past).tolist(), rng.integers(2, decoder.vocab_size, 12).tolist()

@@ -1,9 +1,5 @@
 """Exact: a token's logits are the same, bit for bit, alone, in any draft, in batches, in pieces of prompts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -23,17 +19,17 @@ LONG = 100
 """Tokens of a text: more than a block of keys holds."""
 
 
-def made(family: str, dtype: torch.dtype) -> Decoder:
+def made(family, dtype):
     target = native.of(models.model(family), dtype)
     target.make_exact()
     return target
 
 
-def text(seed: int, length: int = LONG) -> list[int]:
+def text(seed, length=LONG):
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
 
 
-def trees_agree(target: Decoder, tokens: list[int], alone: torch.Tensor, seed: int) -> bool:
+def trees_agree(target, tokens, alone, seed):
     """Whether paths inside random trees have plain decoding's logits, after texts that end inside and at the end of a
     block of keys."""
     rng = np.random.default_rng(seed)
@@ -55,7 +51,7 @@ FEW = ("llama2", "qwen3")
 @pytest.mark.parametrize(
     "family", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in models.NATIVE]
 )
-def test_chains_pieces_and_trees_of_every_family(family: str, dtype: torch.dtype) -> None:
+def test_chains_pieces_and_trees_of_every_family(family, dtype):
     target, tokens = made(family, dtype), text(1)
     alone = exact.one_by_one(target, tokens)
     for sizes in ([LONG], [37, 1, 2, 60], [64, 36]):
@@ -63,12 +59,12 @@ def test_chains_pieces_and_trees_of_every_family(family: str, dtype: torch.dtype
     assert trees_agree(target, tokens, alone, 2)
 
 
-def test_trees_in_a_window_whose_beginning_is_among_their_nodes() -> None:
+def test_trees_in_a_window_whose_beginning_is_among_their_nodes():
     target, tokens = made("mistral-window", torch.float32), text(1)
     assert trees_agree(target, tokens, exact.one_by_one(target, tokens), 2)
 
 
-def test_otherwise_trees_round_differently() -> None:
+def test_otherwise_trees_round_differently():
     """So that the tests here cannot pass without what they test."""
     target, tokens = native.of(models.model("llama2")), text(1)
     assert not trees_agree(target, tokens, exact.one_by_one(target, tokens), 2)
@@ -77,7 +73,7 @@ def test_otherwise_trees_round_differently() -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", ["float32", "int8-float32", "int8-bfloat16", "int4-float32"])
-def test_logits_are_the_same_bits_at_every_level(kind: str) -> None:
+def test_logits_are_the_same_bits_at_every_level(kind):
     """Of single tokens and trees. A processor with more instructions takes others, and adds in the same order."""
     precision, dtype = kind.split("-")[0], torch.bfloat16 if "bfloat16" in kind else torch.float32
     said = []
@@ -95,7 +91,7 @@ def test_logits_are_the_same_bits_at_every_level(kind: str) -> None:
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype: torch.dtype) -> None:
+def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype):
     target, rng = made("qwen3-bias", dtype), np.random.default_rng(3)
     texts = [text(10 + i, int(length)) for i, length in enumerate(rng.integers(2, LONG, 32))]
     alone = [exact.in_pieces(target, tokens, [len(tokens)])[-1:] for tokens in texts]
@@ -113,7 +109,7 @@ def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_is_what_the_model_says_otherwise_up_to_rounding(dtype: torch.dtype) -> None:
+def test_is_what_the_model_says_otherwise_up_to_rounding(dtype):
     """Of families, and of heads of keys that are not as many as those that share one."""
     families = [(family, {}) for family in ("llama3", "mistral", "qwen2-window", "qwen3")]
     for family, more in [*families, ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2})]:
@@ -128,9 +124,7 @@ def test_is_what_the_model_says_otherwise_up_to_rounding(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_product_is_the_same_for_any_number_of_rows(
-    dtype: torch.dtype, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_is_the_same_for_any_number_of_rows(dtype, ours, monkeypatch):
     if not ours:  # as on a processor without our products
         monkeypatch.setattr(kernels, "supported", lambda dtype: False)
         monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
@@ -151,7 +145,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(
     assert torch.equal(linear.rows(torch.arange(3, 40))(x), whole[:, 3:40])
 
 
-def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch):
     monkeypatch.setattr(kernels, "supported", lambda dtype: False)
     monkeypatch.setattr(kernels, "preferred", lambda dtype: False)
     noise = torch.linspace(0, 1, 16)[:, None]
@@ -162,7 +156,7 @@ def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: py
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_it_is_the_default_where_it_costs_nothing(free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_default_where_it_costs_nothing(free, tmp_path, monkeypatch):
     folder = models.make("llama2", tmp_path / "model", **native.TINY)
     monkeypatch.setattr(Decoder, "exact_is_free", free)
     assert Engine(folder).target.exact == free
@@ -170,7 +164,7 @@ def test_it_is_the_default_where_it_costs_nothing(free: bool, tmp_path: Path, mo
     assert Engine(folder, exact=True).target.exact
 
 
-def test_it_is_free_where_our_products_are_the_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_free_where_our_products_are_the_faster_ones(monkeypatch):
     if not kernels.supported(torch.float32):
         pytest.skip("products are not our own on this CPU")
     monkeypatch.setattr(kernels, "preferred", lambda dtype: True)
@@ -179,7 +173,7 @@ def test_it_is_free_where_our_products_are_the_faster_ones(monkeypatch: pytest.M
     assert not native.of(models.model("llama2"), torch.float32).exact_is_free
 
 
-def test_targets_that_cannot_say_why() -> None:
+def test_targets_that_cannot_say_why():
     foreign = HFTarget(models.model("gpt2"))
     with pytest.raises(ModelError, match="in transformers, where the number of tokens decides"):
         Engine(foreign, exact=True)
@@ -189,7 +183,7 @@ def test_targets_that_cannot_say_why() -> None:
     assert not half.exact
 
 
-def test_broken_weights_stay_visible() -> None:
+def test_broken_weights_stay_visible():
     target = made("llama2", torch.float32)
     target.embedding[7] = torch.nan
     slot = target.add_row(8)

@@ -1,7 +1,5 @@
 """GGUF files as models: what a file says against the folder that it was made from, and every way it can be wrong."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from contextlib import suppress
@@ -44,12 +42,12 @@ IN_FILES = {
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return models.make_repetitive(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_facts_and_numbers_are_what_the_reference_reads(tiny: Path, tmp_path: Path) -> None:
-    def more(writer: Any) -> None:
+def test_facts_and_numbers_are_what_the_reference_reads(tiny, tmp_path):
+    def more(writer):
         writer.add_array("test.numbers", [1, -2, 3])
         writer.add_array("test.floats", [0.5, 1.5])
         writer.add_bool("test.flag", True)
@@ -69,7 +67,7 @@ def test_facts_and_numbers_are_what_the_reference_reads(tiny: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32])
-def test_tensors_begin_where_the_alignment_says_wherever_the_facts_end(alignment: int, tmp_path: Path) -> None:
+def test_tensors_begin_where_the_alignment_says_wherever_the_facts_end(alignment, tmp_path):
     numbers = np.arange(5, dtype=np.float32)
     for length in range(32):
         writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
@@ -87,7 +85,7 @@ def test_tensors_begin_where_the_alignment_says_wherever_the_facts_end(alignment
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_says_what_its_folder_says(family: str, tmp_path: Path) -> None:
+def test_a_file_says_what_its_folder_says(family, tmp_path):
     folder = models.make(family, tmp_path / "folder", **IN_FILES.get(family, {}))
     right = load(folder, dtype="float32")
     made = load(write(folder, tmp_path / "m.gguf"), dtype="float32")
@@ -101,7 +99,7 @@ def test_a_file_says_what_its_folder_says(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama2", "mistral-window", "qwen2", "qwen3", "smollm", "gemma3", "olmoe"])
-def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Path) -> None:
+def test_blocks_in_a_file_are_those_made_of_the_folder(family, tmp_path):
     """The same bytes, so the same logits to the last bit."""
     sizes = {"hidden_size": 128, "num_experts": 4} if family == "olmoe" else {"head_dim": 32}
     folder = models.make(family, tmp_path / "folder", **sizes, **IN_FILES.get(family, {}))
@@ -112,32 +110,32 @@ def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Pa
     assert torch.equal(logits(made), logits(right))
     assert made.weight_bytes == right.weight_bytes
 
-    def four(name: str) -> str:
+    def four(name):
         return "Q8_0" if name.startswith(("token_embd", "output")) else "Q4_0"
 
     made = load(write(folder, tmp_path / "four.gguf", four), dtype="auto-float32")
     assert torch.equal(logits(made), logits(load(folder, dtype="int4")))
 
 
-def mixed(name: str) -> str:
+def mixed(name):
     """As in a Q4_K_M: the parts of one product differ."""
     return "Q6_K" if name.startswith("token_embd") or "attn_v" in name or "ffn_down" in name else "Q4_K"
 
 
-def low_bits(name: str) -> str:
+def low_bits(name):
     return "IQ2_XXS" if "ffn_up" in name else "Q2_K" if "ffn_down" in name else "Q8_0"
 
 
-def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def dequantised(path, dtype=torch.float32):
     """The model in a file, every tensor as the reference reads it."""
     dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     file = GGUF(path)
     config = config_of(file)
-    file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))  # type: ignore[method-assign]
+    file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))
     return Decoder(config, weights_of(file, config), dtype=dtype)
 
 
-def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
+def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path):
     """Of every type, those that are not multiplied as blocks too."""
     folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     for kind in ("MXFP4", "Q8_0"):
@@ -158,12 +156,12 @@ def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) 
     assert kept.weight_bytes < expanded.weight_bytes / 3
 
 
-def test_all_types_of_a_file_are_named(tiny: Path, tmp_path: Path) -> None:
+def test_all_types_of_a_file_are_named(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
     assert "has its weights in F16 and Q8_0, 1" in "\n".join(load(path).notes)
 
 
-def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
+def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path):
     """Of expanded weights; blocks of eight bits stay as they are."""
     folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "Q4_1")
@@ -180,12 +178,12 @@ def test_eight_bits_are_made_of_blocks_of_fewer(tmp_path: Path) -> None:
     refused(path, "has its weights in Q4_1 and Q8_0", "so int4 cannot be made of it", dtype="int4")
 
 
-def test_of_blocks_that_are_expanded_no_input_is_rounded(tiny: Path, tmp_path: Path) -> None:
+def test_of_blocks_that_are_expanded_no_input_is_rounded(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0")
     refused(path, "m: activations are rounded", "it has none", dtype="float32", activations=8)
 
 
-def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny: Path, tmp_path: Path) -> None:
+def test_blocks_are_not_made_of_blocks_of_as_many_bits(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
     for dtype in ("int8", "int4-float32"):
         words = ("has its weights in F16 and Q8_0", "already", f"so {dtype[:4]} cannot be made of it", "auto-float32")
@@ -203,9 +201,7 @@ STATES = {
     ("family", "changes"),
     [("llama2", {"num_hidden_layers": 1}), ("qwen2-tied", {"num_hidden_layers": 1}), ("qwen3.5", STATES)],
 )
-def test_mixed_kinds_are_what_the_reference_makes_of_them(
-    family: str, changes: dict[str, Any], tmp_path: Path
-) -> None:  # fmt: skip
+def test_mixed_kinds_are_what_the_reference_makes_of_them(family, changes, tmp_path):  # fmt: skip
     folder = models.make(family, tmp_path / "folder", **WIDE | changes)
     path = write(folder, tmp_path / "m.gguf", mixed)
     target = load(path, dtype="auto-float32")
@@ -217,9 +213,7 @@ def test_mixed_kinds_are_what_the_reference_makes_of_them(
 
 
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_a_file_says_the_same_expanded_for_other_engines(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_file_says_the_same_expanded_for_other_engines(family, tmp_path, monkeypatch):  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write(models.make(family, tmp_path / "model", **IN_FILES.get(family, {})), tmp_path / "m.gguf")
     expanded = AutoModelForCausalLM.from_pretrained(setup.expanded(file, torch.float32))
@@ -228,14 +222,14 @@ def test_a_file_says_the_same_expanded_for_other_engines(
     torch.testing.assert_close(logits(load(file, dtype="float32")), theirs, atol=2e-4, rtol=1e-4)
 
 
-def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path):
     folder = models.make("qwen3-moe", tmp_path / "model")
     apart, joined = (write(folder, tmp_path / f"{fused}.gguf", "Q8_0", fused=fused) for fused in (False, True))
     assert len(GGUF(joined).places) == len(GGUF(apart).places) - 3
     assert torch.equal(logits(load(joined)), logits(load(apart)))
 
 
-def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> None:
+def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path):
     folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", low_bits)
     made, right = load(path, dtype="auto-float32"), dequantised(path)
@@ -248,7 +242,7 @@ def test_formats_that_are_not_multiplied_are_held_as_q8_0(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("family", "becomes"), [("llama2", "Q2_K"), ("smollm", "Q8_0")])
-def test_an_embedding_that_is_not_the_head_too_is_not_multiplied(family: str, becomes: str, tmp_path: Path) -> None:
+def test_an_embedding_that_is_not_the_head_too_is_not_multiplied(family, becomes, tmp_path):
     folder = models.make(family, tmp_path / "folder", **WIDE, num_hidden_layers=1)
     path = write(folder, tmp_path / "m.gguf", lambda name: "Q2_K" if "token_embd" in name else "Q8_0")
     weights, _ = multipliable(checkpoint_of(GGUF(path)).weights)
@@ -257,7 +251,7 @@ def test_an_embedding_that_is_not_the_head_too_is_not_multiplied(family: str, be
     assert table.kind.name == becomes
 
 
-def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_in_several_files_is_one(tiny, tmp_path):
     first = write(tiny, tmp_path / "m.gguf", parts=7)
     assert torch.equal(logits(load(first, dtype="float32")), logits(load(tiny, dtype="float32")))
     parts = sorted(tmp_path.glob("m-*.gguf"))
@@ -267,7 +261,7 @@ def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
     refused(first, f"{parts[1].name} is not in its folder")
 
 
-def test_16_bit_files_are_read_and_can_be_quantised(tiny: Path, tmp_path: Path) -> None:
+def test_16_bit_files_are_read_and_can_be_quantised(tiny, tmp_path):
     own = load(tiny, dtype="float32")
     for kind in ("F16", "BF16"):
         path = write(tiny, tmp_path / f"{kind}.gguf", kind)
@@ -277,7 +271,7 @@ def test_16_bit_files_are_read_and_can_be_quantised(tiny: Path, tmp_path: Path) 
         assert off(logits(made), logits(own)) < 0.08
 
 
-def test_answers_end_at_the_files_tokens_and_at_known_ones(tiny: Path, tmp_path: Path) -> None:
+def test_answers_end_at_the_files_tokens_and_at_known_ones(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", more=lambda writer: writer.add_eot_token_id(3))
     assert load(path).eos_token_ids == (1, 3)
     known = {"tokenizer.ggml.tokens": ["a", "<|im_end|>", "<|im_end|>"], "tokenizer.ggml.token_type": [1, 3, 1]}
@@ -285,7 +279,7 @@ def test_answers_end_at_the_files_tokens_and_at_known_ones(tiny: Path, tmp_path:
     assert end_tokens(known | named) == {0, 1, 5, 6}
 
 
-def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_drafts_for_its_folder(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", "Q8_0")
     engine, prompt, wish = (
         Engine(tiny, f"model:{path}", dtype="float32"),
@@ -297,14 +291,14 @@ def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
     assert sum(done.stats.accepted[1:]) > 0
     for dtype, quantised in (("auto", True), ("float32", False)):  # the target's dtype does not expand a draft
         drafter = Engine(tiny, f"model:{path},dtype={dtype}", dtype="float32").drafter
-        network = drafter.model.network  # type: ignore[attr-defined]
+        network = drafter.model.network
         assert (network.dtype, bool(network.quantised)) == (torch.float32, quantised)
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def refused(path: Path, *words: str, dtype: str = "auto", activations: int | None = None) -> None:
+def refused(path, *words, dtype="auto", activations=None):
     with pytest.raises(ModelError) as error:
         load(path, dtype=dtype, activations=activations)
     message = str(error.value)
@@ -313,8 +307,8 @@ def refused(path: Path, *words: str, dtype: str = "auto", activations: int | Non
         assert word in message, message
 
 
-def test_a_file_may_have_a_template_of_its_own_for_tools(tiny: Path, tmp_path: Path) -> None:
-    def more(writer: Any) -> None:
+def test_a_file_may_have_a_template_of_its_own_for_tools(tiny, tmp_path):
+    def more(writer):
         texts = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
         writer.add_chat_template([{"name": name, "template": text} for name, text in texts.items()])
 
@@ -326,7 +320,7 @@ def test_a_file_may_have_a_template_of_its_own_for_tools(tiny: Path, tmp_path: P
     assert [tokenizer.render_chat(asked), tokenizer.render_chat(asked, tools=tools)] == ["plain", "look"]
 
 
-def test_facts_of_hybrids_that_make_no_model(tmp_path: Path) -> None:
+def test_facts_of_hybrids_that_make_no_model(tmp_path):
     folder = models.make("qwen3.5", tmp_path / "model")
     for key, value, word in (
         ("ssm.time_step_rank", 0, "linear_num_value_heads is 0"),
@@ -343,7 +337,7 @@ def test_facts_of_hybrids_that_make_no_model(tmp_path: Path) -> None:
     refused(write(dense, tmp_path / "m.gguf"), "lacks blk.2.ffn_gate_inp.weight")
 
 
-def test_files_that_are_not_of_a_known_form(tiny: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_of_a_known_form(tiny, tmp_path):
     whole = write(tiny, tmp_path / "m.gguf").read_bytes()
     spoilt = tmp_path / "spoilt.gguf"
     for data, word in {
@@ -362,7 +356,7 @@ def test_files_that_are_not_of_a_known_form(tiny: Path, tmp_path: Path) -> None:
         refused(spoilt, "cut off")
 
 
-def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny, tmp_path):
     whole, spoilt = write(tiny, tmp_path / "m.gguf").read_bytes(), tmp_path / "spoilt.gguf"
     rng = np.random.default_rng(0)
     for _ in range(150):
@@ -377,7 +371,7 @@ def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny
 @pytest.mark.parametrize(
     "key", ["attention.head_count", "attention.key_length", "embedding_length", "rope.freq_base", "rope.scale_linear"]
 )
-def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_fact_that_should_be_a_number_is_one(key, tiny, tmp_path):
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     for value, words in (("wide", f"{key} is 'wide'; it must be a number"), ([1, 2], f"{key} differs from layer")):
         file.metadata[f"llama.{key}"] = value
@@ -385,7 +379,7 @@ def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: P
             config_of(file)
 
 
-def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path: Path) -> None:
+def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path):
     granite = GGUF(write(models.make("granite", tmp_path / "granite"), tmp_path / "granite.gguf"))
     del granite.metadata["granite.attention.scale"]
     assert config_of(granite).attention_multiplier == 16**-0.5
@@ -400,7 +394,7 @@ def test_what_a_file_leaves_out_is_what_llama_cpp_takes(tmp_path: Path) -> None:
     assert config_of(gemma).query_pre_attn_scalar == 64 // 4
 
 
-def test_a_fact_may_be_given_for_every_layer(tiny: Path, tmp_path: Path) -> None:
+def test_a_fact_may_be_given_for_every_layer(tiny, tmp_path):
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     right = config_of(file)
     for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length", "feed_forward_length"):
@@ -408,7 +402,7 @@ def test_a_fact_may_be_given_for_every_layer(tiny: Path, tmp_path: Path) -> None
     assert config_of(file).to_dict() == right.to_dict()
 
 
-def test_experts_that_cannot_be(tmp_path: Path) -> None:
+def test_experts_that_cannot_be(tmp_path):
     folder = models.make("olmoe", tmp_path / "folder")
     for count, chosen, words in (
         (0, 1, "num_experts is 0"),
@@ -416,20 +410,20 @@ def test_experts_that_cannot_be(tmp_path: Path) -> None:
         (4, 2, "has shape [8, 64] where metadata asks for [4, 64]"),
     ):
 
-        def more(writer: Any, count: int = count, chosen: int = chosen) -> None:
+        def more(writer, count=count, chosen=chosen):
             writer.add_expert_count(count)
             writer.add_expert_used_count(chosen)
 
         refused(write(folder, tmp_path / "m.gguf", more=more), words)
 
 
-def odd_yarn(writer: Any) -> None:
+def odd_yarn(writer):
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(2.0)
     writer.add_float32("llama.rope.scaling.yarn_log_multiplier", 0.5)
 
 
-def test_positions_scaled_as_older_files_say_it(tiny: Path, tmp_path: Path) -> None:
+def test_positions_scaled_as_older_files_say_it(tiny, tmp_path):
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     for given, factor in ((None, None), (1.0, None), (4.0, 4.0)):
         file.metadata["llama.rope.scale_linear"] = given
@@ -437,7 +431,7 @@ def test_positions_scaled_as_older_files_say_it(tiny: Path, tmp_path: Path) -> N
         assert (rope.get("factor"), rope["rope_type"] == "linear") == (factor, factor is not None)
 
 
-def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
+def test_models_that_are_not_supported(tiny, tmp_path):
     path = tmp_path / "m.gguf"
     refused(write(tiny, path, architecture="gemma2"), "architecture 'gemma2'", "llama, qwen2, qwen3, gemma3")
     refused(write(tiny, path, more=lambda w: w.add_expert_count(8)), "a mixture of 8 experts")
@@ -465,7 +459,7 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(tiny, path, more=lambda w: w.add_attn_logit_softcapping(50.0)), "attn_logit_softcapping 50.0")
 
 
-def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
+def test_tokenizers_that_cannot_be_trusted(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", pre="default")
     target = load(path)  # it can still be given token ids
     assert target.tokenizer is None
@@ -491,7 +485,7 @@ def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
         assert "--tokenizer PATH" in str(error.value)
 
 
-def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny, tmp_path):
     file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
     assert same_tokens(tokenizer, file, all_of_them=False)
     last = max(tokenizer.inner.get_vocab().values())
@@ -499,7 +493,7 @@ def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny: Path, tmp_
     assert not same_tokens(tokenizer, file, all_of_them=False)
 
 
-def test_a_file_without_tokens_takes_any_tokenizer_that_it_has_rows_for(tiny: Path, tmp_path: Path) -> None:
+def test_a_file_without_tokens_takes_any_tokenizer_that_it_has_rows_for(tiny, tmp_path):
     file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
     file.metadata = {key: value for key, value in file.metadata.items() if not key.startswith("tokenizer.")}
     assert same_tokens(tokenizer, file, all_of_them=False)
@@ -508,14 +502,14 @@ def test_a_file_without_tokens_takes_any_tokenizer_that_it_has_rows_for(tiny: Pa
     assert not same_tokens(tokenizer, file, all_of_them=False)
 
 
-def test_a_token_of_the_tokenizers_class_is_not_compared(tmp_path: Path) -> None:
+def test_a_token_of_the_tokenizers_class_is_not_compared(tmp_path):
     folder = models.make("qwen2", tmp_path / "m")
     file = GGUF(write(folder, tmp_path / "m.gguf"))
     assert "<|endoftext|>" in load_tokenizer(folder).inner.get_vocab()
     assert all(same_tokens(load_tokenizer(folder), file, all_of_them=everything) for everything in (True, False))
 
 
-def test_conversations_begin_as_the_file_says(tiny: Path, tmp_path: Path) -> None:
+def test_conversations_begin_as_the_file_says(tiny, tmp_path):
     """Whoever's tokenizer it is, and whether the template writes BOS or not. In a folder the template alone decides."""
     folder = Path(shutil.copytree(tiny, tmp_path / "folder"))
     template, chat = (folder / "chat_template.jinja").read_text(), [{"role": "user", "content": "hello"}]
@@ -531,7 +525,7 @@ def test_conversations_begin_as_the_file_says(tiny: Path, tmp_path: Path) -> Non
                 assert made.encode_text(made.render_chat(chat)) == right
 
 
-def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny, tmp_path):
     path = write(tiny, tmp_path / "m.gguf", pre="default")
     for file in tiny.glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -541,7 +535,7 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tm
         load_tokenizer(path)
 
 
-def test_each_weight_is_given_back_when_it_is_packed(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_weight_is_given_back_when_it_is_packed(tiny, tmp_path, monkeypatch):
     """Layer by layer, so that the file is not in memory beside the panels."""
     file, given = write(tiny, tmp_path / "m.gguf", "Q8_0"), list[list[Any]]()
     monkeypatch.setattr("paceline.target.decoder.give_back", lambda weights: given.append([*weights]))

@@ -4,11 +4,7 @@ interpreter of an environment with xllamacpp, then
     pytest -m slow tests/target/test_gguf_hybrids_slow.py
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +27,7 @@ SIZES = {
 NEW, DRAFTED = 24, 3
 PROMPTS = [np.random.default_rng(seed).integers(4, 288, 9 + 5 * seed).tolist() for seed in range(4)]
 
-def theirs(file: Path, drafted: int = 0) -> list[list[Any]]:
+def theirs(file, drafted=0):
     """The tokens after each prompt, and how many were drafted and accepted."""
     how = {"n_predict": NEW, "temperature": 0, "return_tokens": True, "cache_prompt": False}
     said = llama_cpp.answers(file, "/completion", [how | {"prompt": prompt} for prompt in PROMPTS], drafted)
@@ -39,27 +35,27 @@ def theirs(file: Path, drafted: int = 0) -> list[list[Any]]:
     return [[one["tokens"], *(one["timings"].get(name, 0) for name in counts)] for one in said]
 
 
-def ours(file: Path, draft: str = "none") -> list[list[Any]]:
+def ours(file, draft="none"):
     engine = Engine(load(file, dtype="float32", device="cpu"), draft, budget=False)
     answers = engine.generate(PROMPTS, SamplingParams(max_tokens=NEW))
     return [[one.tokens, one.stats.draft_tokens, one.stats.accepted_tokens] for one in answers]
 
 
-def written(family: str, folder: Path, seed: int = 0, **how: Any) -> Path:
+def written(family, folder, seed=0, **how):
     models.make(family, folder / "model", seed=seed, **SIZES)
     return gguf_files.write(folder / "model", folder / "model.gguf", **how)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_llama_cpp_writes_the_same_text(family: str, seed: int, tmp_path: Path) -> None:
+def test_llama_cpp_writes_the_same_text(family, seed, tmp_path):
     """Several value heads share a key head, and heads turn in part."""
     file = written(family, tmp_path, seed, fused=seed % 2 == 1)
     assert theirs(file) == ours(file)
 
 
-def test_a_list_says_which_layers_have_states(tmp_path: Path) -> None:
-    def more(writer: Any) -> None:
+def test_a_list_says_which_layers_have_states(tmp_path):
+    def more(writer):
         writer.add_full_attention_interval(3)
         writer.add_array("qwen35.attention.recurrent_layers", [True, False, True, False])
 
@@ -68,7 +64,7 @@ def test_a_list_says_which_layers_have_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_head_in_a_file_drafts_the_same(family: str, tmp_path: Path) -> None:
+def test_the_head_in_a_file_drafts_the_same(family, tmp_path):
     """It knows the next token of layers that add little. With a Qwen 3 Next, llama.cpp drafts in every second round."""
     model = models.model(family, **SIZES, tie_word_embeddings=False)
     with torch.no_grad():
@@ -81,7 +77,7 @@ def test_the_head_in_a_file_drafts_the_same(family: str, tmp_path: Path) -> None
     head = mtps.in_layout(mtps.knowing_head(model, 0.05), "deepseek", 4)
     mtps.add(folder, {name: one for name, one in head.items() if not name.endswith(mtps.COPIES)})
 
-    def more(writer: Any) -> None:
+    def more(writer):
         writer.add_block_count(5)
         writer.add_nextn_predict_layers(1)
 

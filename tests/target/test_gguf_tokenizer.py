@@ -1,13 +1,9 @@
 """Tokenizers rebuilt from GGUF files against those that they stand for, on texts that tell rules apart."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import sentencepiece
@@ -35,17 +31,17 @@ TRAINING = [
 ] * 50
 
 
-def texts(shared: Path) -> list[str]:
+def texts(shared):
     """Awkward ones, and some in twelve languages where the optional data is there."""
     file = shared / "data" / "xquad" / "paragraphs.parallel.jsonl.gz"
-    more: list[str] = []
+    more = []
     if file.exists():
         rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()[:25]]
         more = [text for row in rows for text in row.values() if isinstance(text, str)]
     return AWKWARD + more
 
 
-def agree(ours: Ours, encode: Any, decode: Any, all_texts: list[str]) -> None:
+def agree(ours, encode, decode, all_texts):
     for text in all_texts:
         ids = encode(text)
         assert ours.encode_text(text) == ids, text
@@ -55,7 +51,7 @@ def agree(ours: Ours, encode: Any, decode: Any, all_texts: list[str]) -> None:
 # SentencePiece -------------------------------------------------------------------------------------------------------
 
 
-def of_sentencepiece(processor: Any, **more: Any) -> Ours:
+def of_sentencepiece(processor, **more):
     """What llama.cpp's converter writes of a SentencePiece model, rebuilt."""
     size = len(processor)
     special = [(processor.is_unknown, 2), (processor.is_control, 3), (processor.is_byte, 6)]
@@ -72,17 +68,17 @@ def of_sentencepiece(processor: Any, **more: Any) -> Ours:
     return tokenizer_of(file_of(facts), "m")
 
 
-def file_of(facts: dict[str, Any]) -> Any:
+def file_of(facts):
     return SimpleNamespace(path="m.gguf", metadata={f"tokenizer.ggml.{key}": value for key, value in facts.items()})
 
 
-def without_special(all_texts: list[str]) -> list[str]:
+def without_special(all_texts):
     """SentencePiece does not look for special tokens in text."""
     return [text for text in all_texts if "<s>" not in text and "\x00" not in text]
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_token_for_token(prefix: bool) -> None:
+def test_sentencepiece_token_for_token(prefix):
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TRAINING), model_writer=made, vocab_size=420, model_type="bpe", byte_fallback=True,
@@ -96,7 +92,7 @@ def test_sentencepiece_token_for_token(prefix: bool) -> None:
     assert ours.eos_token_id == processor.eos_id()
 
 
-def test_llamas_own_tokenizer_on_a_corpus(shared: Path) -> None:
+def test_llamas_own_tokenizer_on_a_corpus(shared):
     file = shared / "data" / "tokenizers" / "llama" / "tokenizer.model"
     if not file.exists():
         pytest.skip(f"{file} not found")
@@ -127,7 +123,7 @@ WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """Rules by which a word that is a token stays whole, and texts begin with BOS."""
 
 
-def trained(rule: str) -> Tokenizer:
+def trained(rule):
     """A byte-level tokenizer that splits by a rule of REFERENCES."""
     backend = Tokenizer(models.BPE(ignore_merges=rule in WHOLE))
     cuts = rule in ("smollm", "refact", "starcoder")
@@ -149,7 +145,7 @@ def trained(rule: str) -> Tokenizer:
     return backend
 
 
-def of_bytes(backend: Tokenizer, rule: str) -> Ours:
+def of_bytes(backend, rule):
     known = json.loads(backend.to_str())["model"]
     tokens = sorted(known["vocab"], key=known["vocab"].get)
     facts = {
@@ -165,7 +161,7 @@ def of_bytes(backend: Tokenizer, rule: str) -> Ours:
 
 
 @pytest.mark.parametrize("rule", [*RULES, *_SAME])
-def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
+def test_byte_level_rules_token_for_token(rule, shared):
     backend = trained(rule)
     inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
     ours = of_bytes(backend, rule)
@@ -175,13 +171,13 @@ def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [*RULES, *_SAME])
-def test_a_word_that_is_a_token_is_split_where_merges_do_not_make_it_but_by_some_rules(rule: str) -> None:
+def test_a_word_that_is_a_token_is_split_where_merges_do_not_make_it_but_by_some_rules(rule):
     tokens = ["<|end|>", "a", "b", "c", "ab", "abc"]
     facts = {"model": "gpt2", "pre": rule, "tokens": tokens, "token_type": [3, 1, 1, 1, 1, 1], "merges": ["a b"]}
     assert tokenizer_of(file_of(facts), "m").encode_text("abc") == ([5] if rule in WHOLE else [4, 3])
 
 
-def test_words_of_users_are_text_and_control_tokens_are_none() -> None:
+def test_words_of_users_are_text_and_control_tokens_are_none():
     """Both are found in text before it is split."""
     tokens = ["a", "b", "<think>", "<end>"]
     facts = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1, 1, 4, 3], "merges": []}
@@ -190,7 +186,7 @@ def test_words_of_users_are_text_and_control_tokens_are_none() -> None:
     assert ours.decode([0, 2, 1, 3]) == "a<think>b"
 
 
-def test_the_rules_are_told_apart_by_these_texts() -> None:
+def test_the_rules_are_told_apart_by_these_texts():
     """Else agreement would prove nothing."""
     backends = trained("gpt-2"), trained("qwen35")
     split = {rule: [of_bytes(one, rule).encode_text(text) for one in backends for text in AWKWARD] for rule in RULES}

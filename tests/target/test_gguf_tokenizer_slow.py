@@ -4,10 +4,7 @@ then
     pytest -m slow tests/target/test_gguf_tokenizer_slow.py
 """
 
-from __future__ import annotations
-
 import unicodedata
-from pathlib import Path
 
 import pytest
 from tests import gguf_files, llama_cpp, models
@@ -22,7 +19,7 @@ APART = ["HTTPServer camelCase isn't DON'T a/b//c\n/d\r\n", "1 22 333 4444 55555
 
 
 @pytest.mark.parametrize("rule", [*RULES, *_SAME])
-def test_llama_cpp_splits_text_by_the_same_rule(rule: str, tmp_path: Path, shared: Path) -> None:
+def test_llama_cpp_splits_text_by_the_same_rule(rule, tmp_path, shared):
     """It does not compose characters first, as some originals do, and knows no marks in the two newest rules."""
     folder = models.make("llama2", tmp_path / "model", vocab_size=400)
     PreTrainedTokenizerFast(tokenizer_object=trained(rule), eos_token="<|end|>").save_pretrained(folder)

@@ -1,8 +1,6 @@
 """Rounds in forms, as a CUDA device records them: on a CPU every form is run as it is; `PACELINE_TEST_DEVICE=cuda`
 records them (docs/log.md)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,27 +9,25 @@ from tests import drafters, models, native
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.formats.facts import BEFORE_NORM
 from paceline.target.base import Needs
-from paceline.target.decoder import Decoder
 from paceline.target.graphs import Recorder
 
 
-def with_forms(family: str) -> Decoder:
+def with_forms(family):
     decoder = native.of(models.model(family), eos=())
     if decoder.recorder is None:
         decoder.recorder = Recorder(decoder, record=False)
     return decoder
 
 
-def in_forms(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def in_forms(decoder, monkeypatch):
     """Whether each forward from now on had a form."""
-    seen: list[bool] = []
+    seen = []
     verify = Recorder.verify
 
-    def watched(self, segments, needs):  # type: ignore[no-untyped-def]
+    def watched(self, segments, needs):
         verdict = verify(self, segments, needs)
         seen.append(verdict is not None)
         return verdict
@@ -41,7 +37,7 @@ def in_forms(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral-window", "qwen3-bias"])
-def test_answers_are_those_of_forwards_without_forms(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_of_forwards_without_forms(family, monkeypatch):
     plain, decoder = native.of(models.model(family), eos=()), with_forms(family)
     plain.recorder = None
     rng = np.random.default_rng(0)
@@ -50,14 +46,14 @@ def test_answers_are_those_of_forwards_without_forms(family: str, monkeypatch: p
     expected = [done.tokens for done in Engine(plain, max_batch=1).generate(prompts, wish)]
     answers = {tuple(p): [*p, *tokens] for p, tokens in zip(prompts, expected, strict=True)}
     seen = in_forms(decoder, monkeypatch)
-    drafter: Drafter = drafters.Oracle(answers, error=0.2, branches=2)
+    drafter = drafters.Oracle(answers, error=0.2, branches=2)
     engine = Engine(decoder, drafter, max_batch=3, prefill_chunk=80)
     assert [done.tokens for done in engine.generate(prompts, wish)] == expected
     if decoder.shape.window is None:  # a window is a mask that no form has
         assert sum(seen) > len(seen) / 2
 
 
-def test_a_form_gives_the_states_and_logits_of_the_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_gives_the_states_and_logits_of_the_nodes_alone(monkeypatch):
     decoder = with_forms("llama3")
     recorder, needs = decoder.recorder, Needs(hidden_layers=(1, decoder.num_layers, BEFORE_NORM), top_k=3)
     rng = np.random.default_rng(1)
@@ -80,7 +76,7 @@ def test_a_form_gives_the_states_and_logits_of_the_nodes_alone(monkeypatch: pyte
             assert torch.allclose(states, verdicts[-1].hidden[layer], atol=1e-4)
 
 
-def test_a_cache_in_other_memory_has_another_form() -> None:
+def test_a_cache_in_other_memory_has_another_form():
     """A recording writes to the addresses that it was made with, also where a cache of the same shape is elsewhere."""
     decoder = with_forms("llama3")
     assert decoder.recorder is not None
@@ -95,13 +91,13 @@ def test_a_cache_in_other_memory_has_another_form() -> None:
     assert forms[0] != forms[2]
 
 
-def test_rounds_without_a_form_are_run_as_usual() -> None:
+def test_rounds_without_a_form_are_run_as_usual():
     decoder = with_forms("llama3")
     recorder = decoder.recorder
     assert recorder is not None
     slots = [decoder.add_row(8) for _ in range(3)]
 
-    def chunk(slot: int, length: int) -> Segment:
+    def chunk(slot, length):
         return Segment.chunk(slot, np.full(length, 5), last=True)
 
     assert recorder.verify([chunk(slots[0], 65)], Needs()) is None  # long

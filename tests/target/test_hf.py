@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from tests.native import logits, off
 
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment, Verdict
+from paceline.core.segment import Segment
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
 from paceline.formats.facts import BEFORE_NORM
@@ -29,21 +27,21 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def target(request: pytest.FixtureRequest) -> HFTarget:
+def target(request):
     return HFTarget(models.model(request.param), name=request.param)
 
 
-def tokens(n: int, seed: int) -> np.ndarray:
+def tokens(n, seed):
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, n)
 
 
-def random_tree(n: int, seed: int) -> np.ndarray:
+def random_tree(n, seed):
     """Parents of a tree of n nodes."""
     draw = np.random.default_rng(seed)
     return np.array([-1, *(int(draw.integers(0, i)) for i in range(1, n))], np.int64)
 
 
-def path_to(parent: np.ndarray, node: int) -> list[int]:
+def path_to(parent, node):
     path = [node]
     while parent[path[0]] >= 0:
         path.insert(0, int(parent[path[0]]))
@@ -51,13 +49,13 @@ def path_to(parent: np.ndarray, node: int) -> list[int]:
 
 
 @torch.inference_mode()
-def plain(target: HFTarget, ids: Any, hidden: bool = False) -> Any:
+def plain(target, ids, hidden=False):
     """Logits [T, V] (or all hidden states) of a forward with nothing of ours in it."""
     out = target.model(torch.tensor(np.array(ids))[None], output_hidden_states=hidden, use_cache=False)
     return [h[0] for h in out.hidden_states] if hidden else out.logits[0]
 
 
-def check(target: HFTarget, texts: dict[int, list[int]], segments: list[Segment], verdict: Verdict) -> None:
+def check(target, texts, segments, verdict):
     """Every wanted logit is that of a plain forward over the row's text and the node's path."""
     for s, segment in enumerate(segments):
         n = len(segment.tokens)
@@ -67,10 +65,10 @@ def check(target: HFTarget, texts: dict[int, list[int]], segments: list[Segment]
             assert (verdict.of(s)[i] - plain(target, ids)[-1]).abs().max() <= TOLERANCE
 
 
-def test_ragged_rows_and_trees(target: HFTarget) -> None:
+def test_ragged_rows_and_trees(target):
     """Rows come and go over several rounds, in any order, with trees of any shape, and keep part of them."""
     draw = np.random.default_rng(1)
-    texts: dict[int, list[int]] = {}
+    texts = {}
     for slot in [target.add_row(4) for _ in range(4)]:
         texts[slot] = []
     for round in range(5):
@@ -99,7 +97,7 @@ def test_ragged_rows_and_trees(target: HFTarget) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_a_chain_may_end_where_the_context_does(target: HFTarget, count: int) -> None:
+def test_a_chain_may_end_where_the_context_does(target, count):
     """Nodes that are added to a draft for speed must fit, too."""
     for before in (models.MAX_CONTEXT - count - 1, models.MAX_CONTEXT - count):
         slot, text = target.add_row(4), tokens(before, before)
@@ -110,7 +108,7 @@ def test_a_chain_may_end_where_the_context_does(target: HFTarget, count: int) ->
         target.drop_row(slot)
 
 
-def test_a_prompt_chunk_beside_trees(target: HFTarget) -> None:
+def test_a_prompt_chunk_beside_trees(target):
     slots = [target.add_row(8) for _ in range(3)]
     long = tokens(SHARED_QUERIES + 20, 0)
     segments = [
@@ -139,7 +137,7 @@ def test_a_prompt_chunk_beside_trees(target: HFTarget) -> None:
         target.drop_row(slot)
 
 
-def test_one_forward_for_all_rows(target: HFTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_forward_for_all_rows(target, monkeypatch):
     calls = []
     forward = target.model.forward
     monkeypatch.setattr(target.model, "forward", lambda **kw: calls.append(kw["input_ids"].shape) or forward(**kw))
@@ -152,7 +150,7 @@ def test_one_forward_for_all_rows(target: HFTarget, monkeypatch: pytest.MonkeyPa
         target.drop_row(slot)
 
 
-def test_greedy_text_is_that_of_generate(target: HFTarget) -> None:
+def test_greedy_text_is_that_of_generate(target):
     prompts = [np.tile(tokens(7, seed), 3)[:n].tolist() for seed, n in enumerate([21, 5, 13])]
     found = Engine(target, draft="prompt-lookup").generate(prompts, SamplingParams(max_tokens=30))
     for prompt, answer in zip(prompts, found, strict=True):
@@ -163,22 +161,22 @@ def test_greedy_text_is_that_of_generate(target: HFTarget) -> None:
 
 
 @pytest.mark.parametrize("family", RUNS)
-def test_half_precision_passes_the_proof(family: str) -> None:
+def test_half_precision_passes_the_proof(family):
     assert HFTarget(models.model(family).to(torch.bfloat16), name=family).dtype == torch.bfloat16
 
 
-def test_a_model_in_training_is_put_to_work() -> None:
+def test_a_model_in_training_is_put_to_work():
     model = models.model("gpt2").train()
     assert model.config.attn_pdrop > 0
     HFTarget(model)  # its dropout would fail the proof
 
 
-def test_a_prompt_begins_without_our_mask_where_the_models_own_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_begins_without_our_mask_where_the_models_own_is_right(monkeypatch):
     """One that makes none for our cache is found out by the proof, and given ours."""
     model, long = models.model("llama3"), tokens(SHARED_QUERIES + 20, 0)
     forward = model.forward
 
-    def sees_all(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kw: Any) -> Any:
+    def sees_all(*args, attention_mask=None, past_key_values=None, **kw):
         if attention_mask is None and isinstance(past_key_values, _RowsCache):
             count = kw["input_ids"].shape[1]
             attention_mask = torch.zeros(1, 1, count, count)
@@ -197,7 +195,7 @@ def test_a_prompt_begins_without_our_mask_where_the_models_own_is_right(monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_query_heads_share_key_heads_with_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_heads_share_key_heads_with_the_same_bits(dtype, monkeypatch):
     model = models.model("llama3").to(dtype)
     assert model.config.num_key_value_heads < model.config.num_attention_heads
     logits = []
@@ -227,7 +225,7 @@ def test_query_heads_share_key_heads_with_the_same_bits(dtype: torch.dtype, monk
         ("openai-gpt", "it does not keep its keys and values in a cache"),
     ],
 )
-def test_what_cannot_be_a_target(family: str, reason: str) -> None:
+def test_what_cannot_be_a_target(family, reason):
     """In one line, with the architecture and the reason in words: no names of Python."""
     with pytest.raises(ModelError, match=rf"{family} \(.*\) cannot be a target: .*{reason}") as caught:
         HFTarget(models.model(family), name=family)
@@ -237,7 +235,7 @@ def test_what_cannot_be_a_target(family: str, reason: str) -> None:
         assert HFTarget(models.model(family, alibi=False)).num_layers
 
 
-def test_weights_that_are_no_numbers_are_said_to_be() -> None:
+def test_weights_that_are_no_numbers_are_said_to_be():
     model = models.model("gpt2")
     with torch.no_grad():
         model.transformer.ln_f.weight.fill_(float("nan"))
@@ -245,11 +243,11 @@ def test_weights_that_are_no_numbers_are_said_to_be() -> None:
         HFTarget(model)
 
 
-def test_code_that_fails_on_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_fails_on_our_cache(monkeypatch):
     model = models.model("llama2")
     forward = model.forward
 
-    def picky(attention_mask: torch.Tensor | None = None, **others: Any) -> Any:
+    def picky(attention_mask=None, **others):
         if attention_mask is not None:
             _, _ = attention_mask.shape
         return forward(attention_mask=attention_mask, **others)
@@ -261,9 +259,7 @@ def test_code_that_fails_on_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
-def test_the_proof_finds_what_ignores_mask_or_positions(
-    ignored: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proof_finds_what_ignores_mask_or_positions(ignored, dtype, monkeypatch):
     model = models.model("llama2").to(dtype)
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda **kw: forward(**{k: v for k, v in kw.items() if k != ignored}))
@@ -273,7 +269,7 @@ def test_the_proof_finds_what_ignores_mask_or_positions(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_proof_finds_a_bias_by_place_in_the_cache(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_finds_a_bias_by_place_in_the_cache(dtype, monkeypatch):
     """MPT's attention bias grows with the distance between cache places, which for tree nodes is not that in the
     text: a small error, and a model that would be wrong only a little."""
     monkeypatch.setattr(hf, "_refuse", lambda *_: None)  # which knows that bias by its name
@@ -281,14 +277,14 @@ def test_the_proof_finds_a_bias_by_place_in_the_cache(dtype: torch.dtype, monkey
         HFTarget(models.model("mpt").to(dtype), name="mpt")
 
 
-def test_the_proof_finds_an_attention_that_does_not_suit_the_model() -> None:
+def test_the_proof_finds_an_attention_that_does_not_suit_the_model():
     model = models.model("gptj")
     model.config._attn_implementation = "sdpa"  # not written for it: transformers itself would choose eager
     with pytest.raises(ModelError, match="logits are wrong"):
         HFTarget(model, name="gptj")
 
 
-def test_what_only_the_native_decoder_can_do_is_refused(target: HFTarget) -> None:
+def test_what_only_the_native_decoder_can_do_is_refused(target):
     slot = target.add_row(4)
     for needs in (Needs(resume_layer=1), Needs(callback_layer=1), Needs(hidden_layers=(1, BEFORE_NORM))):
         for ask in (target.check, lambda needs: target.verify([Segment.chunk(slot, tokens(2, 0), last=True)], needs)):
@@ -300,7 +296,7 @@ def test_what_only_the_native_decoder_can_do_is_refused(target: HFTarget) -> Non
     target.drop_row(slot)
 
 
-def test_blocks_of_fp8_are_expanded_to_any_dtype(tmp_path: Path) -> None:
+def test_blocks_of_fp8_are_expanded_to_any_dtype(tmp_path):
     """By transformers, where there is no GPU: to the dtype of the scales, whatever was asked for."""
     pytest.importorskip("accelerate")
     folder = models.make("llama2", tmp_path, hidden_size=128, intermediate_size=256, head_dim=32)
@@ -324,7 +320,7 @@ def test_blocks_of_fp8_are_expanded_to_any_dtype(tmp_path: Path) -> None:
         assert off(logits(made), logits(HFTarget(right))) < tolerance
 
 
-def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_prints_nothing(tmp_path, capfd):
     folder = models.make("gpt2", tmp_path)
     capfd.readouterr()
     load(folder)

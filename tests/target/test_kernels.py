@@ -18,28 +18,28 @@ ROUNDING = 2.0**-8
 """Half a unit in the last place of bfloat16, relative."""
 
 
-def random(seed: int, *size: int) -> torch.Tensor:
+def random(seed, *size):
     return (3 * torch.randn(*size, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
-def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(dim):
     angle = torch.outer(torch.arange(300.0), 10000 ** -(torch.arange(0, dim, 2) / dim))
     return torch.cat([angle.cos()] * 2, -1).bfloat16(), torch.cat([-angle.sin(), angle.sin()], -1).bfloat16()
 
 
-def both(dim: int = 8) -> tuple[FusedOps, TorchOps]:
+def both(dim=8):
     """(compiled in bfloat16, torch in float32)"""
     cos, sin = tables(dim)
     return FusedOps(cos, sin, EPS), TorchOps(cos.float(), sin.float(), EPS)
 
 
-def near(compiled: torch.Tensor, exact: torch.Tensor) -> bool:
+def near(compiled, exact):
     assert compiled.dtype == torch.bfloat16
     return bool(((compiled.float() - exact).abs() <= 1.01 * ROUNDING * exact.abs() + 1e-6).all())
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 576), (1, 7), (16, 576), (3, 64), (5, 33)])
-def test_norm_and_addition(rows: int, width: int) -> None:
+def test_norm_and_addition(rows, width):
     fused, exact = both()
     x, delta, weight = random(1, rows, width), random(2, rows, width), random(3, width)
     assert near(fused.norm(x, weight), exact.norm(x.float(), weight.float()))
@@ -53,7 +53,7 @@ def test_norm_and_addition(rows: int, width: int) -> None:
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (4, 30), (16, 64)])
 @pytest.mark.parametrize("gelu", [False, True])
-def test_gate(rows: int, width: int, gelu: bool) -> None:
+def test_gate(rows, width, gelu):
     fused, exact = both()
     gate_up = random(4, rows, 2 * width)
     gate_up[0, :4] = torch.tensor([0.0, -0.0, 300.0, -300.0])  # e**300 is not a float32
@@ -68,7 +68,7 @@ def test_gate(rows: int, width: int, gelu: bool) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("dim", [8, 64])
 @pytest.mark.parametrize("normed", [None, "heads", "whole"])
-def test_rotation_and_where_keys_and_values_go(dim: int, normed: str | None) -> None:
+def test_rotation_and_where_keys_and_values_go(dim, normed):
     fused, exact = both(dim)
     layers, layer = 2, 1
     caches = [RaggedCache(layers, KV_HEADS, dim, 299, dtype, "cpu") for dtype in (torch.bfloat16, torch.float32)]
@@ -98,7 +98,7 @@ def test_rotation_and_where_keys_and_values_go(dim: int, normed: str | None) -> 
         assert not found.any(), "another layer was touched"
 
 
-def test_what_is_not_a_number_stays_so() -> None:
+def test_what_is_not_a_number_stays_so():
     fused, _ = both()
     x, weight = random(7, 2, 16), random(8, 16)
     x[1, 3] = torch.nan
@@ -107,7 +107,7 @@ def test_what_is_not_a_number_stays_so() -> None:
         assert out[1].isnan().any()
 
 
-def test_loops_are_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_are_vectorised(monkeypatch):
     """A change that the compiler cannot vectorise makes a step eight times as slow, and every result stays right."""
     monkeypatch.setitem(steps.FAST, "cache", False)  # code from the cache cannot be looked at
     add_norm, rotate, gate = steps._kernels(np.uint16, 2)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.segment import Segment
-from paceline.target.layout import KEY_GRANULE, MIN_QUERIES, SHARED_QUERIES, Group, Layout, padded_size, plan
+from paceline.target.layout import KEY_GRANULE, MIN_QUERIES, SHARED_QUERIES, padded_size, plan
 
 
 @dataclass
@@ -20,17 +20,17 @@ class Case:
     shared: int = 1
     padding: int = 0
 
-    def plan(self) -> Layout:
+    def plan(self):
         return plan(self.segments, self.lengths, windows=(self.window,), shared=self.shared, padding=self.padding)
 
-    def padded(self) -> "Case":
+    def padded(self):
         """The same with the padding as nodes that somebody asked for."""
         segments = [*self.segments[:-1], self.segments[-1].longer(self.padding)]
         return Case(segments, self.lengths, self.window, self.shared)
 
 
 @st.composite
-def parents(draw: st.DrawFn, most: int) -> np.ndarray:
+def parents(draw, most):
     """A random tree, sometimes a chain, sometimes a star."""
     n = draw(st.integers(1, most))
     kind = draw(st.sampled_from(["any", "chain", "star", "deep"]))
@@ -43,7 +43,7 @@ def parents(draw: st.DrawFn, most: int) -> np.ndarray:
 
 
 @st.composite
-def segment(draw: st.DrawFn, slot: int) -> Segment:
+def segment(draw, slot):
     if draw(st.integers(0, 5)) == 0:  # a chunk of a prompt, perhaps too long to be padded with others
         n = draw(st.integers(1, SHARED_QUERIES + 30))
         return Segment.chunk(slot, np.arange(n) + 7, last=draw(st.booleans()))
@@ -55,7 +55,7 @@ def segment(draw: st.DrawFn, slot: int) -> Segment:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw):
     slots = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True))
     segments = [draw(segment(slot)) for slot in slots]
     lengths = [draw(st.integers(0, 20)) for _ in slots]
@@ -64,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(segments, lengths, window, draw(st.sampled_from([1, 1, 2, 3])), padding)
 
 
-def naive_nodes(case: Case) -> list[dict]:
+def naive_nodes(case):
     """Every node that is run, one by one: position, place in the cache, and the places it sees."""
     nodes = []
     for s, (seg, length) in enumerate(zip(case.segments, case.lengths, strict=True)):
@@ -89,7 +89,7 @@ def naive_nodes(case: Case) -> list[dict]:
     return nodes
 
 
-def seen_in(group: Group, shared: int) -> dict[int, tuple[set[int], int]]:
+def seen_in(group, shared):
     """What a group lets its nodes see, and in which slot."""
     slots = group.last - group.first
     if group.mask is None:  # the first chunk of a prompt: each node sees itself and what is before it
@@ -119,7 +119,7 @@ def seen_in(group: Group, shared: int) -> dict[int, tuple[set[int], int]]:
     }
 
 
-def check(case: Case, layout: Layout) -> None:
+def check(case, layout):
     assert layout.num_nodes == len(naive_nodes(case))
     case = case.padded()
     nodes = naive_nodes(case)
@@ -137,7 +137,7 @@ def check(case: Case, layout: Layout) -> None:
     wanted = [i for seg, end in zip(case.segments, ends, strict=True) for i in range(end - seg.num_logits, end)]
     assert layout.num_wanted == sum(seg.num_logits for seg in case.segments)
     assert wanted == (list(range(layout.num_nodes)) if layout.wanted is None else layout.wanted.tolist())
-    attended: dict[int, tuple[set[int], int]] = {}
+    attended = {}
     for group in layout.groups:
         found = seen_in(group, case.shared)
         assert not attended.keys() & found.keys(), "a node attends in one group"
@@ -150,12 +150,12 @@ def check(case: Case, layout: Layout) -> None:
 
 
 @given(cases())
-def test_every_node_sees_its_past_its_ancestors_and_itself(case: Case) -> None:
+def test_every_node_sees_its_past_its_ancestors_and_itself(case):
     check(case, case.plan())
 
 
 @given(cases())
-def test_layers_with_other_windows_have_masks_of_their_own(case: Case) -> None:
+def test_layers_with_other_windows_have_masks_of_their_own(case):
     windows = (None, 3, case.window)
     both = plan(case.segments, case.lengths, windows=windows, shared=case.shared)
     for window in windows:
@@ -166,7 +166,7 @@ def test_layers_with_other_windows_have_masks_of_their_own(case: Case) -> None:
             assert group.mask is None or torch.equal(group.mask, right.mask)
 
 
-def test_padded_sizes_are_few_and_near() -> None:
+def test_padded_sizes_are_few_and_near():
     every = {padded_size(n) for n in range(1, 97)}
     assert len(every) < 27
     assert {padded_size(n) for n in every} == every
@@ -175,7 +175,7 @@ def test_padded_sizes_are_few_and_near() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> None:
+def test_a_long_chunk_does_not_pad_the_short_segments(window):
     long, short = SHARED_QUERIES + 6, 3
     segments = [
         Segment.chunk(4, np.arange(long), last=False),
@@ -188,7 +188,7 @@ def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> Non
 
 
 @pytest.mark.parametrize(("length", "nodes"), [(0, 1), (63, 1), (64, 1), (58, 6), (58, 7), (7, 100)])
-def test_attention_reads_whole_granules_and_a_few_queries_at_least(length: int, nodes: int) -> None:
+def test_attention_reads_whole_granules_and_a_few_queries_at_least(length, nodes):
     (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length]).groups
     assert group.keys == -(-(length + nodes) // KEY_GRANULE) * KEY_GRANULE
     assert group.mask.shape[2] == max(nodes, MIN_QUERIES)
@@ -198,12 +198,12 @@ def test_attention_reads_whole_granules_and_a_few_queries_at_least(length: int, 
 @pytest.mark.parametrize(("length", "nodes", "window", "free"), [(0, 100, None, True), (0, 100, 100, True),
                                                                  (0, 100, 99, False), (1, 100, None, False),
                                                                  (0, SHARED_QUERIES, None, False)])  # fmt: skip
-def test_only_the_first_long_chunk_needs_no_mask(length: int, nodes: int, window: int | None, free: bool) -> None:
+def test_only_the_first_long_chunk_needs_no_mask(length, nodes, window, free):
     (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length], windows=(window,), shared=3).groups
     assert (group.mask is None) == free
 
 
-def test_equal_chains_on_neighbouring_slots_are_not_gathered() -> None:
+def test_equal_chains_on_neighbouring_slots_are_not_gathered():
     segments = [Segment.chunk(slot, np.arange(4), last=True) for slot in (2, 3, 4)]
     (group,) = plan(segments, [3, 9, 1]).groups
     assert group.gather is None
@@ -211,7 +211,7 @@ def test_equal_chains_on_neighbouring_slots_are_not_gathered() -> None:
     assert group.gather is not None
 
 
-def test_the_mask_has_the_models_dtype() -> None:
+def test_the_mask_has_the_models_dtype():
     (group,) = plan([Segment.chunk(0, np.arange(4), last=True)], [3], dtype=torch.bfloat16).groups
     assert group.mask is not None
     assert group.mask.dtype == torch.bfloat16

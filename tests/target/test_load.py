@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -27,29 +26,28 @@ from paceline.formats.folder import INDEX
 from paceline.plugins import to_gguf
 from paceline.rollout.policy import Policy
 from paceline.target import load as module
-from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer, quantise_folder
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     return models.make("llama2", tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
-def folder(good: Path, tmp_path: Path) -> Path:
+def folder(good, tmp_path):
     """A model folder to spoil."""
     return Path(shutil.copytree(good, tmp_path / "tiny"))
 
 
-def logits(target: Target) -> torch.Tensor:
+def logits(target):
     slot = target.add_row(8)
     return target.verify([Segment.chunk(slot, np.arange(4, 12), last=True)]).logits.float()
 
 
-def test_a_native_model_imports_what_it_needs_alone_and_before_it_answers(good: Path) -> None:
+def test_a_native_model_imports_what_it_needs_alone_and_before_it_answers(good):
     parts = ("draft.text.suffix_array", "target.graphs", "target.hf", "kernels.integer", "formats.gguf",
              "formats.gguf_tokenizer")  # fmt: skip
     unneeded = [f"paceline.{part}" for part in parts]
@@ -67,7 +65,7 @@ sys.exit(" ".join([*(set({unneeded}) & set(sys.modules)), *late]) or 0)
     assert run.returncode == 0, run.stderr
 
 
-def fails(call: Callable[[], object], *words: str) -> str:
+def fails(call, *words):
     """`call` raises a ModelError of one line that has all `words` in it."""
     with pytest.raises(ModelError) as caught:
         call()
@@ -80,9 +78,7 @@ def fails(call: Callable[[], object], *words: str) -> str:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_last_bits_do_not_depend_on_where_weights_lie_in_the_file(
-    native: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_bits_do_not_depend_on_where_weights_lie_in_the_file(native, folder, monkeypatch):
     """A tensor more moves all others. The library adds in another order for weights at another place in memory."""
     monkeypatch.setattr("paceline.kernels.preferred", lambda dtype: False)
     file = folder / "model.safetensors"
@@ -99,7 +95,7 @@ def test_the_last_bits_do_not_depend_on_where_weights_lie_in_the_file(
 # What works ---------------------------------------------------------------------------------------------------
 
 
-def test_a_folder(good: Path) -> None:
+def test_a_folder(good):
     target = load(good)
     assert isinstance(target, Decoder)
     assert (target.name, target.vocab_size, target.num_layers, target.max_context) == ("tiny", 320, 3, 128)
@@ -108,14 +104,14 @@ def test_a_folder(good: Path) -> None:
     assert load(str(good)).name == "tiny"
 
 
-def test_native_or_transformers(good: Path) -> None:
+def test_native_or_transformers(good):
     native, through = load(good, native=True), load(good, native=False)
     assert isinstance(native, Decoder)
     assert isinstance(through, HFTarget)
     assert (logits(native) - logits(through)).abs().max() < 1e-4
 
 
-def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path: Path) -> None:
+def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path):
     folder = models.make("gpt2", tmp_path / "g")
     assert isinstance(load(folder), HFTarget)
     with pytest.raises(ModelError, match="runs in transformers, which rounds no activations"):
@@ -123,7 +119,7 @@ def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path: 
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "'gpt2'", "native=None")
 
 
-def test_weights_in_shards_or_under_another_name(good: Path, folder: Path, tmp_path: Path) -> None:
+def test_weights_in_shards_or_under_another_name(good, folder, tmp_path):
     models.model("llama2").save_pretrained(tmp_path / "s", max_shard_size="100KB")
     assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
@@ -132,13 +128,13 @@ def test_weights_in_shards_or_under_another_name(good: Path, folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16])
-def test_a_dtype_of_ones_own(good: Path, dtype: str | torch.dtype) -> None:
+def test_a_dtype_of_ones_own(good, dtype):
     target = load(good, dtype=dtype)
     assert target.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     assert (logits(target) - logits(load(good))).abs().max() < 0.3
 
 
-def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_checkpoints_dtype(tmp_path, monkeypatch):
     half = models.make("llama2", tmp_path / "h", dtype=torch.bfloat16)
     monkeypatch.setattr(module, "has_units", lambda dtype: True)
     assert load(half).dtype == torch.bfloat16
@@ -153,13 +149,13 @@ def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.Monke
     ("config", "generation", "expected"),
     [(1, None, (1,)), (1, 3, (1, 3)), ([1, 5], [5, 7], (1, 5, 7)), (None, [2], (2,)), (None, None, ())],
 )
-def test_all_end_tokens(folder: Path, config: object, generation: object, expected: tuple[int, ...]) -> None:
+def test_all_end_tokens(folder, config, generation, expected):
     edit(folder / "config.json", eos_token_id=config)  # absent means the family's default, null means none
     edit(folder / "generation_config.json", eos_token_id=generation)
     assert load(folder).eos_token_ids == expected
 
 
-def test_a_tokenizer_that_fills_the_vocabulary_may_get_a_token_from_its_class(tmp_path: Path) -> None:
+def test_a_tokenizer_that_fills_the_vocabulary_may_get_a_token_from_its_class(tmp_path):
     folder = models.make("qwen2", tmp_path / "m", vocab_size=288)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("the cat") == load_tokenizer(models.make("qwen3", tmp_path / "other")).encode("the cat")
@@ -167,7 +163,7 @@ def test_a_tokenizer_that_fills_the_vocabulary_may_get_a_token_from_its_class(tm
         Engine(folder).generate(["<|endoftext|>"])
 
 
-def test_a_tokenizer_with_its_model_and_alone(folder: Path) -> None:
+def test_a_tokenizer_with_its_model_and_alone(folder):
     tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.encode("the little dog")) == "the little dog"
     assert tokenizer.has_chat_template
@@ -178,7 +174,7 @@ def test_a_tokenizer_with_its_model_and_alone(folder: Path) -> None:
 # What cannot be found -----------------------------------------------------------------------------------------
 
 
-def test_no_such_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_such_folder(good, monkeypatch):
     fails(lambda: load(good.parent / "tiyn"), "there is no folder", "Did you mean 'tiny'?")
     fails(lambda: load(f"{good.parent}/tinny"), "Did you mean 'tiny'?")
     fails(lambda: load("./nothing/here"), "there is no folder", "nor is there a folder nothing")
@@ -188,7 +184,7 @@ def test_no_such_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(tmp_path, monkeypatch):
     """An empty cache of the hub, and no connection."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -197,7 +193,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["acme/tiny-llama", "tiny-llama"])
 @pytest.mark.parametrize("call", [load, load_tokenizer])
-def test_a_hub_id_while_offline(hub: Path, name: str, call: Callable[[str], object]) -> None:
+def test_a_hub_id_while_offline(hub, name, call):
     fails(
         lambda: call(name),
         f"'{name}' is neither a folder here nor reachable on the hub",
@@ -205,12 +201,12 @@ def test_a_hub_id_while_offline(hub: Path, name: str, call: Callable[[str], obje
     )
 
 
-def test_a_folder_was_meant(hub: Path, good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_was_meant(hub, good, monkeypatch):
     monkeypatch.chdir(good.parent)
     fails(lambda: load("tinny"), "neither a folder here", "Did you mean 'tiny'?")
 
 
-def test_a_hub_id_that_was_downloaded_before(hub: Path, good: Path) -> None:
+def test_a_hub_id_that_was_downloaded_before(hub, good):
     repository = hub / "models--acme--tiny-llama"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")
@@ -221,10 +217,10 @@ def test_a_hub_id_that_was_downloaded_before(hub: Path, good: Path) -> None:
     assert load_tokenizer("acme/tiny-llama").vocab_size == 288
 
 
-def test_only_what_is_needed_is_downloaded(monkeypatch: pytest.MonkeyPatch, good: Path) -> None:
+def test_only_what_is_needed_is_downloaded(monkeypatch, good):
     asked = {}
 
-    def download(name: str, **patterns: list[str]) -> str:
+    def download(name, **patterns):
         asked.update(patterns)
         files = "config.json model.safetensors pytorch_model.bin original/model.safetensors consolidated.safetensors"
         kept = huggingface_hub.utils.filter_repo_objects(files.split(), **patterns)
@@ -242,28 +238,28 @@ GONE = object()
 Change = Callable[[Path], object]
 
 
-def edit(file: Path, **changes: object) -> None:
+def edit(file, **changes):
     """Change entries of a JSON file; GONE removes one."""
     values = (json.loads(file.read_text()) if file.exists() else {}) | changes
     file.write_text(json.dumps({key: value for key, value in values.items() if value is not GONE}))
 
 
-def config(**changes: object) -> Change:
+def config(**changes):
     return lambda folder: edit(folder / "config.json", **changes)
 
 
-def has(name: str, data: str | bytes) -> Change:
+def has(name, data):
     return lambda folder: (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
-def lacks(name: str) -> Change:
+def lacks(name):
     return lambda folder: (folder / name).unlink()
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+def weights(change):
     """Change the tensors by name."""
 
-    def spoil(folder: Path) -> None:
+    def spoil(folder):
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -271,36 +267,36 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     return spoil
 
 
-def first(size: int) -> Change:
+def first(size):
     """Keep the first bytes of the weights."""
     return lambda folder: has("model.safetensors", (folder / "model.safetensors").read_bytes()[:size])(folder)
 
 
-def brace(folder: Path) -> None:
+def brace(folder):
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:8] + b"}" + data[9:])
 
 
-def a_folder(folder: Path) -> None:
+def a_folder(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
 
 
-def of_eight_bits(tensors: dict[str, torch.Tensor]) -> None:
+def of_eight_bits(tensors):
     key = next(key for key in tensors if "down_proj" in key)
     tensors[key] = (tensors[key] * 100).to(torch.int8)
 
 
-def with_tensor(name: str, dtype: torch.dtype = torch.float32) -> Change:
+def with_tensor(name, dtype=torch.float32):
     return weights(lambda tensors: tensors.update({f"model.layers.0.{name}": torch.ones(4).to(dtype)}))
 
 
-def without_layer_1(tensors: dict[str, torch.Tensor]) -> None:
+def without_layer_1(tensors):
     for key in [key for key in tensors if ".1." in key]:
         del tensors[key]
 
 
-ROPES: dict[str, dict[str, Any]] = {
+ROPES = {
     "linear": {"rope_type": "linear", "factor": 2.0},
     "llama3": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -311,21 +307,21 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def rope(value: object) -> Change:
+def rope(value):
     return config(rope_parameters=GONE, rope_theta=value)
 
 
-def quantise(folder: Path) -> None:
+def quantise(folder):
     quantise_folder(folder, folder.parent / "quantised", "int8")
 
 
-def by_layer(folder: Path) -> None:
+def by_layer(folder):
     made = transformers.Gemma4TextConfig(num_hidden_layers=6, hidden_size=64, num_attention_heads=4, head_dim=16)
     made.save_pretrained(folder)
 
 
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
-CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
+CONFIGURATIONS = [
     ([lacks("config.json")], ("has no config.json, so it is not a model folder",)),
     ([lacks("config.json"), has("adapter_config.json", "{}")], ("merge it into its base model",)),
     ([has("config.json", '{"model_type": "llama",')], ("config.json cannot be read: not JSON", "column 24")),
@@ -393,7 +389,7 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
         for name in ("generation_config.json", "config.json")
     ],
 ]
-WEIGHTS: list[tuple[list[Change], tuple[str, ...]]] = [
+WEIGHTS = [
     (
         [lacks("model.safetensors"), has("pytorch_model.bin", "")],
         ("weights are read from safetensors only, and it has pytorch_model.bin", "convert with transformers: "),
@@ -424,7 +420,7 @@ WEIGHTS: list[tuple[list[Change], tuple[str, ...]]] = [
     ([config(num_hidden_layers=2)], ("has weights of 3 layers, and its config.json asks for 2",)),
     ([config(intermediate_size=128)], ("model.layers.0.mlp.", " where config.json asks for [", "128", "96")),
 ]
-TOKENIZERS: list[tuple[list[Change], tuple[str, ...]]] = [
+TOKENIZERS = [
     ([config(vocab_size=280)], ("has token ids up to 287 but the model knows only 0 to 279", "different models")),
     ([lacks("tokenizer.json")], ("has no tokenizer", "tokenizer.json")),
     ([has("tokenizer.json", "{}")], ("the tokenizer in ", " cannot be read: KeyError")),
@@ -440,15 +436,13 @@ TOKENIZERS: list[tuple[list[Change], tuple[str, ...]]] = [
         *[(load_tokenizer, *case) for case in TOKENIZERS],
     ],
 )
-def test_a_mistake_is_one_line(
-    call: Callable[[Path], object], changes: list[Change], words: tuple[str, ...], folder: Path
-) -> None:
+def test_a_mistake_is_one_line(call, changes, words, folder):
     for change in changes:
         change(folder)
     fails(lambda: call(folder), str(folder) if call is load_tokenizer else "", *words)
 
 
-def test_mistakes_of_other_folders(folder: Path, tmp_path: Path) -> None:
+def test_mistakes_of_other_folders(folder, tmp_path):
     fails(lambda: load(folder.parent), "has no config.json", f"Did you mean {folder}?")
     edit(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "quantized")
@@ -461,20 +455,20 @@ def test_mistakes_of_other_folders(folder: Path, tmp_path: Path) -> None:
     fails(lambda: load(foreign), "lacks ", " more", "incomplete")
 
 
-def test_a_head_that_is_the_embedding_may_be_absent(folder: Path) -> None:
+def test_a_head_that_is_the_embedding_may_be_absent(folder):
     weights(lambda tensors: tensors.pop("lm_head.weight"))(folder)
     edit(folder / "config.json", tie_word_embeddings=True)
     assert load(folder).vocab_size == 320
 
 
-def test_scales_of_activations_and_of_a_cache_change_no_weight(folder: Path) -> None:
+def test_scales_of_activations_and_of_a_cache_change_no_weight(folder):
     before = logits(load(folder))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale"):
         with_tensor(name)(folder)
     assert torch.equal(logits(load(folder)), before)
 
 
-def test_a_head_that_is_not_the_embedding_is_the_models(tmp_path: Path) -> None:
+def test_a_head_that_is_not_the_embedding_is_the_models(tmp_path):
     """Whatever config.json says: so it is in transformers and in llama.cpp's converter."""
     folder, other = models.make("smollm", tmp_path / "m"), tmp_path / "int8"
     tied = load(folder)
@@ -500,13 +494,13 @@ def test_a_head_that_is_not_the_embedding_is_the_models(tmp_path: Path) -> None:
 # Words --------------------------------------------------------------------------------------------------------
 
 
-def test_unknown_words(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_words(good, monkeypatch):
     fails(lambda: load(good, dtype="bfloat61"), "unknown dtype 'bfloat61'", "Did you mean 'bfloat16'?")
     fails(lambda: load(good, dtype=torch.int8), "unknown dtype 'torch.int8'", "float32")
     fails(lambda: load(good, device="gpu"), "device 'gpu' cannot be used", "cpu")
     absent = () if torch.cuda.is_available() else ("cuda", "cuda:1")
     for word in ("meta", "xla", "hpu", "privateuseone", "lazy", "", *absent):  # known to torch; none computes here
-        fails(lambda word=word: load(good, device=word), f"device {word!r} cannot be used", "cpu")  # type: ignore[misc]
+        fails(lambda word=word: load(good, device=word), f"device {word!r} cannot be used", "cpu")
     assert load(good, device="cpu").device == torch.device("cpu")
     # They are checked before anything is downloaded.
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("downloaded"))

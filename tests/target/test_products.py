@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -41,11 +40,11 @@ needs_amx = pytest.mark.skipif(not amx.supported(), reason="this CPU has no AMX,
 needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
 
 
-def random(seed: int, *size: int) -> torch.Tensor:
+def random(seed, *size):
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
+def rounded(x):
     """x as the kernel of blocks sees it: whole numbers -127 to 127 by 32 inputs, times a float32 scale; float64."""
     blocks = x.float().unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1, keepdim=True)
@@ -63,11 +62,11 @@ class Way:
     path: str = "plain"
 
     @property
-    def step(self) -> int:
+    def step(self):
         """Widths are a multiple of this."""
         return 8 if self.kind is None else self.kind.inputs
 
-    def made(self, outputs: int, width: int, bias: torch.Tensor | None = None) -> tuple[Any, torch.Tensor]:
+    def made(self, outputs, width, bias=None):
         """Panels, and the weight that they hold."""
         if self.kind is None:
             weight = random(1, outputs, width).to(self.dtype)
@@ -75,10 +74,10 @@ class Way:
         blocks = random_blocks(self.kind, outputs, width)
         return IntegerPanels([blocks], bias, exact=True), blocks.dense()
 
-    def x(self, seed: int, rows: int, width: int) -> torch.Tensor:
+    def x(self, seed, rows, width):
         return random(seed, rows, width).to(self.dtype)
 
-    def check(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    def check(self, out, x, weight, bias):
         """`out` is x @ weight.T + bias, but for what float32 sums are off by, and one rounding to its dtype."""
         seen = x.double() if self.kind is None else rounded(x)
         exact = seen @ weight.double().T + bias.double()
@@ -95,14 +94,14 @@ WAYS = [
 ]
 
 
-def name(way: Way) -> str:
+def name(way):
     return str(way.dtype) if way.kind is None else f"{way.kind.name}-{way.path}"
 
 
 @pytest.fixture(params=WAYS, ids=name)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+def way(request, monkeypatch):
     """Every kernel that this CPU can run."""
-    way: Way = request.param
+    way = request.param
     if not (kernels.supported(way.dtype) if way.kind is None else integer.supported()):
         pytest.skip("not on this CPU")
     monkeypatch.setattr(integer, "instruction_set", lambda: way.path)
@@ -113,7 +112,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
 
 
 @pytest.mark.parametrize(("outputs", "steps"), [(16, 1), (32, 1), (1, 2), (45, 3), (200, 12)])
-def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None:
+def test_is_the_product_rounded_once(way, outputs, steps):
     bias, width = random(2, outputs), steps * way.step
     panels, weight = way.made(outputs, width, bias)
     without, _ = way.made(outputs, width)
@@ -124,14 +123,14 @@ def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
+def test_a_row_is_the_same_alone_and_among_others(way):
     x, (panels, _) = way.x(4, 40, 768), way.made(100, 768)
     alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
     for rows in range(1, 41):
         assert torch.equal(panels(x[:rows]), alone[:rows])
 
 
-def test_nothing_is_written_after_the_outputs(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_after_the_outputs(way, monkeypatch):
     memory, (panels, _), x = torch.full((9, 45), 7.0).to(way.dtype), way.made(45, 256), way.x(5, 5, 256)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *_, dtype: memory[2:7])
     panels(x)
@@ -141,14 +140,14 @@ def test_nothing_is_written_after_the_outputs(way: Way, monkeypatch: pytest.Monk
     assert not bool((memory[2:7] == 7).any())
 
 
-def test_no_rows_give_no_rows_and_columns_of_another_tensor_are_copied(way: Way) -> None:
+def test_no_rows_give_no_rows_and_columns_of_another_tensor_are_copied(way):
     panels, _ = way.made(40, 256)
     assert panels(torch.empty(0, 256, dtype=way.dtype)).shape == (0, 40)
     x = way.x(6, 6, 512)
     assert torch.equal(panels(x[:, 256:]), panels(x[:, 256:].clone()))
 
 
-def test_what_is_not_a_number_stays_so(way: Way) -> None:
+def test_what_is_not_a_number_stays_so(way):
     x, (panels, _) = way.x(7, 4, 256), way.made(40, 256)
     x[1, 5], x[2, 90] = torch.nan, torch.inf
     out = panels(x)
@@ -161,7 +160,7 @@ def test_what_is_not_a_number_stays_so(way: Way) -> None:
 
 
 @pytest.mark.parametrize("dtype", [HALF, FULL])
-def test_the_weight_comes_back_and_may_hold_infinity(dtype: torch.dtype) -> None:
+def test_the_weight_comes_back_and_may_hold_infinity(dtype):
     if not kernels.supported(dtype):
         pytest.skip("not on this CPU")
     weight = random(12, 75, 24).to(dtype)
@@ -172,7 +171,7 @@ def test_the_weight_comes_back_and_may_hold_infinity(dtype: torch.dtype) -> None
     assert bool(out[0, :7].isfinite().all())
 
 
-def test_which_weights_fit() -> None:
+def test_which_weights_fit():
     assert products.fits(random(13, 5, 16).bfloat16())
     assert not products.fits(random(13, 5, 12).bfloat16())
     assert products.fits(random(13, 5, 12))
@@ -181,7 +180,7 @@ def test_which_weights_fit() -> None:
 
 @needs_halves
 @pytest.mark.parametrize("preferred", [True, False])
-def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_uses_it_where_it_is_faster(preferred, monkeypatch):
     monkeypatch.setattr(kernels, "preferred", lambda dtype: preferred)
     weight, bias, x = (random(seed, *size).bfloat16() for seed, size in ((14, (70, 64)), (15, (70,)), (16, (5, 64))))
     made = Linear(weight, bias)
@@ -191,8 +190,8 @@ def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytes
         assert bool(((out.double() - right).abs() <= 2 * ROUNDING[HALF] * (right.abs() + 1)).all())
 
 
-def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def has(*features: str) -> bool:
+def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch):
+    def has(*features):
         monkeypatch.setattr(processor, "has", lambda *names: {*features} >= {*names})
         with processor.forced("amx"):  # whichever level the tests run at
             return bool(kernels.preferred.__wrapped__(HALF))
@@ -208,7 +207,7 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
 @needs_blocks
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_all_instructions_give_the_same_bits(kind: Kind, activations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_instructions_give_the_same_bits(kind, activations, monkeypatch):
     """Those of other processors too, as far as this one has them: every path that it can run."""
     blocks = random_blocks(kind, 33, 512)
     blocks.activations = activations
@@ -227,7 +226,7 @@ def test_all_instructions_give_the_same_bits(kind: Kind, activations: int, monke
 
 
 @needs_blocks
-def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch):
     """Here 16 at a time. 288 inputs: the last unit is not full, and what follows a row must not be read as a scale."""
     x, panels = random(4, 100, 288), IntegerPanels([random_blocks(Q8_0, 40, 288)])
     x[:50] *= 1e30
@@ -239,7 +238,7 @@ def test_rows_beyond_the_cache_are_multiplied_in_turn(monkeypatch: pytest.Monkey
 @needs_amx
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
+def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind):
     """Without rounding x to eight bits. A row is the same among any number of rows, of which each has its place. There
     are several groups of panels, the last one not full; so are chunks, and of rows there are more than a tile takes."""
     width = 512 + (kind.inputs if kind.inputs > 32 else 96)
@@ -260,7 +259,7 @@ def test_many_rows_are_multiplied_in_bfloat16_unless_exact(kind: Kind) -> None:
 
 @needs_amx
 @pytest.mark.usefixtures("threads")
-def test_other_users_of_amx_keep_their_sizes() -> None:
+def test_other_users_of_amx_keep_their_sizes():
     """oneDNN multiplies in bfloat16 on the same threads, with registers of its own sizes."""
     x, panels = random(4, 48, 512).to(HALF), IntegerPanels([random_blocks(Q4_K, 48, 512)])
     a, b = random(5, 128, 256).to(HALF), random(6, 256, 128).to(HALF)
@@ -271,7 +270,7 @@ def test_other_users_of_amx_keep_their_sizes() -> None:
 
 
 @needs_blocks
-def test_the_largest_sums_do_not_overflow() -> None:
+def test_the_largest_sums_do_not_overflow():
     weight, x = quantise(torch.full((16, 256), -1.0), Q8_0), torch.full((1, 256), 3.0)
     assert torch.allclose(IntegerPanels([weight])(x), torch.full((1, 16), -768.0), rtol=1e-3)
 
@@ -280,9 +279,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_the_largest_codes_times_the_largest_numbers(
-    kind: Kind, byte: int, sign: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_codes_times_the_largest_numbers(kind, byte, sign, monkeypatch):
     """Some instructions add in 16 bits. The scales are those of other blocks: codes alone are at their ends."""
     data = random_blocks(kind, 16, 512).data.unflatten(1, (-1, kind.nbytes))
     code_bytes = kind.inputs * integer.FORMATS[kind].bits // 8
@@ -298,7 +295,7 @@ def test_the_largest_codes_times_the_largest_numbers(
 
 
 @needs_blocks
-def test_parts_of_several_kinds_are_one_product() -> None:
+def test_parts_of_several_kinds_are_one_product():
     parts = [random_blocks(kind, 20, 512, seed) for seed, kind in enumerate((Q4_K, Q4_K, Q6_K, Q8_0, Q4_1))]
     bias, x = random(5, 100), random(6, 7, 512)
     panels, dense = IntegerPanels(parts, bias), torch.cat([part.dense() for part in parts])
@@ -309,7 +306,7 @@ def test_parts_of_several_kinds_are_one_product() -> None:
 
 @needs_blocks
 @pytest.mark.parametrize("path", integer.instruction_sets())
-def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_and_the_smallest_numbers_are_no_trouble(path, monkeypatch):
     monkeypatch.setattr(integer, "instruction_set", lambda: path)
     x, panels = torch.zeros(3, 64), IntegerPanels([random_blocks(Q4_0, 16, 64)])
     x[1], x[2] = 1e-45, 1e-38
@@ -319,7 +316,7 @@ def test_zeros_and_the_smallest_numbers_are_no_trouble(path: str, monkeypatch: p
 @needs_blocks
 @pytest.mark.parametrize("path", integer.instruction_sets())
 @pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
-def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_float32_rounded_to_the_nearest(kind, path, monkeypatch):
     """Also where the CPU has no instruction for it."""
     monkeypatch.setattr(integer, "instruction_set", lambda: path)
     panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)], exact=True)
@@ -331,7 +328,7 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, path: str, monke
 
 
 @needs_blocks
-def test_where_torch_has_another_openmp_our_own_threads_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_has_another_openmp_our_own_threads_compute(monkeypatch):
     """In several threads that ask at once, too, and after a fork."""
     panels, before = IntegerPanels([random_blocks(Q8_0, 400, 256)]), torch.get_num_threads()
     asked = [random(seed, rows, 256) for seed, rows in enumerate((1, 5, 40, 200))]
@@ -348,14 +345,14 @@ def test_where_torch_has_another_openmp_our_own_threads_compute(monkeypatch: pyt
     assert kernels._helpers._count == 2
 
 
-def test_helpers_are_made_anew_in_a_forked_process() -> None:
+def test_helpers_are_made_anew_in_a_forked_process():
     made = kernels._helpers
     kernels._forget_helpers()
     assert kernels._helpers is not made
 
 
 @needs_halves
-def test_onednn_leaves_few_rows_to_our_kernel() -> None:
+def test_onednn_leaves_few_rows_to_our_kernel():
     """As with AMX, by the kernel of this processor."""
     sizes = (96, 1024), (96,), (MAX_ROWS_OWN + 1, 1024)
     weight, bias, x = (random(21 + i, *size).bfloat16() for i, size in enumerate(sizes))
@@ -370,7 +367,7 @@ def test_onednn_leaves_few_rows_to_our_kernel() -> None:
 
 
 @needs_blocks
-def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch):
     parts, bias, x = [random_blocks(Q8_0, 20, 64), random_blocks(Q4_0, 12, 64)], random(9, 32), random(10, 5, 64)
     made = linear(parts, bias, FULL)
     assert isinstance(made, BlockLinear)
@@ -397,7 +394,7 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, FULL])
-def test_sums_of_a_wide_product_are_not_rounded(dtype: torch.dtype, level: str) -> None:
+def test_sums_of_a_wide_product_are_not_rounded(dtype, level):
     """Those of 16 bits would be rounded by a part in 256, and two logits near each other be equal."""
     weight, x, bias = random(3, 70, 96).to(dtype), random(4, 5, 96).to(dtype), random(5, 70).to(dtype)
     wide = Linear(weight, bias, wide=True)
@@ -411,7 +408,7 @@ def test_sums_of_a_wide_product_are_not_rounded(dtype: torch.dtype, level: str) 
     assert torch.equal(wide.rows(few)(x), wide(x)[:, few])
 
 
-def test_a_wide_product_in_float64_stays_in_it(level: str) -> None:
+def test_a_wide_product_in_float64_stays_in_it(level):
     weight, x, bias = (random(seed, *size).double() for seed, size in ((3, (70, 96)), (4, (5, 96)), (5, (70,))))
     wide, few = Linear(weight, bias, wide=True), torch.tensor([69, 0, 33])
     right = x @ weight.T + bias
@@ -422,7 +419,7 @@ def test_a_wide_product_in_float64_stays_in_it(level: str) -> None:
 
 @needs_blocks
 @pytest.mark.parametrize("rows", [3, MANY + 1])
-def test_a_wide_product_of_blocks_is_what_is_rounded_otherwise(rows: int, level: str) -> None:
+def test_a_wide_product_of_blocks_is_what_is_rounded_otherwise(rows, level):
     blocks, x = random_blocks(Q4_1, 45, 256), random(4, rows, 256).to(HALF)
     wide, exact = linear([blocks], None, HALF, wide=True), IntegerPanels([blocks], exact=True)
     assert wide(x).dtype == FULL

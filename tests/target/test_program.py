@@ -1,10 +1,7 @@
 """Recorded forwards: the same bits as the same layers called one by one, whatever changes between forwards."""
 
-from __future__ import annotations
-
 import ctypes
 from array import array
-from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
@@ -22,12 +19,11 @@ from paceline.kernels.linear import MAX_ROWS_OWN, SMALL, Linear
 from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.products import Panels
 from paceline.target.base import Needs
-from paceline.target.decoder import Decoder
 
 NEEDS = Needs(hidden_layers=(1, BEFORE_NORM))
 
 
-def made(kind: str, **shape: int) -> Decoder:
+def made(kind, **shape):
     """A decoder whose products are ours: in blocks, or exact."""
     dtype = torch.float32 if "float32" in kind else torch.bfloat16
     target = native.of(models.model("qwen3-bias", **shape), dtype, precision="int8" if "int8" in kind else None)
@@ -36,7 +32,7 @@ def made(kind: str, **shape: int) -> Decoder:
     return target
 
 
-def story(target: Decoder) -> list[torch.Tensor]:
+def story(target):
     """Logits and states of forwards of rows that come and go, while the cache grows."""
     rng, results = np.random.default_rng(0), []
     slots = exact.prepared(target, [rng.integers(4, 300, n).tolist() for n in (3, 40, 64)])
@@ -56,7 +52,7 @@ def story(target: Decoder) -> list[torch.Tensor]:
 
 @pytest.mark.usefixtures("threads", "level")
 @pytest.mark.parametrize("kind", ["int8", "int8-float32", "exact", "exact-float32", "exact-int8"])
-def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_the_bits_of_its_layers_called_one_by_one(kind, monkeypatch):
     if kind == "exact" and not kernels.supported(torch.bfloat16):
         pytest.skip("exact products of bfloat16 are torch's without AVX-512 BF16, and are not recorded")
     target = made(kind)
@@ -68,7 +64,7 @@ def test_has_the_bits_of_its_layers_called_one_by_one(kind: str, monkeypatch: py
         assert torch.equal(one, other)
 
 
-def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch):
     target = made("int8")
     layer = target.layers[1]
     monkeypatch.setattr(layer.mlp, "gate_up", lambda x, product=layer.mlp.gate_up: product(x).clone())
@@ -78,12 +74,12 @@ def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch: pytest.Mon
     assert torch.equal(logits, other.verify([exact.tree(other.add_row(8), [5], [-1])]).logits)
 
 
-def test_recording_a_forward_does_not_go_through_torchs_compiler() -> None:
+def test_recording_a_forward_does_not_go_through_torchs_compiler():
     """Torch wraps the method of a mode in a call that imports the compiler, which takes a second."""
     assert not hasattr(program._Watch.__torch_dispatch__, "__wrapped__")
 
 
-def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward() -> None:
+def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward():
     """A forward that is not recorded, between two that are, must not write into their memory."""
     target = made("int8")
     slot, other = exact.prepared(target, [[5, 6, 7], [9]])
@@ -94,7 +90,7 @@ def test_many_rows_of_a_prompt_do_not_change_a_recorded_forward() -> None:
 
 @pytest.mark.parametrize("kind", ["int8, bfloat16", "bfloat16, exact"])
 @pytest.mark.parametrize("nodes", [program.MOST_ROWS - 1, program.MOST_ROWS])
-def test_the_most_rows_of_a_call_are_those_of_layers_one_by_one(kind: str, nodes: int) -> None:
+def test_the_most_rows_of_a_call_are_those_of_layers_one_by_one(kind, nodes):
     """From 32 rows on, blocks are multiplied in another way on AMX, which packs the rows anew."""
     target = made(kind, hidden_size=256, intermediate_size=512, num_attention_heads=4, head_dim=64)
     (slot,) = exact.prepared(target, [[*range(5, 45)]])
@@ -106,13 +102,13 @@ def test_the_most_rows_of_a_call_are_those_of_layers_one_by_one(kind: str, nodes
 
 
 @pytest.mark.parametrize("copied", [lambda x: x.t().contiguous(), lambda x: x.t().reshape(-1), lambda x: x + 1])
-def test_layers_in_which_torch_copies_are_not_recorded(copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_layers_in_which_torch_copies_are_not_recorded(copied):
     """Torch calls `contiguous` a view, also where it copies; what it copied while recording would be read for ever."""
     target = made("bfloat16, exact")
     (slot,) = exact.prepared(target, [[5, 6, 7]])
     writer = target.cache.writer(target._plan([exact.tree(slot, [8, 9], [-1, 0])]))
 
-    def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(layer, x, delta):
         return copied(x), x
 
     with torch.inference_mode():
@@ -122,7 +118,7 @@ def test_layers_in_which_torch_copies_are_not_recorded(copied: Callable[[torch.T
 
 
 @cfunc("void(voidptr)")
-def _pieces(at):  # type: ignore[no-untyped-def]
+def _pieces(at):
     """A step of 16 pieces: each notes how many pieces of the step before are done, and that it was run itself."""
     task = carray(at, (3,), np.int64)
     done, before = carray(address(task[1]), (17,), np.int64), carray(address(task[2]), (17,), np.int64)
@@ -138,7 +134,7 @@ def _pieces(at):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_thread(threads: int) -> None:
+def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_thread(threads):
     """Any number of threads may come, at any time: each piece is run once, with what the last step wrote."""
     done = np.zeros((401, 17), np.int64)
     done[0, :16] = 1
@@ -157,7 +153,7 @@ def test_a_step_begins_when_all_pieces_before_it_are_done_and_waits_for_no_threa
     assert (done[:, :16] == 1).all()
 
 
-def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
+def test_small_weights_beside_onednn_are_one_call_for_few_rows():
     """Layers of small weights are recorded, and a node's bits are the same among up to MAX_ROWS_OWN."""
     if not amx.supported():
         pytest.skip("only beside oneDNN on AMX")
@@ -172,7 +168,7 @@ def test_small_weights_beside_onednn_are_one_call_for_few_rows() -> None:
         assert torch.equal(logits, most[: len(logits)])
 
 
-def test_which_weights_are_kept_for_few_rows() -> None:
+def test_which_weights_are_kept_for_few_rows():
     small, large = (Linear(torch.ones(count, 64, dtype=torch.bfloat16)) for count in (96, SMALL // 128 + 32))
     assert (small.product.own_rows == MAX_ROWS_OWN) == amx.supported()
     assert large.product.own_rows in (0, ALL_ROWS)

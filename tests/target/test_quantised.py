@@ -1,9 +1,6 @@
 """Models with weights of eight and four bits: what they compute, folders of them, and what they refuse."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -22,19 +19,19 @@ from paceline.target.decoder import Decoder
 from paceline.target.load import MEASURED, load, load_tokenizer, quantise_folder
 
 
-def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Decoder, Decoder]:
+def decoders(family, word, dtype=torch.float32):
     """The model itself, the model in blocks, and what the blocks say as ordinary float32 weights."""
     model = models.model(family)
     state = as_checkpoint(model.state_dict())
     weights = {name: state[name] for name in weight_shapes(model.config)}
     blocks = quantised(weights, word)
     dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in blocks.items()}
-    return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
+    return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))
 
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("family", "word"), paired(models.NATIVE, ("int8", "int4")))
-def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_those_of_the_dequantised_weights(family, word, monkeypatch):
     """But for the rounding of inputs to eight bits, which these random models magnify. So every product is compared
     with an ordinary one of the same inputs, rounded the same way; then what is left is the order of sums."""
     make = BlockLinear.__init__
@@ -43,7 +40,7 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     assert isinstance(blocks.layers[0].attention.qkv, BlockLinear)
     product, products = Linear.__call__, []
 
-    def compared(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    def compared(linear, x):
         out = product(linear, x)
         if isinstance(linear, BlockLinear):
             right, least = rounded_product(linear, x)
@@ -64,7 +61,7 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
     assert off(logits(dense), logits(own)) > 0.001
 
 
-def rounded_product(linear: BlockLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_product(linear, x):
     """(x @ weight.T + bias of rows that are rounded as for blocks, [N, outputs]; how far another right result may lie).
 
     Sums have another order; and a number nearly halfway between two steps may go to either."""
@@ -80,7 +77,7 @@ def rounded_product(linear: BlockLinear, x: torch.Tensor) -> tuple[torch.Tensor,
 
 @pytest.mark.parametrize("word", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["smollm", "qwen2"])
-def test_with_inputs_of_16_bits_a_model_says_what_its_weights_say(tmp_path: Path, family: str, word: str) -> None:
+def test_with_inputs_of_16_bits_a_model_says_what_its_weights_say(tmp_path, family, word):
     folder = models.make(family, tmp_path / "own", dtype=torch.bfloat16)
     quantise_folder(folder, tmp_path / "made", word)
     dense = logits(load(tmp_path / "made", dtype="float32"))
@@ -105,14 +102,12 @@ def test_with_inputs_of_16_bits_a_model_says_what_its_weights_say(tmp_path: Path
         (900, ("avx512vnni", "amx-bf16"), None, 8),
     ],
 )
-def test_inputs_have_16_bits_by_default_where_that_takes_little_time(
-    megabytes: int, features: tuple[str, ...], dtype: torch.dtype | None, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_have_16_bits_by_default_where_that_takes_little_time(megabytes, features, dtype, bits, monkeypatch):
     monkeypatch.setattr(processor, "has", lambda *names: {*names} <= {*features})
     assert usual(megabytes << 20, dtype)[0] == bits
 
 
-def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch):
     """Theirs are our own products anyhow, also where a library's are faster for other weights."""
     own, blocks, _ = decoders("smollm", "int8")
     if not kernels.supported(torch.float32):
@@ -121,12 +116,12 @@ def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch: 
     assert (own.exact_is_free, blocks.exact_is_free) == (False, True)
 
 
-def blocks_of(target: Decoder) -> list[Linear]:
+def blocks_of(target):
     """The products of all layers that are in blocks."""
     return [product for layer in target.layers for product in layer.products if isinstance(product, BlockLinear)]
 
 
-def test_what_is_read_is_what_blocks_hold() -> None:
+def test_what_is_read_is_what_blocks_hold():
     own, blocks, _ = decoders("qwen2", "int8")
     matrices = [size for name, size in weight_shapes(models.config("qwen2")).items() if len(size) == 2]
     read = sum(a * b for a, b in matrices) - own.vocab_size * own.hidden_size  # the embedding is not read
@@ -141,7 +136,7 @@ def test_what_is_read_is_what_blocks_hold() -> None:
 
 
 @pytest.mark.parametrize("family", ["smollm", "llama2"])
-def test_an_embedding_that_is_the_head_too_has_its_blocks(family: str) -> None:
+def test_an_embedding_that_is_the_head_too_has_its_blocks(family):
     own, blocks, dense = decoders(family, "int8")
     assert own.shape.tied == (family == "smollm")
     assert isinstance(blocks.head, BlockLinear)
@@ -153,7 +148,7 @@ def test_an_embedding_that_is_the_head_too_has_its_blocks(family: str) -> None:
 
 
 @pytest.mark.parametrize(("word", "family"), paired(["int8", "int4"], ["smollm", "qwen2"]))
-def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, family: str, word: str) -> None:
+def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path, family, word):
     models.make(family, tmp_path / "own", dtype=torch.bfloat16)
     size = quantise_folder(tmp_path / "own", tmp_path / "made", word)
     own, loaded = load(tmp_path / "own"), load(tmp_path / "own", dtype=word)
@@ -175,7 +170,7 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
     assert load_tokenizer(tmp_path / "made").fingerprint == load_tokenizer(tmp_path / "own").fingerprint
 
 
-def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) -> None:
+def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path):
     folder = models.make("smollm", tmp_path / "own", dtype=torch.bfloat16)
     quantise_folder(folder, tmp_path / "made", "int4")
     (tmp_path / "made" / MEASURED).write_text('{"sentence": "measured in blocks"}')
@@ -200,7 +195,7 @@ def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) 
     assert "measured" not in note  # in blocks, which is another model
 
 
-def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path):
     models.make("llama2", tmp_path / "own", intermediate_size=100)
     made = load(tmp_path / "own", dtype="int8")
     assert isinstance(made, Decoder)
@@ -209,14 +204,14 @@ def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
     assert str(made.quantised).startswith("Q8_0 and F32, ")
 
 
-def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_done_is_said_in_one_line(tmp_path, monkeypatch):
     models.make("llama2", tmp_path / "own")
     models.make("gpt2", tmp_path / "foreign")
     quantise_folder(tmp_path / "own", tmp_path / "made", "int8")
 
-    def refused(**how: object) -> str:
+    def refused(**how):
         with pytest.raises(ModelError) as error:
-            load(**how)  # type: ignore[arg-type]
+            load(**how)
         assert "\n" not in str(error.value)
         return str(error.value)
 
@@ -248,7 +243,7 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: py
     assert "lm_head.weight has shape" in refused(model=tmp_path / "made")
 
 
-def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch):
     _, blocks, dense = decoders("llama2", "int8")
     monkeypatch.setattr("paceline.kernels.integer.instruction_set", lambda: "plain")
     assert "slowly" in blocks._notes([])[1]
@@ -259,7 +254,7 @@ def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert off(logits(expanded), logits(dense)) < 1e-5
 
 
-def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
+def test_all_else_may_be_in_float32(tmp_path):
     folder = models.make("llama2", tmp_path / "own", dtype=torch.bfloat16)
     wide, own = load(folder, dtype="int8-float32"), load(folder, dtype="int8")
     assert wide.dtype == torch.float32

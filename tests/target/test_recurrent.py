@@ -1,9 +1,5 @@
 """Recurrent state: the same in any tree, piece, batch and forward; kept, given back and taken over without a trace."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,25 +17,24 @@ from paceline.engine.engine import Engine
 from paceline.engine.prefixes import Prefixes, spread
 from paceline.errors import ModelError
 from paceline.formats.shape import TILED
-from paceline.target.decoder import Decoder
 from paceline.target.load import load, quantise_folder
 from paceline.target.recurrent import State
 
 NEW = 14
 
 
-def text(seed: int, length: int) -> list[int]:
+def text(seed, length):
     return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
 
 
-def decoder(family: str = "qwen3.5", dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:
+def decoder(family="qwen3.5", dtype=torch.float32, **changes):
     return native.of(models.model(family, max_position_embeddings=512, **changes), dtype, eos=())
 
 
 # One forward ---------------------------------------------------------------------------------------------------------
 
 
-def walk(target: Decoder) -> torch.Tensor:
+def walk(target):
     """Logits of rows that run pieces, trees in two parts, drafts that are rejected, and paths through trees."""
     rng, found = np.random.default_rng(0), []
     slots = [target.add_row(1) for _ in range(3)]
@@ -63,7 +58,7 @@ def walk(target: Decoder) -> torch.Tensor:
 
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_compiled_code_does_what_torch_does(family: str, tiled: bool) -> None:
+def test_compiled_code_does_what_torch_does(family, tiled):
     """tiled: value heads are in the order of GGUF files."""
     here, there = (decoder(family, **{TILED: tiled}) for _ in range(2))
     assert here.cache.recurrent is not None
@@ -81,7 +76,7 @@ def test_compiled_code_does_what_torch_does(family: str, tiled: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_states_are_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
+def test_exact_states_are_the_same_to_the_last_bit(dtype):
     target, tokens = decoder("qwen3-next", dtype), text(1, 90)
     target.make_exact()
     alone = exact.one_by_one(target, tokens)
@@ -102,7 +97,7 @@ def test_exact_states_are_the_same_to_the_last_bit(dtype: torch.dtype) -> None:
     assert torch.equal(target.verify([exact.tree(slot, tokens[78:80], [-1, 0])]).logits, alone[78:80])
 
 
-def test_rows_and_nodes_that_wait_are_moved_and_gone_on_from() -> None:
+def test_rows_and_nodes_that_wait_are_moved_and_gone_on_from():
     """As by a drafter that drafts for several outcomes, and keeps what it ran for the one that came."""
     target, t = decoder(), text(1, 30)
     target.make_exact()
@@ -128,14 +123,14 @@ def test_rows_and_nodes_that_wait_are_moved_and_gone_on_from() -> None:
         assert torch.equal(target.verify([exact.tree(taken, t[mark : mark + 1], [-1])]).logits, alone[mark : mark + 1])
 
 
-def test_in_bfloat16_it_is_nearly_the_model() -> None:
+def test_in_bfloat16_it_is_nearly_the_model():
     half, single = decoder(dtype=torch.bfloat16), decoder()
     tokens = text(5, 60)
     out = [exact.in_pieces(target, tokens, [30, 7, 23]).float() for target in (half, single)]
     assert native.off(*out) < 0.05
 
 
-def test_a_prompt_is_committed_whole_and_nothing_is_forgotten() -> None:
+def test_a_prompt_is_committed_whole_and_nothing_is_forgotten():
     target = decoder()
     slot = target.add_row(8)
     target.verify([Segment.chunk(slot, np.array(text(0, 8)), last=False)])
@@ -150,7 +145,7 @@ def test_a_prompt_is_committed_whole_and_nothing_is_forgotten() -> None:
 
 
 @pytest.fixture(scope="module", params=models.HYBRID)
-def world(request: pytest.FixtureRequest) -> tuple[Decoder, list[list[int]], list[list[int]]]:
+def world(request):
     """A model, prompts of which most begin alike, and what transformers writes after them."""
     model = models.model(request.param)
     model.generation_config.eos_token_id = None
@@ -161,7 +156,7 @@ def world(request: pytest.FixtureRequest) -> tuple[Decoder, list[list[int]], lis
 
 
 @pytest.mark.parametrize("branches", [0, 2])
-def test_answers_are_transformers_own(world: Any, branches: int) -> None:
+def test_answers_are_transformers_own(world, branches):
     """Steps without drafts after accepted ones, rows that join and are preempted, prefixes that are hit."""
     target, prompts, answers = world
     known = {tuple(p): [*p, *answer] for p, answer in zip(prompts, answers, strict=True)}
@@ -177,7 +172,7 @@ def test_answers_are_transformers_own(world: Any, branches: int) -> None:
             assert sum(done.reused for done in out) > 0 or not turn
 
 
-def test_what_is_reused_ends_where_texts_part(world: Any) -> None:
+def test_what_is_reused_ends_where_texts_part(world):
     target, prompts, answers = world
     engine = Engine(target, "sam")
     wish = SamplingParams(max_tokens=NEW)
@@ -193,14 +188,14 @@ def test_what_is_reused_ends_where_texts_part(world: Any) -> None:
     assert again.tokens == Engine(target).generate([other], wish)[0].tokens
 
 
-def test_rows_that_begin_alike_share_one_state(world: Any) -> None:
+def test_rows_that_begin_alike_share_one_state(world):
     target, prompts, answers = world
     out = Engine(target, "recycling", max_batch=6).generate(prompts, SamplingParams(max_tokens=NEW))
     assert [done.tokens for done in out] == answers
     assert [done.reused for done in out][:3] == [0, 0, 40]
 
 
-def test_of_a_row_that_has_gone_on_the_state_at_the_shared_length_is_taken(world: Any) -> None:
+def test_of_a_row_that_has_gone_on_the_state_at_the_shared_length_is_taken(world):
     """It has several by then: at the ends of prompts that others shared with it, and its present one."""
     target, prompts, _ = world
     start, wish = prompts[1], SamplingParams(max_tokens=NEW)
@@ -218,7 +213,7 @@ def test_of_a_row_that_has_gone_on_the_state_at_the_shared_length_is_taken(world
     assert [row.tokens[row.prompt_length :].tolist() for row in rows] == alone
 
 
-def test_prefixes_keep_few_states_and_count_each_once() -> None:
+def test_prefixes_keep_few_states_and_count_each_once():
     target = decoder()
     states, prefixes = target.cache.recurrent, Prefixes(8, 4)
     assert states is not None
@@ -237,7 +232,7 @@ def test_prefixes_keep_few_states_and_count_each_once() -> None:
     assert prefixes.nbytes == 0
 
 
-def test_of_many_states_the_last_are_kept_and_others_far_apart() -> None:
+def test_of_many_states_the_last_are_kept_and_others_far_apart():
     states = {n: State(torch.zeros(1), torch.zeros(1)) for n in (10, 20, 900, 910, 30, 1000, 2000, 5, 3000)}
     assert [*spread(states, 7)] == [20, 900, 910, 1000, 2000, 5, 3000]
     assert [*spread(states, 4)] == [1000, 2000, 5, 3000]
@@ -249,21 +244,21 @@ class Session:
 
     system, invitation, given = text(20, 70), text(21, 9), text(22, 5)
 
-    def prompt(self, turns: int, begins: int = 30) -> list[int]:
+    def prompt(self, turns, begins=30):
         answers = [[*self.given, *text(60 + i, 8)] for i in range(turns)] + [self.invitation]
         said = (one for i, answer in enumerate(answers) for one in (*text(begins + i, 17), *answer))
         return [*self.system, *said]
 
-    def wish(self, prompt: list[int]) -> SamplingParams:
+    def wish(self, prompt):
         return SamplingParams(max_tokens=5, branches=(len(self.system), len(prompt) - len(self.invitation)))
 
 
-def test_each_turn_of_a_conversation_goes_on_from_the_one_before() -> None:
+def test_each_turn_of_a_conversation_goes_on_from_the_one_before():
     """Also after another conversation with the same system message, and after an earlier turn is asked again."""
     target, session = decoder(), Session()
     engine, system = Engine(target), len(session.system)
 
-    def reused(prompt: list[int]) -> int:
+    def reused(prompt):
         (out,) = engine.generate([prompt], session.wish(prompt))
         assert out.tokens == Engine(target).generate([prompt], session.wish(prompt))[0].tokens
         return out.reused
@@ -277,7 +272,7 @@ def test_each_turn_of_a_conversation_goes_on_from_the_one_before() -> None:
     assert reused(session.prompt(5)) == ends[3]
 
 
-def test_a_long_prompt_keeps_states_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_keeps_states_on_its_way(monkeypatch):
     monkeypatch.setattr(seats, "STRIDE", 32)
     engine, prompt, wish = Engine(decoder()), text(5, 300), SamplingParams(max_tokens=3)
     engine.generate([prompt], wish)
@@ -286,10 +281,10 @@ def test_a_long_prompt_keeps_states_on_its_way(monkeypatch: pytest.MonkeyPatch) 
         assert engine.generate([[*prompt[:shared], 1, 2, 3]], wish)[0].reused == expected
 
 
-def test_states_are_stored_for_later_processes(tmp_path: Any) -> None:
+def test_states_are_stored_for_later_processes(tmp_path):
     target, session, wish = decoder(), Session(), Session().wish
 
-    def ask(prompt: list[int], **more: Any) -> Any:
+    def ask(prompt, **more):
         return Engine(target, prefix_cache=tmp_path / "c", **more).generate([prompt], wish(prompt))[0]
 
     first, later, other = session.prompt(0), session.prompt(1), session.prompt(0, begins=90)
@@ -309,7 +304,7 @@ def test_states_are_stored_for_later_processes(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_two_forwards_of_a_round_go_on_from_each_other(world: Any, branches: bool) -> None:
+def test_two_forwards_of_a_round_go_on_from_each_other(world, branches):
     """A drafter that runs the first layers itself, and drafts nothing in some rounds."""
     target, prompts, answers = world
     engine = Engine(target, drafters.EarlyExit(2, branch=branches), max_batch=5, prefill_chunk=16)
@@ -318,7 +313,7 @@ def test_two_forwards_of_a_round_go_on_from_each_other(world: Any, branches: boo
 
 
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_a_draft_model_with_states_is_accepted_whole_where_it_is_the_target(family: str, tmp_path: Any) -> None:
+def test_a_draft_model_with_states_is_accepted_whole_where_it_is_the_target(family, tmp_path):
     """And keeps few updates of a long prompt."""
     folder, wish = models.make(family, tmp_path), SamplingParams(max_tokens=21, ignore_eos=True)
     options = "stop=fixed,draft=4"
@@ -327,7 +322,7 @@ def test_a_draft_model_with_states_is_accepted_whole_where_it_is_the_target(fami
         row, most = engine.add(text(2, 60), wish), 0
         while engine.has_work:
             engine.step()
-            network = engine.drafter.model.network  # type: ignore[attr-defined]
+            network = engine.drafter.model.network
             states = [part.cache.recurrent for part in getattr(network, "sections", [network])]
             rows = [kept for of in states if of is not None for kept in of.rows.values()]
             most = max(most, *(kept.nodes.shape[1] for kept in rows), 0)
@@ -338,7 +333,7 @@ def test_a_draft_model_with_states_is_accepted_whole_where_it_is_the_target(fami
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
-def test_memory_counts_states() -> None:
+def test_memory_counts_states():
     target = decoder()
     plain, states = target.cache, target.cache.recurrent
     assert states is not None
@@ -348,10 +343,10 @@ def test_memory_counts_states() -> None:
 
 
 @pytest.mark.parametrize("family", models.HYBRID)
-def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(family: str, tmp_path: Any) -> None:
+def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(family, tmp_path):
     folder = mtps.add(models.make(family, tmp_path), mtps.random_head(models.model(family)))
     target, tokens = load(folder, native=True, exact=False), text(2, 20)
-    said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
+    said = exact.in_pieces(target, tokens, [20])
     assert torch.equal(said, exact.in_pieces(decoder(family), tokens, [20]))
     wish, prompts = SamplingParams(max_tokens=NEW, ignore_eos=True), [tokens, tokens[:5], tokens[3:9]]
     plain = [done.tokens for done in Engine(target).generate(prompts, wish)]
@@ -362,7 +357,7 @@ def test_the_head_in_a_checkpoint_is_no_part_of_the_model_and_drafts_for_it(fami
 
 
 @pytest.mark.parametrize(("family", "kind"), [("qwen3.5", "Qwen3_5"), ("qwen3.5-moe", "Qwen3_5Moe")])
-def test_the_text_of_a_model_that_reads_images_is_run(family: str, kind: str, tmp_path: Any) -> None:
+def test_the_text_of_a_model_that_reads_images_is_run(family, kind, tmp_path):
     """Published mixtures stack the experts of a layer."""
     inner = models.config(family).to_dict()
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
@@ -379,13 +374,13 @@ def test_the_text_of_a_model_that_reads_images_is_run(family: str, kind: str, tm
     target = load(tmp_path / "m", native=True)
     with torch.no_grad():
         theirs = whole(input_ids=torch.tensor([tokens])).logits[0]
-    said = exact.in_pieces(target, tokens, [20])  # type: ignore[arg-type]
+    said = exact.in_pieces(target, tokens, [20])
     torch.testing.assert_close(said, theirs, atol=1e-4, rtol=1e-4)
     quantise_folder(tmp_path / "m", tmp_path / "int8", "int8")
     assert str(load(tmp_path / "int8").quantised).startswith("Q8_0 and F32")
 
 
-def test_what_is_not_run_says_why(tmp_path: Any) -> None:
+def test_what_is_not_run_says_why(tmp_path):
     folder = models.make("qwen3-next", tmp_path / "model")
     for schedule in ("equal", "grouped"):
         with pytest.raises(ModelError, match="a running state instead of attention"):

@@ -4,7 +4,6 @@ import builtins
 import io
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -27,34 +26,34 @@ Ids = Callable[[st.DataObject], list[int]]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Tokenizer:
+def tiny():
     return Tokenizer(models.tokenizer(), "tiny")
 
 
 @pytest.fixture(scope="module")
-def sentencepiece(stories: Path) -> Tokenizer:
+def sentencepiece(stories):
     """A leading space on every text, single bytes for what is not among its 512 pieces."""
     return load_tokenizer(stories)
 
 
 @pytest.fixture(scope="module")
-def gpt2(shared: Path) -> Tokenizer:
+def gpt2(shared):
     return load_tokenizer(shared / "models" / "gpt2-tokenizer")
 
 
 @pytest.fixture(scope="module", params=["tiny", "sentencepiece", "gpt2"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request):
     return request.getfixturevalue(request.param)
 
 
-def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+def streamed(tokenizer, ids, prompt=None):
     detokenizer = tokenizer.detokenizer(prompt or [])
     return [detokenizer.push(i) for i in ids] + [detokenizer.flush()]
 
 
 @RANDOM
 @given(data=st.data())
-def test_any_tokens_in_pieces_are_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_any_tokens_in_pieces_are_the_whole(tokenizer, data):
     # Ids behind the vocabulary too: models have rows without a token. Low ids are bytes, where characters break.
     low = st.integers(0, 270)
     ids = data.draw(st.lists(low | st.integers(0, tokenizer.vocab_size + 5), max_size=24))
@@ -63,7 +62,7 @@ def test_any_tokens_in_pieces_are_the_whole(tokenizer: Tokenizer, data: st.DataO
 
 @RANDOM
 @given(text=st.text(max_size=30))
-def test_any_text_survives(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_survives(tokenizer, text):
     ids = tokenizer.encode(text)
     pieces = streamed(tokenizer, ids)
     assert "".join(pieces) == tokenizer.decode(ids)
@@ -72,14 +71,14 @@ def test_any_text_survives(tokenizer: Tokenizer, text: str) -> None:
         assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in text
 
 
-def test_characters_come_whole(tokenizer: Tokenizer) -> None:
+def test_characters_come_whole(tokenizer):
     pieces = streamed(tokenizer, tokenizer.encode(TEXT))
     assert "".join(pieces) == TEXT
     assert "🐺" in "".join(pieces)
     assert len([p for p in pieces if p]) > 10, "text must come while tokens come, not at the end"
 
 
-def test_text_comes_as_soon_as_it_is_certain(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_text_comes_as_soon_as_it_is_certain(tiny, sentencepiece):
     a, umlaut = tiny.encode("a")[1:], tiny.encode("ü")[1:]
     assert len(umlaut) == 2
     assert streamed(tiny, [*a, *umlaut, *a]) == ["a", "", "ü", "a", ""]
@@ -87,7 +86,7 @@ def test_text_comes_as_soon_as_it_is_certain(tiny: Tokenizer, sentencepiece: Tok
     assert streamed(sentencepiece, sentencepiece.encode("a狼a")[1:])[-3:] == ["", "狼a", ""]
 
 
-def test_the_answer_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
+def test_the_answer_keeps_its_first_space(sentencepiece):
     prompt, whole = sentencepiece.encode("Once upon"), sentencepiece.encode("Once upon a time")
     answer = whole[len(prompt) :]
     assert "".join(streamed(sentencepiece, answer)) == "a time"
@@ -96,13 +95,13 @@ def test_the_answer_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
     assert "".join(streamed(sentencepiece, whole[1:], bos)) == "Once upon a time"
 
 
-def test_special_tokens_never_show(tokenizer: Tokenizer) -> None:
+def test_special_tokens_never_show(tokenizer):
     end = tokenizer.inner.eos_token_id
     ids = tokenizer.encode("dog")
     assert "".join(streamed(tokenizer, [end, *ids, end, *ids[-1:], end])) == tokenizer.decode([*ids, *ids[-1:]])
 
 
-def test_special_tokens_that_are_looked_for_show() -> None:
+def test_special_tokens_that_are_looked_for_show():
     made = Tokenizer(models.tokenizer())
     ids = [*made.encode("the cat"), 2, 3, *made.encode_text("and")]
     assert made.decode(ids) == "the catand"
@@ -114,7 +113,7 @@ def test_special_tokens_that_are_looked_for_show() -> None:
     assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == "the cat<|user|>and"
 
 
-def word_pieces() -> Tokenizer:
+def word_pieces():
     words = ["[UNK]", "the", "dog", "##s", "sat", "un", "##like", "##ly", ".", "ü"]
     backend = Backend(backends.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -122,7 +121,7 @@ def word_pieces() -> Tokenizer:
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
 
 
-def metaspace() -> Tokenizer:
+def metaspace():
     words = ["[UNK]", "▁the", "▁dog", "s", "▁", "sat", "狼"]
     backend = Backend(backends.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -133,7 +132,7 @@ def metaspace() -> Tokenizer:
 @pytest.mark.parametrize("make", [word_pieces, metaspace])
 @settings(max_examples=100)
 @given(data=st.data())
-def test_other_kinds_of_tokenizers(make: Callable[[], Tokenizer], data: st.DataObject) -> None:
+def test_other_kinds_of_tokenizers(make, data):
     tokenizer = make()
     ids = data.draw(st.lists(st.integers(1, tokenizer.vocab_size - 1), max_size=20))
     pieces = streamed(tokenizer, ids)
@@ -142,17 +141,17 @@ def test_other_kinds_of_tokenizers(make: Callable[[], Tokenizer], data: st.DataO
         assert "".join(streamed(tokenizer, ids[1:], ids[:1])) == tokenizer.decode(ids)[len(tokenizer.decode(ids[:1])) :]
 
 
-def test_broken_bytes_are_not_held_back_for_ever(tiny: Tokenizer) -> None:
+def test_broken_bytes_are_not_held_back_for_ever(tiny):
     detokenizer = WindowDetokenizer(tiny.decode, set(), [])
     broken = tiny.encode("ü")[1]
     pieces = [detokenizer.push(broken) for _ in range(100)]
     assert sum(map(len, pieces)) >= 100 - WindowDetokenizer.HOLD
 
 
-def test_a_token_costs_the_same_early_and_late(tokenizer: Tokenizer) -> None:
+def test_a_token_costs_the_same_early_and_late(tokenizer):
     ids = tokenizer.encode(TEXT * 20)
 
-    def microseconds(tokens: list[int], before: int) -> float:
+    def microseconds(tokens, before):
         detokenizer = tokenizer.detokenizer()
         for i in range(before):
             detokenizer.push(ids[i % len(ids)])
@@ -167,7 +166,7 @@ def test_a_token_costs_the_same_early_and_late(tokenizer: Tokenizer) -> None:
     assert early < 20  # measured: 0.3 to 0.7
 
 
-def test_encoding(tiny: Tokenizer, gpt2: Tokenizer) -> None:
+def test_encoding(tiny, gpt2):
     ids = tiny.encode("the cat")
     assert ids[0] == models.BOS
     assert models.BOS not in ids[1:]
@@ -176,7 +175,7 @@ def test_encoding(tiny: Tokenizer, gpt2: Tokenizer) -> None:
     assert (tiny.vocab_size, gpt2.vocab_size) == (288, 50257)
 
 
-def test_a_long_text_is_nothing_to_warn_of(gpt2: Tokenizer) -> None:
+def test_a_long_text_is_nothing_to_warn_of(gpt2):
     logger, heard = logging.getLogger("transformers"), io.StringIO()
     handler = logging.StreamHandler(heard)
     logger.addHandler(handler)
@@ -187,7 +186,7 @@ def test_a_long_text_is_nothing_to_warn_of(gpt2: Tokenizer) -> None:
     assert not heard.getvalue()
 
 
-def test_an_end_token_put_behind_every_text_is_left_off() -> None:
+def test_an_end_token_put_behind_every_text_is_left_off():
     inner = models.tokenizer()
     inner.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", models.BOS), ("</s>", models.EOS)]
@@ -198,7 +197,7 @@ def test_an_end_token_put_behind_every_text_is_left_off() -> None:
         assert one.encode("dog</s>")[-1] == models.EOS
 
 
-def test_chat(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_chat(tiny, sentencepiece):
     assert tiny.has_chat_template
     ids = tiny.encode_chat([{"role": "user", "content": "hi"}])
     assert tiny.inner.decode(ids) == "<s><|user|>hi</s><|assistant|>"
@@ -215,7 +214,7 @@ def test_chat(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_chat_template_may_refuse_or_fail(template: str, why: str) -> None:
+def test_a_chat_template_may_refuse_or_fail(template, why):
     inner = models.tokenizer()
     inner.chat_template = template
     with pytest.raises(PromptError, match=f"tiny refuses these messages: {why}"):
@@ -225,7 +224,7 @@ def test_a_chat_template_may_refuse_or_fail(template: str, why: str) -> None:
 # A prompt before it is tokenized: what is no text, and what is too long by its bytes ------------------------------
 
 
-def test_a_long_prompt_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_refused_by_its_beginning(monkeypatch):
     tokenizer = Tokenizer(models.tokenizer())
     encode, sizes = tokenizer.inner.encode, []
     monkeypatch.setattr(tokenizer.inner, "encode", lambda text, **more: sizes.append(len(text)) or encode(text, **more))
@@ -236,7 +235,7 @@ def test_a_long_prompt_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPat
     assert sizes == [QUICK * 128] * 2
 
 
-def test_a_long_prompt_of_blanks_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_of_blanks_is_refused_by_its_beginning(monkeypatch):
     """A token may stand for many blanks; and what is long may be the role."""
     backend = Backend(backends.WordLevel({"?": 0, " " * 16: 1}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(" " * 16, "isolated")
@@ -252,7 +251,7 @@ def test_a_long_prompt_of_blanks_is_refused_by_its_beginning(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_role_that_no_template_knows(named: bool) -> None:
+def test_a_role_that_no_template_knows(named):
     made = Tokenizer(models.tokenizer(), "tiny")
     if named:
         made.inner.chat_template += "{% if messages[0].role == 'wizard' %}!{% endif %}"
@@ -265,21 +264,21 @@ def test_a_role_that_no_template_knows(named: bool) -> None:
                 render([{"role": role, "content": "hi"}])
 
 
-def test_a_developer_is_the_system_where_a_template_does_not_know_him() -> None:
+def test_a_developer_is_the_system_where_a_template_does_not_know_him():
     made = Tokenizer(models.tokenizer(), "tiny")
     assert made.render_chat([{"role": "developer", "content": "hi"}]).startswith("<s><|system|>hi")
     made.inner.chat_template += '{% if messages[0].role == "developer" %}!{% endif %}'
     assert made.render_chat([{"role": "developer", "content": "hi"}]).startswith("<s><|developer|>hi")
 
 
-def test_a_text_that_begins_with_bos_gets_no_second_one(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_a_text_that_begins_with_bos_gets_no_second_one(tiny, sentencepiece):
     for made in (tiny, sentencepiece):
         begin = made.inner.bos_token
         assert made.encode(f"{begin}a") == [made.inner.bos_token_id, *made.encode_text("a")]
         assert made.encode(f"{begin}{begin}a")[:3].count(made.inner.bos_token_id) == 2  # as it was written
 
 
-def test_half_a_surrogate_pair(tiny: Tokenizer) -> None:
+def test_half_a_surrogate_pair(tiny):
     for attempt in (tiny.encode, tiny.encode_text, lambda text: tiny.encode_chat([{"role": "user", "content": text}])):
         with pytest.raises(PromptError, match=r"at character 2 stands \\udcff"):
             attempt("ab\udcff")
@@ -288,7 +287,7 @@ def test_half_a_surrogate_pair(tiny: Tokenizer) -> None:
 # SentencePiece files
 
 
-def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(shared: Path) -> None:
+def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(shared):
     """Hugging Face's conversion keeps tokens and ids; only the order in which they are listed is its own."""
     pytest.importorskip("sentencepiece")
     ours = load_tokenizer(shared / "data/tokenizers/llama/tokenizer.model")
@@ -297,21 +296,21 @@ def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(shared: Path
     assert fingerprint(converted | {"<pad>": 32_000}) != ours.fingerprint
 
 
-def test_a_broken_sentencepiece_file(tmp_path: Path) -> None:
+def test_a_broken_sentencepiece_file(tmp_path):
     pytest.importorskip("sentencepiece")
     (tmp_path / "tokenizer.model").write_text("no model")
     with pytest.raises(ModelError, match="cannot be read as a SentencePiece model"):
         load_tokenizer(tmp_path / "tokenizer.model")
 
 
-def test_sentencepiece_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentencepiece_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_text("")
     real = builtins.__import__
 
-    def without(name: str, *rest: object) -> object:
+    def without(name, *rest):
         if name == "sentencepiece":
             raise ImportError(name)
-        return real(name, *rest)  # type: ignore[arg-type]
+        return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModelError, match="pip install sentencepiece, or name a folder with"):
@@ -323,22 +322,22 @@ class Nameless(list[str]):
 
     id_to_piece = list.__getitem__
 
-    def bos_id(self) -> int:
+    def bos_id(self):
         return -1
 
     eos_id = bos_id
 
-    def is_control(self, id: int) -> bool:
+    def is_control(self, id):
         return False
 
-    def is_unknown(self, id: int) -> bool:
+    def is_unknown(self, id):
         return id == 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [self.index(letter) for letter in text]
 
 
-def test_a_sentencepiece_model_without_beginning_and_end() -> None:
+def test_a_sentencepiece_model_without_beginning_and_end():
     tokenizer = Tokenizer(SentencePiece(Nameless(["<unk>", "a", "b"])))
     assert tokenizer.encode("ab") == tokenizer.encode_text("ab") == [1, 2]
     assert tokenizer.eos_token_id is None

@@ -27,8 +27,8 @@ class Eyes:
     """Which caption belongs to which picture, by the picture's pixels."""
 
     def __init__(self, data):
-        self.captions: dict[bytes, str] = {}
-        self.values: dict[bytes, str] = {}
+        self.captions = {}
+        self.values = {}
         for case in data.cases:
             for image, caption, value in zip(case.images, case.captions, case.facts["values"], strict=True):
                 pixels = data.picture(image).tobytes()

@@ -1,7 +1,5 @@
 """How large trees are drafted where the budget cuts them, and where it does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,29 +16,29 @@ class Model:
 
     vocab_size, columns = 50, None
 
-    def __init__(self) -> None:
-        self.ran: dict[int, int] = {}
+    def __init__(self):
+        self.ran = {}
 
-    def extend(self, drafts: list[Draft], counts: list[int]) -> torch.Tensor:
+    def extend(self, drafts, counts):
         return torch.randn(sum(counts), 50, generator=torch.manual_seed(0))
 
 
-def row(id: int, salt: str = "") -> Row:
+def row(id, salt=""):
     return Row(id, np.arange(5), SamplingParams(cache_salt=salt), max_context=100, eos_token_ids=())
 
 
-def proposed(trees: BestTree, of: Row) -> int:
+def proposed(trees, of):
     """Nodes of the next tree."""
     ((tree, _),) = trees.propose([Draft.chain(of, [int(of.last_token)], most=6)])
     return tree.num_drafted
 
 
 @pytest.fixture
-def trees() -> BestTree:
-    return BestTree(Model(), Fixed(6, None), 10, 60)  # type: ignore[arg-type]
+def trees():
+    return BestTree(Model(), Fixed(6, None), 10, 60)
 
 
-def test_a_tree_that_is_cut_is_drafted_smaller(trees: BestTree) -> None:
+def test_a_tree_that_is_cut_is_drafted_smaller(trees):
     assert proposed(trees, row(0)) == 60
     for _ in range(40):
         trees.note(row(0), proposed(trees, row(0)), 3)
@@ -52,7 +50,7 @@ def test_a_tree_that_is_cut_is_drafted_smaller(trees: BestTree) -> None:
     assert proposed(trees, row(0)) == 60
 
 
-def test_a_tree_that_is_not_cut_stays_as_large_as_it_may_be(trees: BestTree) -> None:
+def test_a_tree_that_is_not_cut_stays_as_large_as_it_may_be(trees):
     for _ in range(40):  # the end of a row clips it
         trees.note(row(0), 7, 7)
     assert proposed(trees, row(0)) == 60

@@ -1,7 +1,6 @@
 """The loop of drafters that have a model: lossless whatever the rule, and just the drafts that rules and rooms say."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,32 +14,29 @@ from tests.draft.answered import disturbed
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
 from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import Draft, largest_difference, speculative
+from tests.lossless_enumeration import largest_difference, speculative
 from tests.lossless_enumeration import plain as plainly
 from tests.pairs import paired
 
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
-from paceline.core.tree import DraftTree
-from paceline.draft.base import UNLIMITED, Allowance, Ask, Drafter, Unlimited
+from paceline.draft.base import UNLIMITED, Allowance, Unlimited
 from paceline.draft.fallback import Fallback
 from paceline.draft.likeliest import Likeliest
 from paceline.draft.models.draft_model import Draft as Growing
-from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.proposers import Growth
 from paceline.draft.models.stop import Svip
 from paceline.engine.engine import Engine
-from paceline.target.base import Target
 
 GREEDY = SamplingParams(max_tokens=40)
 
 
-def answers(target: Target, made: Drafter, params: SamplingParams = GREEDY, prompts=PROMPTS, **options: int):
+def answers(target, made, params=GREEDY, prompts=PROMPTS, **options):
     return Engine(target, made, **options).generate(prompts, params)
 
 
-def tokens(out) -> list[tuple[list[int], str]]:
+def tokens(out):
     return [(one.tokens, one.finish_reason) for one in out]
 
 
@@ -50,7 +46,7 @@ def tokens(out) -> list[tuple[list[int], str]]:
 SMALL = {"vocab_size": 3, "order": 1, "scale": 1.5}
 
 
-def exact(draft: Draft, target: TableTarget, params: SamplingParams, max_tokens: int = 3) -> float:
+def exact(draft, target, params, max_tokens=3):
     """Largest difference of the probability of any answer from plain decoding's."""
     law = speculative(target, [1], params, draft, max_tokens)
     return largest_difference(law, plainly(target, [1], params, max_tokens))
@@ -109,7 +105,7 @@ SURE = np.array([9.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 UNSURE = np.zeros(6)
 
 
-def propose(made: ModelDrafter, prompt: Sequence[int], params: SamplingParams = GREEDY, **target: object) -> DraftTree:
+def propose(made, prompt, params=GREEDY, **target):
     made.bind(TableTarget(vocab_size=6, **target))
     row = Row(0, prompt, params, max_context=4096, eos_token_ids=target.get("eos", ()))
     made.start(row)
@@ -162,7 +158,7 @@ def test_what_the_row_bans_is_not_drafted():
 # Rounds as they can be foretold --------------------------------------------------------------------------------------
 
 
-def foretold(target: TableTarget, draft: TableTarget, prompt: list[int], new: int, threshold: float, cap: int) -> int:
+def foretold(target, draft, prompt, new, threshold, cap):
     """Rounds of greedy decoding with svip from one pass over the answer: which of its tokens the draft would name,
     and how uncertain it would be there."""
     text = [*prompt, *target.plain(prompt, SamplingParams(max_tokens=new)).new_tokens.tolist()]
@@ -256,7 +252,7 @@ def test_two_of_a_kind_do_not_take_each_others_drafts():
 class Last(Fallback):
     """Asks all of its parts, and takes what the last one drafts."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         return [self.budget.ask(part, asks) for part in self.parts][-1]
 
 
@@ -270,13 +266,11 @@ def test_of_a_draft_that_another_took_the_place_of_nothing_is_kept():
 # Trees ---------------------------------------------------------------------------------------------------------------
 
 
-def brute_force(
-    table: TableTarget, prompt: list[int], width: int, depth: int, size: int
-) -> dict[tuple[int, ...], float]:
+def brute_force(table, prompt, width, depth, size):
     """Paths of the best `size` nodes, with the logarithms of their chances: level by level the `width` best nodes get
     their `width` best children."""
-    best: dict[tuple[int, ...], float] = {}
-    level: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    best = {}
+    level = [((), 0.0)]
     for _ in range(depth):
         found = []
         for path, score in level:
@@ -288,8 +282,8 @@ def brute_force(
     return dict(sorted(best.items(), key=lambda node: -node[1])[:size])
 
 
-def paths(tree: DraftTree) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
+def paths(tree):
+    found = [()]
     for token, above in zip(tree.tokens[1:].tolist(), tree.parent[1:].tolist(), strict=True):
         found.append((*found[above], token))
     return found[1:]
@@ -345,7 +339,7 @@ def test_nothing_hangs_on_what_ends_the_answer():
     assert (1, 1, 0) in paths(tree)
 
 
-def test_the_kept_nodes_hang_together_whatever_ties() -> None:
+def test_the_kept_nodes_hang_together_whatever_ties():
     """Where every probability is 1 or the same, a child scores as its parent does: no node is kept without it."""
     rng = np.random.default_rng(0)
     for trial in range(200):
@@ -375,7 +369,7 @@ class Checking(OnModel):
 
     checked = 0
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks):
         rows = [row for row, _ in asks]
         for row in rows:
             n = self.model.length(row)
@@ -392,16 +386,16 @@ class Checking(OnModel):
 class Pruned(Allowance):
     """Cuts the first leaf of every tree that may be cut, so that the nodes behind it have other numbers."""
 
-    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def cut(self, trees):
         return [self.pruned(tree) if tree.may_be_cut and tree.num_drafted > 1 else tree for tree in trees]
 
-    def pruned(self, tree: DraftTree) -> DraftTree:
+    def pruned(self, tree):
         leaf = next(node for node in range(1, len(tree)) if not tree.children(node))
         return tree.keeping(np.delete(np.arange(len(tree)), leaf))
 
 
 class Pruning(Unlimited):
-    def open(self, rows: Sequence[Row]) -> Allowance:
+    def open(self, rows):
         return Pruned()
 
 

@@ -13,18 +13,18 @@ from paceline.errors import MethodError
 ROW = 7
 
 
-def confident(probability: float, others: int = 63) -> torch.Tensor:
+def confident(probability, others=63):
     """Logits [1, 1 + others] whose best token has that probability."""
     rest = (1 - probability) / others
     return torch.tensor([[probability] + [rest] * others], dtype=torch.float64).log()
 
 
-def uniform(m: int, size: int = 64) -> torch.Tensor:
+def uniform(m, size=64):
     """Logits [1, size] of the uniform distribution over m tokens."""
     return torch.tensor([[0.0] * m + [-math.inf] * (size - m)])
 
 
-def stops(rule: stop.StopRule, logits: torch.Tensor, drafted: int = 1) -> bool:
+def stops(rule, logits, drafted=1):
     (signal,) = rule.signals(logits)
     return rule.stop(ROW, drafted, signal)
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from tests.asks import asked
 from tests.draft.drafting import DraftTable, Replaying, like
 from tests.draft.tongues import STORY, Knowing, letters, spelled, telling, tongues
@@ -18,7 +17,6 @@ from paceline.core.accept import Accepted
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.draft.base import Drafter
 from paceline.draft.methods import model
 from paceline.draft.methods.model import Model, OwnTokenizerConfig
 from paceline.draft.models.draft_model import Draft, TextModel
@@ -27,7 +25,6 @@ from paceline.draft.models.tokenizers import OwnText, Retokenized, Translator, V
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
-from paceline.formats.tokenizer import Tokenizer
 
 TONGUES = tongues()
 PAIRS = [*permutations(TONGUES, 2)]
@@ -35,9 +32,9 @@ pairs = pytest.mark.parametrize(("own", "other"), PAIRS, ids="-".join)
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[DraftTable, Tokenizer]]:
+def tables(monkeypatch):
     """Draft models by name, in the place of folders: a table and a tokenizer."""
-    known: dict[str, tuple[DraftTable, Tokenizer]] = {}
+    known = {}
     monkeypatch.setattr(model, "load", lambda path, **_: known[path][0])
     monkeypatch.setattr(model, "load_tokenizer", lambda path: known[path][1])
     return known
@@ -47,7 +44,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[DraftTable, Token
 
 
 @pairs
-def test_wherever_a_text_is_cut_both_parts_say_what_it_says(own: str, other: str) -> None:
+def test_wherever_a_text_is_cut_both_parts_say_what_it_says(own, other):
     source, goal = TONGUES[own], TONGUES[other]
     translate, ids = Translator(source, goal), source.encode_text(STORY)
     for cut in range(1, len(ids)):
@@ -59,7 +56,7 @@ def test_wherever_a_text_is_cut_both_parts_say_what_it_says(own: str, other: str
         assert not rest
 
 
-def test_special_tokens_keep_their_names_or_are_left_out() -> None:
+def test_special_tokens_keep_their_names_or_are_left_out():
     few, many = TONGUES["bytes"], TONGUES["more bytes"]
     text = [*many.encode_text("the cat"), 1, 0, 2, *many.encode_text("the mat")]
     said, _ = Translator(many, few)(text)
@@ -67,7 +64,7 @@ def test_special_tokens_keep_their_names_or_are_left_out() -> None:
 
 
 @pairs
-def test_the_intersection_is_one_to_one_and_says_the_same(own: str, other: str) -> None:
+def test_the_intersection_is_one_to_one_and_says_the_same(own, other):
     source, goal = TONGUES[own], TONGUES[other]
     both = intersection(source, goal)
     assert len(set(both.values())) == len(both) > 200
@@ -79,11 +76,11 @@ def test_the_intersection_is_one_to_one_and_says_the_same(own: str, other: str) 
 
 @pairs
 @pytest.mark.parametrize("way", ["tli", "slem"])
-def test_a_growing_row_is_read_as_if_it_had_come_at_once(own: str, other: str, way: str) -> None:
+def test_a_growing_row_is_read_as_if_it_had_come_at_once(own, other, way):
     """And says what the row says, with the draft's own beginning in front and up to the last whole character."""
     mine, target = TONGUES[own], TONGUES[other]
     facts = telling(target)
-    bridges = [VocabBridge(mine, facts, way, len(mine.inner)) for _ in range(2)]  # type: ignore[arg-type]
+    bridges = [VocabBridge(mine, facts, way, len(mine.inner)) for _ in range(2)]
     ids = target.encode_text(STORY * 3)
     growing = Row(0, ids[:1], SamplingParams(max_tokens=len(ids)), max_context=4096)
     begin = mine.encode("")
@@ -105,7 +102,7 @@ def test_a_growing_row_is_read_as_if_it_had_come_at_once(own: str, other: str, w
 
 @pairs
 @pytest.mark.parametrize("way", ["tli", "slem"])
-def test_who_knows_the_text_saves_forwards_in_any_batch(tables, own: str, other: str, way: str) -> None:
+def test_who_knows_the_text_saves_forwards_in_any_batch(tables, own, other, way):
     target = telling(TONGUES[other])
     ids = target.tokenizer.encode_text(STORY)
     prompts = [ids[:n] for n in (1, 4, 9, 15)]
@@ -122,7 +119,7 @@ def test_who_knows_the_text_saves_forwards_in_any_batch(tables, own: str, other:
         assert f"({way})" in made.notes[0]
 
 
-def test_the_cache_is_cut_back_to_what_still_holds(tables) -> None:
+def test_the_cache_is_cut_back_to_what_still_holds(tables):
     """A row goes on inside a word: the draft model runs the word again, and nothing before it."""
     target, mine = telling(TONGUES["bytes"]), TONGUES["more bytes"]
     table = Knowing(mine)
@@ -152,12 +149,12 @@ OWN = letters("b", "d", "a", "ab", merges=[("a", "b")])
 class Cut(DraftTable):
     """A table whose head can be cut."""
 
-    def trim_head(self, keep: torch.Tensor) -> None:
+    def trim_head(self, keep):
         whole = self._logits
         self._logits = lambda prefix: np.asarray(whole(prefix))[keep.numpy()]
 
 
-def small(tables, spec: str) -> tuple[TableTarget, Drafter]:
+def small(tables, spec):
     target = TableTarget(seed=3, **SMALL)
     target.tokenizer = ABC
     tables["small"] = Cut(4, order=2, seed=5, scale=1.5), OWN
@@ -176,7 +173,7 @@ def small(tables, spec: str) -> tuple[TableTarget, Drafter]:
         [SamplingParams(temperature=1.0), SamplingParams(temperature=1.3, top_k=2, repetition_penalty=1.4)],
     ),
 )
-def test_every_answer_has_the_targets_probability(tables, spec: str, params: SamplingParams) -> None:
+def test_every_answer_has_the_targets_probability(tables, spec, params):
     """By enumeration of all noise."""
     target, made = small(tables, spec)
     law = speculative(target, [1], params, Replaying(made, target, params), 3)
@@ -194,13 +191,13 @@ def test_every_answer_has_the_targets_probability(tables, spec: str, params: Sam
         (",tokenizer=tli,vocab=5", "tokenizer=tli takes no vocab"),
     ],
 )
-def test_what_is_refused(tables, spec: str, says: str) -> None:
+def test_what_is_refused(tables, spec, says):
     target, _ = small(tables, "tokenizer=tli")
     with pytest.raises(MethodError, match=says):
         create(f"model:small{spec}").bind(target)
 
 
-def test_tokenizers_without_a_token_in_common(tables) -> None:
+def test_tokenizers_without_a_token_in_common(tables):
     target, _ = small(tables, "tokenizer=tli")
     tables["small"] = Cut(2), letters("x", "y")
     with pytest.raises(MethodError, match="no token in common"):
@@ -210,7 +207,7 @@ def test_tokenizers_without_a_token_in_common(tables) -> None:
     assert "(slem)" in made.notes[0]
 
 
-def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables) -> None:
+def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables):
     target = TableTarget(**SMALL)
     made = Model(OwnTokenizerConfig(checkpoint="small", tokenizer="own"))
     with pytest.raises(MethodError, match="needs the target's tokenizer"):
@@ -221,10 +218,10 @@ def test_the_same_tokenizer_needs_no_bridge_and_none_cannot_have_one(tables) -> 
     assert isinstance(made.model, TextModel)
 
 
-def test_of_text_that_is_tokenized_again_nothing_after_an_end_is_drafted() -> None:
+def test_of_text_that_is_tokenized_again_nothing_after_an_end_is_drafted():
     row = Row(0, [1, 2], SamplingParams(stop_token_ids=(5,)), max_context=99)
     chain = Proposal(DraftTree.chain(2, [7, 8]), [0, None, None])
     bridge = SimpleNamespace(retokenize=lambda row, drafted: [4, 5, 6])
-    made = Retokenized(SimpleNamespace(propose=lambda drafts: [chain]), SimpleNamespace(bridge=bridge))  # type: ignore[arg-type]
+    made = Retokenized(SimpleNamespace(propose=lambda drafts: [chain]), SimpleNamespace(bridge=bridge))
     [(tree, nodes)] = made.propose([Draft.chain(OwnText(row, row.tokens, row.params, row.ends), [2])])
     assert (tree.tokens.tolist(), nodes) == ([2, 4, 5], [None] * 3)

@@ -14,11 +14,11 @@ from paceline.draft.text.automaton import STAMP_HOPS, Match, SuffixAutomaton
 class BruteForce:
     """shared[e]: how many tokens before end e equal those before the end of the text."""
 
-    def __init__(self) -> None:
-        self.text: list[int] = []
+    def __init__(self):
+        self.text = []
         self.shared = np.zeros(1, np.int64)
 
-    def append(self, token: int) -> Match:
+    def append(self, token):
         before = np.array(self.text, np.int64)
         self.text.append(token)
         self.shared = np.append(0, np.where(before == token, self.shared[: len(before)] + 1, 0))
@@ -27,14 +27,14 @@ class BruteForce:
         return Match(length, int(ends[-1]))
 
 
-def fibonacci(n: int) -> list[int]:
+def fibonacci(n):
     a, b = [0], [0, 1]
     while len(b) < n:
         a, b = b, b + a
     return b[:n]
 
 
-def copy_with_mutation(n: int) -> list[int]:
+def copy_with_mutation(n):
     random = np.random.default_rng(1)
     text = random.integers(0, 12, 50)
     while len(text) < n:
@@ -44,7 +44,7 @@ def copy_with_mutation(n: int) -> list[int]:
     return text[:n].tolist()
 
 
-def uniform(alphabet: int, n: int) -> list[int]:
+def uniform(alphabet, n):
     return np.random.default_rng(alphabet).integers(0, alphabet, n).tolist()
 
 
@@ -60,7 +60,7 @@ TEXTS = {
 }
 
 
-def check(text: list[int]) -> None:
+def check(text):
     """Match and size after every token of `text`."""
     brute, fast = BruteForce(), SuffixAutomaton(1)
     for n, token in enumerate(text, 1):
@@ -120,7 +120,7 @@ def test_recent_stays_an_occurrence_where_the_walk_is_cut():
     assert text[match.recent - 10 : match.recent] == [1] * 10
 
 
-def longest_inside(text: list[int], query: list[int]) -> list[int]:
+def longest_inside(text, query):
     """After every token of `query`: how many of its last tokens stand somewhere in `text`."""
     shared, lengths = np.zeros(len(text), np.int64), []
     for token in query:
@@ -130,13 +130,13 @@ def longest_inside(text: list[int], query: list[int]) -> list[int]:
     return lengths
 
 
-def ends_of(text: list[int], what: list[int]) -> list[int]:
+def ends_of(text, what):
     """Where `what` ends in `text`, counted in tokens."""
     n = len(what)
     return [end for end in range(n, len(text) + 1) if text[end - n : end] == what]
 
 
-def check_places(text: list[int], query: list[int]) -> None:
+def check_places(text, query):
     """The longest match after every token of `query`, and where the text has it."""
     growing = SuffixAutomaton(1)
     growing.extend(text)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,16 +22,16 @@ class Letters:
     eos_token = "."
     added_tokens_decoder: dict = {}
 
-    def __init__(self, eos: int | None = ord(".")):
+    def __init__(self, eos=ord(".")):
         self.eos_token_id = eos
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 128
 
-    def get_vocab(self) -> dict[str, int]:
+    def get_vocab(self):
         return {chr(i): i for i in range(128)}
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text, add_special_tokens=True):
         return [ord(letter) for letter in text]
 
 
@@ -40,7 +39,7 @@ LETTERS = Tokenizer(Letters(), "letters")
 ONLY = Plan(parts=())
 
 
-def written(folder: Path, name: str, content: str) -> Path:
+def written(folder, name, content):
     file = folder / name
     if name.endswith(".gz"):
         file.write_bytes(gzip.compress(content.encode()))
@@ -49,7 +48,7 @@ def written(folder: Path, name: str, content: str) -> Path:
     return file
 
 
-def lines(*records: object) -> str:
+def lines(*records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
@@ -87,7 +86,7 @@ def test_documents_are_joined_with_the_end_token(tmp_path):
 
 def test_every_part_is_built(tmp_path):
     file = written(tmp_path, "a.jsonl", lines(*({"text": f"the sea is {i} miles wide"} for i in range(50))))
-    told: list[tuple[str, float]] = []
+    told = []
     store = build(tmp_path / "out", [file], LETTERS, Plan(), lambda what, done: told.append((what, done)))
     assert store.header["parts"] == list(PARTS)
     assert {"ngrams_values", "suffix_positions"} <= set(store.header["arrays"])
@@ -107,7 +106,7 @@ def test_the_estimate_is_about_right(tmp_path):
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(300)]
     file = written(tmp_path, "a.txt", " ".join(words[i] for i in random.zipf(1.4, 20_000) % 300))
-    seen: list[tuple[int, ...]] = []
+    seen = []
     plan = Plan(["suffix-array"], estimated=lambda *facts: seen.append(facts))
     store = build(tmp_path / "out", [file], LETTERS, plan)
     ((tokens, documents, disk, _),) = seen
@@ -174,7 +173,7 @@ def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch):
     build(tmp_path / "out", [file], LETTERS, ONLY)
     before = (tmp_path / "out" / HEADER).read_text()
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(PARTS, "suffix-array", CorpusPart(interrupted, 0, 0))

@@ -13,22 +13,22 @@ TEXT = st.lists(st.integers(0, 3), max_size=40)
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=8)
 
 
-def after(store: object, token: int) -> list[list[int]]:
-    return [list(gram) for gram in store.after(token)]  # type: ignore[attr-defined]
+def after(store, token):
+    return [list(gram) for gram in store.after(token)]
 
 
-def frequent(documents: list[list[int]], vocab_size: int = 8, **how: int) -> FrequentNgrams:
+def frequent(documents, vocab_size=8, **how):
     text = np.array([token for document in documents for token in document], np.int32)
     ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
     arrays = build_part(text, ends, vocab_size, **how)
     return FrequentNgrams(arrays["ngrams_starts"], arrays["ngrams_values"])
 
 
-def ngrams(text: list[int], n: int) -> list[tuple[int, ...]]:
+def ngrams(text, n):
     return [tuple(text[at : at + n]) for at in range(len(text) - n + 1)]
 
 
-def newest(text: list[int], token: int, n: int, ways: int) -> list[list[int]]:
+def newest(text, token, n, ways):
     """Distinct n-grams that begin with `token`, the latest first."""
     of_token = [gram for gram in reversed(ngrams(text, n)) if gram[0] == token]
     return [list(gram[1:]) for gram in dict.fromkeys(of_token)][:ways]
@@ -63,12 +63,12 @@ def test_the_context_is_its_definition(text, rounds, n, ways):
 # The model -----------------------------------------------------------------------------------------------------------
 
 
-def definition(documents: list[list[int]], n: int, most: int) -> dict[int, list[list[int]]]:
+def definition(documents, n, most):
     """The most frequent n-grams by document, by first token."""
-    counts: Counter[tuple[int, ...]] = Counter()
+    counts = Counter()
     for document in documents:
         counts.update([*dict.fromkeys(ngrams(document, n))])  # Counter keeps the first seen first
-    of_token: dict[int, list[list[int]]] = {token: [] for token in range(8)}
+    of_token = {token: [] for token in range(8)}
     for gram, _ in counts.most_common(most):
         of_token[gram[0]].append(list(gram[1:]))
     return of_token
@@ -112,8 +112,8 @@ def test_a_corpus_without_ngrams(documents):
 @given(DOCUMENTS, st.integers(2, 4), st.integers(1, 4))
 def test_what_most_requests_had_comes_first_the_latest_among_equals(documents, n, ways):
     store = PastNgrams(n, ways)
-    counts: Counter[tuple[int, ...]] = Counter()
-    latest: dict[tuple[int, ...], int] = {}
+    counts = Counter()
+    latest = {}
     clock = 0
     for document in documents:
         store.learn(np.array(document, np.int64))

@@ -1,7 +1,6 @@
 """The memory of finished requests that copying drafters share."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,26 +12,26 @@ from paceline.errors import MethodError
 class Texts:
     """Keeps all that it is told."""
 
-    def __init__(self, tokens: int):
+    def __init__(self, tokens):
         self.tokens, self.held = tokens, list[int]()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.held)
 
-    def learn(self, text: np.ndarray) -> None:
+    def learn(self, text):
         self.held += text.tolist()
         assert len(self) <= self.tokens
 
 
-def row(first: int, end: int, is_complete: bool = True) -> Any:
+def row(first, end, is_complete=True):
     return SimpleNamespace(tokens=np.arange(first, end), is_complete=is_complete)
 
 
-def known(memory: TwoHalves[Texts]) -> list[int]:
+def known(memory):
     return [token for half in reversed(memory.halves) for token in half.held]
 
 
-def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_known() -> None:
+def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_known():
     memory = TwoHalves(40, Texts)
     for first in range(0, 200, 5):
         memory.learn(row(first, first + 5))
@@ -41,18 +40,18 @@ def test_the_oldest_requests_are_forgotten_and_half_of_the_memory_is_always_know
     assert 150 not in known(memory)
 
 
-def test_of_a_long_request_the_end_is_remembered() -> None:
+def test_of_a_long_request_the_end_is_remembered():
     memory = TwoHalves(20, Texts)
     memory.learn(row(0, 100))
     assert known(memory) == [*range(90, 100)]
 
 
-def test_more_than_there_is_memory_for_is_one_line() -> None:
+def test_more_than_there_is_memory_for_is_one_line():
     with pytest.raises(MethodError, match="there is no memory for that many tokens"):
-        TwoHalves(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
+        TwoHalves(1 << 62, lambda tokens: np.empty(tokens, np.int64))
 
 
-def test_what_follows_a_request_is_remembered_and_a_request_given_up_is_not() -> None:
+def test_what_follows_a_request_is_remembered_and_a_request_given_up_is_not():
     memory = TwoHalves(20, Texts)
     memory.learn(row(0, 3), 7)
     memory.learn(row(3, 6, is_complete=False))
@@ -62,7 +61,7 @@ def test_what_follows_a_request_is_remembered_and_a_request_given_up_is_not() ->
     assert nothing.halves == []
 
 
-def test_what_is_kept_for_clients_is_bounded_and_the_one_that_was_used_longest_ago_is_forgotten() -> None:
+def test_what_is_kept_for_clients_is_bounded_and_the_one_that_was_used_longest_ago_is_forgotten():
     memories = BySalt(lambda: TwoHalves(20, Texts))
     for client in range(SALTS):
         memories.of(str(client)).learn(row(client, client + 1))
