@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.shape import Delta, Shape
 from paceline.kernels.blocks import Blocks, Kind, kind_of
 
@@ -27,7 +28,8 @@ INNER = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks", "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "embed_tokens": "nextn.embed_tokens",
@@ -41,7 +43,7 @@ INNER = {
 }  # fmt: skip
 ARCHITECTURES = {
     "mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next",
-    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -50,7 +52,7 @@ Change = Callable[[gguf.GGUFWriter], None]
 
 def name_of(name: str, posts: bool = False) -> str:
     """posts: the norm after attention is that, and not the one before the MLP."""
-    stem, _, end = name.rpartition(".")
+    stem, _, end = name.replace("sinks", "sinks.weight").rpartition(".")
     if stem in OUTER:
         return f"{OUTER[stem]}.{end}"
     _, _, layer, part = stem.split(".", 3)
@@ -100,11 +102,11 @@ def write(
         writer.add_tensor(name, values)
     heads = {"attn_q": s.num_heads, "attn_k": s.num_kv_heads}
     stacks: dict[str, list[Any]] = {}
-    tensors = load_file(folder / "model.safetensors")
+    tensors = as_checkpoint(load_file(folder / "model.safetensors"))
     if s.delta is not None:
         tensors = {name: one for key, values in tensors.items() for name, one in _of_states(key, values, s.delta)}
     for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
-        theirs = name_of(name, posts=s.norms[1] is not None or s.delta is not None)
+        theirs = name_of(name, posts=s.norms[1] is not None or s.delta is not None or s.sinks)
         if theirs == leave_out or (s.tied and theirs == "output.weight"):
             continue
         part = theirs.split(".")[-2]
@@ -129,7 +131,7 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
     values = np.ascontiguousarray(values)
-    if values.ndim < 2 or kind == "F32" or "ffn_gate_inp" in name or "conv1d" in name:
+    if values.ndim < 2 or name.endswith(".bias") or kind == "F32" or "ffn_gate_inp" in name or "conv1d" in name:
         writer.add_tensor(name, values)
     elif kind == "F16":
         writer.add_tensor(name, values.astype(np.float16))

@@ -135,6 +135,19 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "gpt-oss": (
+        "GptOssConfig",
+        {
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "swiglu_limit": 1.5,
+            "rope_parameters": _rope(
+                "yarn", 150000.0, factor=4.0, original_max_position_embeddings=32, truncate=False
+            ),
+        },
+    ),
     "qwen3-next": (
         "Qwen3NextConfig",
         {

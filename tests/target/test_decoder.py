@@ -139,7 +139,11 @@ def test_a_long_piece_of_a_prompt_is_attended_to_as_in_the_whole(family: str) ->
 
 SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}
 HEADS = {"head_dim": 8, "linear_key_head_dim": 3, "linear_value_head_dim": 5}
-KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL, "qwen3.5": SMALL | HEADS}
+FEW = {"num_local_experts": 3, "num_experts_per_tok": 2}
+KINDS = {
+    "llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL, "qwen3.5": SMALL | HEADS,
+    "gpt-oss": SMALL | FEW,
+}  # fmt: skip
 TOLERANCE = 1e-9
 
 
@@ -294,6 +298,7 @@ TestLlama = machine("llama2")
 TestMistralWindow = machine("mistral-window")
 TestQwen3 = machine("qwen3")
 TestGemma3 = machine("gemma3")  # layers with a window and layers without
+TestGptOss = machine("gpt-oss")  # scores without a value
 TestQwen35 = machine("qwen3.5")  # layers with a state and layers without
 
 

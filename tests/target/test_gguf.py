@@ -37,6 +37,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 PERIODIC = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 IN_FILES = {
     "gemma3": {"query_pre_attn_scalar": 32},
+    "gpt-oss": {"swiglu_limit": 7.0},
     "qwen3-next": PERIODIC | {"mlp_only_layers": []},
     "qwen3.5-moe": PERIODIC,
 }

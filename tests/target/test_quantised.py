@@ -14,8 +14,9 @@ from tests.pairs import paired
 
 from paceline import kernels, processor
 from paceline.errors import ModelError, PacelineError
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.precision import exact_dtype, quantised, usual
-from paceline.formats.shape import as_checkpoint, weight_shapes
+from paceline.formats.shape import weight_shapes
 from paceline.kernels.blocks import Blocks
 from paceline.kernels.linear import BlockLinear, Linear
 from paceline.target.decoder import Decoder

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, printable, shortened
 from paceline.formats import shape
+from paceline.kernels.ops import SILU
 
 # The configuration ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ def _unsupported(config: PretrainedConfig) -> Iterator[str]:
             yield f"layers of kind {kind!r} are not one of {', '.join(known)}"
     if (activation := shape.activation_of(config)) not in shape.ACTIVATIONS:
         yield f"activation {activation!r} is not one of {', '.join(shape.ACTIVATIONS)}"
-    if shape.DELTA in known and shape.ACTIVATIONS[activation]:
+    if shape.DELTA in known and shape.ACTIVATIONS[activation] != SILU:
         yield f"its convolution is followed by {activation}, and SiLU is what runs here"
     yield from (why for key, why in NOT_RUN.items() if getattr(config, key, None))
     s = shape.Shape.of(config)

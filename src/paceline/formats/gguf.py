@@ -212,7 +212,7 @@ def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
 FAMILIES = {
     "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma3": "Gemma3TextConfig",
     "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
-    "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig",
+    "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig", "gpt-oss": "GptOssConfig",
     "qwen35": "Qwen3_5TextConfig", "qwen35moe": "Qwen3_5MoeTextConfig", "qwen3next": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
 """transformers' configurations by general.architecture. Mistral is "llama", too. A Qwen 3 Next in a file is a Qwen 3.5,
@@ -240,7 +240,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
         "logits_scaling": ("logit_scale", 1.0),
     },
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
-    "olmoe": _EXPERTS,
+    **dict.fromkeys(("olmoe", "gpt-oss"), _EXPERTS),
     "qwen35": _DELTA,
     **dict.fromkeys(("qwen35moe", "qwen3next"), _DELTA | _EXPERTS | _SHARED),
 }
@@ -264,9 +264,10 @@ _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 CONTROL = 3  # type of tokens without text
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-    "<|return|>",
 })  # fmt: skip
-"""Texts of control tokens that end an answer, as in llama.cpp."""
+_HARMONY = frozenset({"<|return|>", "<|call|>", "<|endoftext|>"})
+"""Texts of control tokens that end an answer, as in llama.cpp. In a vocabulary with <|return|>, <|end|> ends a part of
+an answer."""
 
 
 def checkpoint_of(file: GGUF) -> Checkpoint:
@@ -288,11 +289,12 @@ def sampling_of(file: GGUF) -> dict[str, float]:
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
-    """Tokens that end an answer: the end tokens in the metadata, and control tokens with a text of _ENDS."""
+    """Tokens that end an answer: the end tokens in the metadata, and control tokens with certain texts."""
     facts = within(facts, "tokenizer.ggml.")
     named = {facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")}
     tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
-    known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in _ENDS}
+    texts = _HARMONY if "<|return|>" in tokens else _ENDS
+    known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in texts}
     return {i for i in named if isinstance(i, int)} | known
 
 
@@ -365,7 +367,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
     check_limits(values.get, file.path, is_native=False)
     if (layers := values["num_hidden_layers"]) > len(file.places):
         raise ModelError(f"{file.path} says that it has {layers} layers, and it has {len(file.places)} tensors")
-    if family == "qwen3moe":
+    if family == "gpt-oss":
+        values["rope_parameters"] |= {"truncate": False}  # Its files cannot say this.
+    elif family == "qwen3moe":
         values["norm_topk_prob"] = True
     elif family == "granite":
         values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
@@ -489,7 +493,7 @@ def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> t
     for name, shape in shapes.items():
         tensor = file.tensor(stored[name].name)
         if (own := stored[name].rows) is not None:
-            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, shape[-1])[own]
+            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, *shape[1:])[own]
         part = name.split(".")[-2]
         if part in heads:
             tensor = unpermuted(tensor, heads[part])
@@ -518,7 +522,7 @@ def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
         number, joined = int(expert[1]), theirs.replace(f"ffn_{expert[2]}_exps", "ffn_gate_up_exps")
         parts = ("gate", "up") if joined in file.places and expert[2] != "down" else (expert[2],)
         first = (number * len(parts) + parts.index(expert[2])) * shape[0]
-        rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], shape[1])
+        rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], *shape[1:])
         return _Stored(joined if parts[1:] else theirs, stack, rows)
     if file.family == "qwen3next" and (decays := re.search(r"(.*)\.in_proj_([ba])\.weight", name)):
         assert s.delta is not None
@@ -531,9 +535,15 @@ def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
     return _Stored(theirs, (shape[0], *shape[2:]) if len(shape) == 3 else shape)
 
 
+_SUFFIXED = {"linear_attn.dt_bias": "linear_attn.dt_proj.bias", "self_attn.sinks": "self_attn.sinks.weight"}
+"""Names of vectors that have a suffix in files."""
+
+
 def tensor_name(architecture: str, name: str) -> str | None:
     """GGUF's name for a checkpoint's tensor; None if the architecture lacks it. Experts' matrices share a tensor."""
-    name = re.sub(r"\.experts\.\d+\.", ".experts.", name).replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    for ours, theirs in _SUFFIXED.items():
+        name = name.replace(ours, theirs)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
         return _names(architecture).get_name(name, (".weight", ".bias"))

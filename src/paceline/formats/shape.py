@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.compiled import cosines_and_sines
+from paceline.kernels.ops import GELU, SILU, Activation
 from paceline.kernels.records import Sizes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
@@ -22,7 +23,7 @@ DELTA = "linear_attention"  # kind of a layer with the gated delta rule, in `lay
 ALL_SLIDING = ("mistral", "phi3", "qwen3_moe")
 """Families without `layer_types` in which all layers have the sliding window."""
 TILED = "linear_value_heads_tiled"  # entry of a configuration that was made of a GGUF file: `Delta.tiled`
-ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}  # `Shape.gelu` by name of the activation
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"  # matrices of a mixture of experts
 UNQUANTISED = (ROUTER, SHARED_GATE, *(f"linear_attn.in_proj_{part}" for part in ("ba", "b", "a")))
 """Matrices of a layer that stay in 16 or 32 bits, because they are small and sensitive."""
@@ -114,8 +115,9 @@ class Shape:
     layers           kind of each layer.
     norms            names of a layer's norms. norm_offset: number to add to the checkpoint's weights of norms.
     qk_norm          whether queries and keys have an RMS norm: of each head, or of all together if `qk_norm_whole`.
+    sinks            whether the softmax of a head has a score without a value.
     gated            whether attention's output is multiplied by the sigmoid of a gate, which q_proj also computes.
-    gelu             whether the MLP's gate is GELU (tanh) instead of SiLU.
+    activation       the function of the MLP's gate.
     fused            whether the checkpoint has the joined matrices qkv_proj and gate_up_proj.
     rotary_dim       number of a head's first dimensions that are rotated; 0: all.
     attention_scale  factor of the products of queries and keys; None: 1 / sqrt(head_dim).
@@ -138,10 +140,11 @@ class Shape:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_whole: bool = False
+    sinks: bool = False
     gated: bool = False
     norms: Norms = PRE
     norm_offset: float = 0.0
-    gelu: bool = False
+    activation: Activation = SILU
     fused: bool = False
     rotary_dim: int = 0
     attention_scale: float | None = None
@@ -169,7 +172,7 @@ class Shape:
             "qkv_bias": bias,
             "out_bias": bias,
             "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-            "gelu": ACTIVATIONS[activation_of(config)],
+            "activation": ACTIVATIONS[activation_of(config)],
         }
         own = FAMILIES[config.model_type](config)
         return cls(**sizes | own, layers=_layers(config, mixtures="experts" in own))
@@ -242,6 +245,15 @@ def _experts(config: Any, size: int, shared: int = 0) -> Experts:
     return Experts(config.num_experts, config.num_experts_per_tok, size, normalised, shared)
 
 
+def _gpt_oss(config: Any) -> dict[str, Any]:
+    return {
+        "sinks": True,
+        "mlp_bias": True,
+        "activation": Activation(config.swiglu_alpha, limit=config.swiglu_limit, shift=1.0),
+        "experts": _experts(config, config.intermediate_size),
+    }
+
+
 def _hybrid(config: Any, joined: bool) -> dict[str, Any]:
     heads = config.linear_num_key_heads, config.linear_num_value_heads
     sizes = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim
@@ -270,6 +282,7 @@ FAMILIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "phi3": lambda c: {"fused": True, "rotary_dim": _rotary_dim(c)},
     "qwen3_moe": lambda c: {"qk_norm": True, "experts": _experts(c, c.moe_intermediate_size)},
     "olmoe": lambda c: {"qk_norm": True, "qk_norm_whole": True, "experts": _experts(c, c.intermediate_size)},
+    "gpt_oss": _gpt_oss,
     "qwen3_next": lambda c: _hybrid(c, True) | _shared(c),
     "qwen3_5_text": lambda c: _hybrid(c, False),
     "qwen3_5_moe_text": lambda c: _hybrid(c, False) | _shared(c),
@@ -324,7 +337,7 @@ def layer_shapes(s: Shape, width: int | None = None, kind: LayerKind = LayerKind
     else:
         own = _attention(s, width or h, shapes)
     if kind.experts and s.experts is not None:
-        own.append((ROUTER, s.experts.count, h, False))
+        own.append((ROUTER, s.experts.count, h, s.mlp_bias))
         for number in range(s.experts.count):
             own += _mlp(f"mlp.experts.{number}", h, s.experts.size, s)
         if s.experts.shared:
@@ -345,6 +358,8 @@ def _attention(s: Shape, width: int, shapes: dict[str, tuple[int, ...]]) -> list
         whole = s.qk_norm_whole
         shapes["self_attn.q_norm.weight"] = (q if whole else s.head_dim,)
         shapes["self_attn.k_norm.weight"] = (kv if whole else s.head_dim,)
+    if s.sinks:
+        shapes["self_attn.sinks"] = (s.num_heads,)
     out = ("self_attn.o_proj", h, q, s.out_bias)
     if s.fused:
         return [out, ("self_attn.qkv_proj", q + 2 * kv, width, s.qkv_bias)]
@@ -357,21 +372,6 @@ def _mlp(start: str, h: int, m: int, s: Shape) -> list[tuple[str, int, int, bool
     if s.fused:
         return [(f"{start}.gate_up_proj", 2 * m, h, s.mlp_bias), down]
     return [(f"{start}.gate_proj", m, h, s.mlp_bias), (f"{start}.up_proj", m, h, s.mlp_bias), down]
-
-
-def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Turn a transformers model's state_dict into its checkpoint's tensors, where each expert has its own matrices."""
-    made: dict[str, torch.Tensor] = {}
-    for name, weight in state.items():
-        start, joined, which = name.rpartition(".experts.")
-        if not joined:
-            made[name] = weight
-            continue
-        for number, one in enumerate(weight):
-            names = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
-            for part, matrix in zip(names, one.chunk(len(names)), strict=True):
-                made[f"{start}.experts.{number}.{part}.weight"] = matrix
-    return made
 
 
 # Rotary positions ----------------------------------------------------------------------------------------------------

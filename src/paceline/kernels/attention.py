@@ -52,7 +52,8 @@ class Task(NamedTuple):
     """The task of `attend_paths`.
 
     next                   number of the next piece of work. number: index of the layer.
-    queries, out, forward  addresses of the tensors, and of a `Forward`. window: as in `attend_paths`."""
+    queries, out, forward  addresses of the tensors, and of a `Forward`. window: as in `attend_paths`.
+    sinks                  address of float32 [heads], or 0."""
 
     next: int
     kv_heads: int
@@ -64,23 +65,26 @@ class Task(NamedTuple):
     out: int
     forward: int
     window: int
+    sinks: int
 
 
 TASK = record(Task)
 
 
 def attend_paths(
-    queries: torch.Tensor, scores: int, places: Places, layer: int, out: torch.Tensor, window: int | None
-) -> None:
+    queries: torch.Tensor, scores: int, places: Places, layer: int, out: torch.Tensor, window: int | None,
+    sinks: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Write the attention of packed queries [N, heads, head_dim] along their paths to `out`, [N, heads * head_dim].
 
     scores  number of scores of a query head, without a window.
-    window  largest number of tokens that a node sees, itself included; None: its whole path."""
+    window  largest number of tokens that a node sees, itself included; None: its whole path.
+    sinks   float32 [heads]: a score that takes part in the softmax, and has no value; None: there is none."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
     kv_heads, forward = places.kv_heads, places.header.buffer_info()[0]
-    sizes = kv_heads, heads // kv_heads, dim, nodes, layer
-    task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62))
+    sizes, sinks_at = (kv_heads, heads // kv_heads, dim, nodes, layer), 0 if sinks is None else sinks.data_ptr()
+    task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62, sinks_at))
     # A recorded forward will be run again with longer contexts, and there sharing costs little.
     few = scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
@@ -279,6 +283,7 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
     turned, wide, weights = _aligned(padded * BLOCK), _aligned(padded * BLOCK), _aligned(BLOCK)
     places = np.empty(BLOCK, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
+    sinks = carray(address(task.sinks), (heads,), np.float32)
     while True:
         piece = fetch_add(taken, 1)
         if piece >= len(tiles) * kv_heads:
@@ -293,6 +298,8 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
             for h in range(shared):
                 row = (node - first) * shared + h
                 state[2 * row], state[2 * row + 1] = -np.inf, 0
+                if task.sinks != 0:
+                    state[2 * row], state[2 * row + 1] = sinks[head * shared + h], 1
                 sums[row * padded : (row + 1) * padded] = 0
                 begin = (node * heads + head * shared + h) * dim
                 for d in range(dim):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,24 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 ALL_ROWS = 1 << 62
 """`Product.own_rows` of our kernels."""
+
+
+class Activation(NamedTuple):
+    """A gate's function: x * sigmoid(x * (linear + cubic * x**2)) * (up + shift).
+
+    alone  without the first factor x.
+    limit  largest x; up is between -limit and limit."""
+
+    linear: float = 1.0
+    cubic: float = 0.0
+    alone: bool = False
+    limit: float = math.inf
+    shift: float = 0.0
+
+
+_SLOPE = 2 * (2 / math.pi) ** 0.5
+SILU, GELU, SIGMOID = Activation(), Activation(_SLOPE, 0.044715 * _SLOPE), Activation(alone=True)
+"""GELU's (1 + tanh(u)) / 2 is sigmoid(2 u)."""
 
 
 class Places(Protocol):
@@ -69,10 +88,16 @@ class TorchOps:
         places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
-        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: True: GELU by tanh instead of SiLU; None: the sigmoid."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+        """activation(gate, up), [N, M] from [N, 2 M]."""
         gate, up = gate_up.chunk(2, -1)
-        return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
+        if activation == SIGMOID:
+            return up * gate.sigmoid()
+        if activation in (SILU, GELU):
+            return up * (F.silu(gate) if activation == SILU else F.gelu(gate, approximate="tanh"))
+        linear, cubic, _, limit, shift = activation
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + shift
+        return up * gate * (gate * (linear + cubic * gate.square())).sigmoid()
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:
         """The softmax of each row of x [N, M], in float32."""
@@ -80,4 +105,4 @@ class TorchOps:
 
     def scale_by_sigmoid(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
-        return self.gate(torch.cat([gate.expand_as(x), x], 1), None)
+        return self.gate(torch.cat([gate.expand_as(x), x], 1), SIGMOID)

@@ -8,6 +8,7 @@ are shared among threads. Kernels are for bfloat16, and for float32 if results m
 import operator
 import struct
 from array import array
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba import carray, cfunc, njit, types
 from paceline.compiled import address, exponential, fetch_add, float_of, put, widened
 from paceline.kernels import on_threads
 from paceline.kernels import vectors as v
-from paceline.kernels.ops import Pair, Places, TorchOps
+from paceline.kernels.ops import SILU, Activation, Pair, Places, TorchOps
 from paceline.kernels.records import FORWARD, record
 from paceline.kernels.rows import softmax
 from paceline.kernels.vectors import Value
@@ -73,6 +74,12 @@ def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
     return _inverse_rms(numbers, size, eps)
 
 
+@njit(inline="always")
+def _at_most(x: Any, limit: Any) -> Any:
+    """The smaller of two numbers; NaN if x is NaN."""
+    return limit if x > limit else x
+
+
 ROWS = 4  # number of rows that a thread takes at a time
 WORTH_SHARING = 8192  # A step over fewer numbers runs on a single thread.
 
@@ -112,7 +119,8 @@ class Rotation(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """The task of `gate`. next: number of the next row. linear, cubic: bits of float32."""
+    """The task of `gate`. next: number of the next row. The last five are of an `Activation`: bits of float32, and
+    `alone`."""
 
     next: int
     rows: int
@@ -122,6 +130,8 @@ class Gate(NamedTuple):
     linear: int
     cubic: int
     alone: int
+    limit: int
+    shift: int
 
 
 NORM, ROTATION, GATE = record(Norm), record(Rotation), record(Gate)
@@ -222,11 +232,11 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first factor
-        x."""
+        """Write an `Activation` of gate and up."""
         task, taken = carray(at, (1,), GATE)[0], carray(at, (1,), np.int64)
         rows, gate_up_at, out_at, width = task.rows, task.gate_up, task.out, task.width
         linear, cubic, alone = float_of(np.uint32(task.linear)), float_of(np.uint32(task.cubic)), task.alone != 0
+        limit, shift = float_of(np.uint32(task.limit)), float_of(np.uint32(task.shift))
         numbers = np.empty(width, np.float32)  # The compiler knows that this copy overlaps nothing.
         while True:
             first = fetch_add(taken, ROWS)
@@ -237,15 +247,15 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                 gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
                 out = _at(out_at + size * row * width, width, kind)
                 for i in range(width):
-                    x = widened(gate[i])
+                    x = _at_most(widened(gate[i]), limit)
                     # A bound on the square keeps 0 times it at 0. The sigmoid is 0 or 1 long before the bound.
                     z = x * (linear + cubic * min(x * x, np.float32(1e9)))
                     numbers[i] = np.float32(1) / (np.float32(1) + exponential(-z))
                 if not alone:
                     for i in range(width):
-                        numbers[i] *= widened(gate[i])
+                        numbers[i] *= _at_most(widened(gate[i]), limit)
                 for i in range(width):
-                    put(out, i, numbers[i] * widened(up[i]))
+                    put(out, i, numbers[i] * (-_at_most(-_at_most(widened(up[i]), limit), limit) + shift))
 
     return add_norm, rotate, gate
 
@@ -264,14 +274,12 @@ def _bits(number: float) -> int:
 
 
 _ONE = _bits(1.0)
-_SLOPE = 2 * (2 / np.pi) ** 0.5
-GATES = {
-    False: (_ONE, _bits(0.0), 0),
-    True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
-    None: (_ONE, _bits(0.0), 1),
-}
-"""By `gelu`: the gate's arguments, which are the bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
-(1 + tanh(u)) / 2 is sigmoid(2 u)."""
+
+
+@cache
+def _words(activation: Activation) -> tuple[int, ...]:
+    """An activation's fields of `Gate`."""
+    return tuple(value if isinstance(value, bool) else _bits(value) for value in activation)
 
 
 class FusedOps(TorchOps):
@@ -311,10 +319,10 @@ class FusedOps(TorchOps):
         _run(self._rotate, task, nodes * every * dim)
         return queries
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        task = Gate(0, rows, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
+        task = Gate(0, rows, gate_up.data_ptr(), out.data_ptr(), width // 2, *_words(activation))
         _run(self._gate, task, rows * width)
         return out
 

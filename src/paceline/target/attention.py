@@ -16,28 +16,34 @@ from paceline.target.layout import Layout, plan
 from paceline.target.parts import LayerPart
 
 
-def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None) -> torch.Tensor:
+def attend(
+    queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches. Returns [N, heads * head_dim].
 
-    window  the layer's window, as in `plan`."""
+    window  the layer's window, as in `plan`. sinks: as in `attend_paths`."""
     calls = layout.calls(window)
     if layout.paths is None and len(calls) == 1 and layout.groups[calls[0]].gather is None:
-        return _attend_group(queries, layout, cache, layer, calls[0])
+        return _attend_group(queries, layout, cache, layer, calls[0], sinks)
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
     if layout.paths is not None:
         from paceline.kernels.attention import attend_paths  # The decoder has compiled it.
 
-        attend_paths(queries, layout.paths.scores, cache, layer, out, window)
+        attend_paths(queries, layout.paths.scores, cache, layer, out, window, sinks)
     for g in calls:
         group = layout.groups[g]
         if group.gather is None:
-            out[group.begin : group.end] = _attend_group(queries[group.begin : group.end], layout, cache, layer, g)
+            own = slice(group.begin, group.end)
+            out[own] = _attend_group(queries[own], layout, cache, layer, g, sinks)
         else:
-            out[group.packed] = _attend_group(queries[group.gather], layout, cache, layer, g)[group.scatter]
+            out[group.packed] = _attend_group(queries[group.gather], layout, cache, layer, g, sinks)[group.scatter]
     return out
 
 
-def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
+def _attend_group(
+    queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int, sinks: torch.Tensor | None
+) -> torch.Tensor:
     """Attention of the padded queries [slots * queries, heads, head_dim] of group g.
 
     Query heads that share a key head become queries of a single head, so that torch reads its keys once."""
@@ -45,22 +51,49 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
     keys, values = cache.read(layer, g)
     slots, kv_heads = keys.shape[:2]
     if group.is_long and group.mask is None and group.keys > group.queries:
-        return _attend_piece(queries, keys, values)
+        return _attend_piece(queries, keys, values, sinks)
     if group.is_long:
         q = queries.unsqueeze(0).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=q.shape[1] != kv_heads
-        )
+        if sinks is None:
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=q.shape[1] != kv_heads
+            )
+        else:
+            shared = q.shape[1] // kv_heads
+            keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+            out = _attend_with_sinks(q, keys, values, group.mask, sinks[:, None])
         return out.transpose(1, 2).reshape(queries.shape[0], -1)
     q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
     if group.mask is not None and q.shape[2] < group.mask.shape[2]:
         q = F.pad(q, (0, 0, 0, group.mask.shape[2] - q.shape[2]))
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    if sinks is None:
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    else:
+        each = sinks.view(kv_heads, -1).repeat(1, group.queries)
+        out = _attend_with_sinks(q, keys, values, group.mask, F.pad(each, (0, q.shape[2] - each.shape[1])))
     out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
     return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
 
 
-def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _attend_with_sinks(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor
+) -> torch.Tensor:
+    """Attention [slots, heads, queries, head_dim] with a score in each query's softmax that has no value. mask: as in
+    `Group`; None: causal. sinks: [heads, queries or 1]."""
+    if q.device.type == "cpu":
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = attention(q, keys, values, is_causal=mask is None, attn_mask=mask)
+    else:
+        if mask is None:
+            mask = q.new_full((q.shape[2], keys.shape[2]), -torch.inf).triu(1)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        sums = (q @ keys.mT * q.shape[-1] ** -0.5 + mask).float().logsumexp(-1)
+    return (out * torch.sigmoid(sums - sinks)[..., None]).to(q.dtype)
+
+
+def _attend_piece(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
     """Attention of a piece of a prompt on the CPU: queries [N, heads, head_dim], keys and values [1, kv_heads, n,
     head_dim].
 
@@ -75,8 +108,11 @@ def _attend_piece(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     # Query heads that share a key head become queries of a single head, so that its keys are read once.
     grouped = q.reshape(1, kv_heads, -1, dim)
     far, far_sum = attention(grouped, keys[:, :, :earlier], values[:, :, :earlier])
-    share = torch.sigmoid(far_sum.reshape(heads, nodes, 1) - near_sum.reshape(heads, nodes, 1))
+    far_sum, near_sum = (one.reshape(heads, nodes, 1) for one in (far_sum, near_sum))
+    share = torch.sigmoid(far_sum - near_sum)
     out = torch.lerp(near[0].to(share.dtype), far.reshape(heads, nodes, dim).to(share.dtype), share)
+    if sinks is not None:
+        out = out * torch.sigmoid(torch.logaddexp(far_sum, near_sum) - sinks[:, None, None])
     return out.to(queries.dtype).transpose(0, 1).reshape(nodes, -1)
 
 
@@ -84,8 +120,9 @@ class Attention(LayerPart):
     """Rotary self-attention without the norm before it: out(attend(rotate(qkv(x)))).
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" (or all three as "qkv_proj.weight") and "o_proj.weight"
-             (`attention_shapes`); optionally their biases, "q_norm.weight" and "k_norm.weight". If q_proj has twice as
-             many rows, the second half is a gate: its sigmoid multiplies the output of attention."""
+             (`attention_shapes`); optionally their biases, "q_norm.weight" and "k_norm.weight", and "sinks" as in
+             `attend_paths`. If q_proj has twice as many rows, the second half is a gate: its sigmoid multiplies the
+             output of attention."""
 
     PARTS = ("gate", "qkv", "out")
 
@@ -100,6 +137,7 @@ class Attention(LayerPart):
         vectors = tensors_of(weights)
         self.qkv = stacked(weights, ("qkv_proj", "q_proj", "k_proj", "v_proj"), dtype)
         self.out = stacked(weights, ("o_proj",), dtype)
+        self.sinks = vectors["sinks"].to(torch.promote_types(dtype, torch.float32)) if "sinks" in vectors else None
         self.qk_norm: torch.Tensor | None = None
         if "q_norm.weight" in vectors:
             q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
@@ -115,7 +153,7 @@ class Attention(LayerPart):
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention [N, H] over normed states x [N, H]. Writes keys and values to layer `layer` of the cache."""
-        attended = attend(self.write(x, cache, layer), layout, cache, layer, self.window)
+        attended = attend(self.write(x, cache, layer), layout, cache, layer, self.window, self.sinks)
         return self.out(attended if self.gate is None else self.ops.scale_by_sigmoid(attended, self.gate(x)))
 
 
@@ -132,14 +170,14 @@ class MLP(LayerPart):
     PARTS = ("gate_up", "down")
 
     def __init__(self, weights: WeightsByName, start: str, shape: Shape, ops: TorchOps):
-        self.ops, self.gelu, dtype = ops, shape.gelu, ops.cos.dtype
+        self.ops, self.activation, dtype = ops, shape.activation, ops.cos.dtype
         names = (f"{start}.{name}_proj" for name in ("gate_up", "gate", "up"))
         self.gate_up = stacked(weights, [*names], dtype)
         self.down = stacked(weights, [f"{start}.down_proj"], dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP's output [N, H] for normed states x [N, H]."""
-        return self.down(self.ops.gate(self.gate_up(x), self.gelu))
+        return self.down(self.ops.gate(self.gate_up(x), self.activation))
 
 
 class Mixture(LayerPart):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from paceline.formats import checks
 from paceline.formats import folder as files
 from paceline.formats.adapter import MERGE, Adapter
 from paceline.formats.checkpoint import Checkpoint
+from paceline.formats.experts import Piece, pieces, renamed, stacked_in
 from paceline.formats.folder import INDEX, METHOD, open_weights, read_config
 from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of, one_line
 from paceline.formats.precision import Precision, in_precision, multipliable, quantised, round_inputs
@@ -137,6 +137,8 @@ def _load_folder(
     name, folder, config, tensors = _opened(model, trust_remote_code)
     if precision.makes_blocks or (files.quantisation(config) and precision.weights):
         to = _cpu(name, device)
+    elif files.has_blocks_of_experts(config) and to.type != "cpu":
+        precision = replace(precision, weights=None)  # Blocks run only on CPUs.
     dtype, ends = precision.rest or _own_dtype(config, tensors, to), files.eos_token_ids(folder, config)
     reason = _not_native(config)
     _check_native(name, native, reason, precision, adapter)
@@ -215,7 +217,7 @@ def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Pa
     return name, folder, *_text_part(config, open_weights(folder))
 
 
-def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> Weights:
     """The tensors that the native decoder reads, mapped from disk. ModelError if `checks.check_shapes` fails."""
     shapes, tensors = weight_shapes(config), _with_experts_apart(tensors)
     checks.check_shapes(folder, shapes, files.shapes_of(tensors), config.num_hidden_layers)
@@ -223,40 +225,25 @@ def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str,
 
 
 def _with_experts_apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Give each expert its own matrices, if the checkpoint stacks those of a layer, as Qwen 3.5's does."""
-    made = {**tensors}
-    for key, file in tensors.items():
-        start, stacked, which = key.rpartition(".experts.")
-        if not stacked or which not in ("gate_up_proj", "down_proj"):
-            continue
-        parts = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
-        shape = file.get_slice(key).get_shape()
-        if len(shape) != 3:
-            continue
-        count, size, width = shape[0], shape[1] // len(parts), shape[2]
-        del made[key]
-        for number, (place, part) in product(range(count), enumerate(parts)):
-            name = f"{start}.experts.{number}.{part}.weight"
-            made[name] = _Part(file, key, number, slice(place * size, (place + 1) * size), [size, width])
-    return made
+    """Give each expert its own matrices, if the checkpoint stacks those of a layer."""
+    found = pieces(files.shapes_of(tensors))
+    stacks = stacked_in(found)
+    made = {renamed(key): _named(file, key) for key, file in tensors.items() if key not in stacks}
+    return made | {name: _Part(tensors, piece) for name, piece in found.items()}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """An open file in which a tensor is a part of a stack: `rows` of matrix `number` of the tensor `key`."""
+    """An open file in which a tensor is a piece of a stack."""
 
-    file: Any
-    key: str
-    number: int
-    rows: slice
-    shape: list[int]
+    tensors: Mapping[str, Any]
+    piece: Piece
 
-    def get_tensor(self, _: str) -> torch.Tensor:
-        tensor: torch.Tensor = self.file.get_tensor(self.key)[self.number, self.rows]
-        return tensor
+    def get_tensor(self, _: str) -> torch.Tensor | Blocks:
+        return self.piece.of(lambda key: self.tensors[key].get_tensor(key))
 
     def get_slice(self, _: str) -> SimpleNamespace:
-        return SimpleNamespace(get_shape=lambda: self.shape)
+        return SimpleNamespace(get_shape=lambda: [*self.piece.shape])
 
 
 def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
@@ -269,11 +256,12 @@ def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[Pretr
     if getattr(config, "quantization_config", None) is not None:
         text.quantization_config = config.quantization_config
     names = {key: f"model.{key.removeprefix(start)}" if key.startswith(start) else key for key in tensors}
+    return text, {names[key]: _named(file, key) for key, file in tensors.items()}
 
-    def named(file: Any, key: str) -> Any:
-        return SimpleNamespace(get_tensor=lambda _: file.get_tensor(key), get_slice=lambda _: file.get_slice(key))
 
-    return text, {names[key]: named(file, key) for key, file in tensors.items()}
+def _named(file: Any, key: str) -> Any:
+    """Wrap an open file for a tensor that has another name, `key`, in it."""
+    return SimpleNamespace(get_tensor=lambda _: file.get_tensor(key), get_slice=lambda _: file.get_slice(key))
 
 
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
@@ -347,7 +335,8 @@ def _measured(folder: Path) -> list[str]:
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None and not files.quantisation(config):
+    method = getattr(config, "quantization_config", None)
+    if method is not None and not files.quantisation(config) and not files.has_blocks_of_experts(config):
         return "its weights are quantized"
     return checks.unsupported(config)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from paceline.errors import MethodError
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.folder import open_weights
 from paceline.formats.heads.checkpoint import check_all
 from paceline.formats.heads.layout import Tensors
-from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
+from paceline.formats.shape import ROUTER, LayerKind, Shape, layer_shapes
 from paceline.kernels.blocks import WeightsByName
 
 LAYOUTS = (
