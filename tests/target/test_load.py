@@ -320,8 +320,13 @@ def quantise(folder: Path) -> None:
 
 
 def by_layer(folder: Path) -> None:
-    made = transformers.Gemma4TextConfig(num_hidden_layers=6, hidden_size=64, num_attention_heads=4, head_dim=16)
+    made = transformers.Gemma4TextConfig(num_hidden_layers=6, per_layer_config={0: {"intermediate_size": 8}})
     made.save_pretrained(folder)
+
+
+def small(kind: str, **changes: Any) -> Change:
+    """The configuration of another family."""
+    return lambda folder: models.config(kind, **changes).save_pretrained(folder)
 
 
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
@@ -372,7 +377,11 @@ CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
             ("longrope", "short_factor", "x"), ("longrope", "short_factor", [1.0] * 9),
         )
     ],
-    ([by_layer], ("config.json: layers of this gemma4_text differ in head_dim, and only",)),
+    ([by_layer], ("config.json: layers of this gemma4_text differ in intermediate_size, and only",)),
+    ([small("gemma4", num_kv_shared_layers=4)], ("num_kv_shared_layers is 4, and not every kind of them",)),
+    ([small("gemma4-moe", top_k_experts=9)], ("top_k_experts is 9, and there are 8 experts",)),
+    ([small("gemma4-moe", moe_intermediate_size=None)], ("enable_moe_block is set, and num_experts, top_k_experts",)),
+    ([small("glm-flash", n_group=3)], ("the best 2 of 3 groups of 8 experts cannot be chosen",)),
     ([config(model_type="mistral", per_layer_config={"1": {"num_key_value_heads": 1}})],
      ("config.json: layers of this mistral differ in num_key_value_heads, and only",)),
     ([config(num_key_value_heads=3)], ("num_attention_heads, 4, is no multiple of num_key_value_heads, 3",)),

@@ -11,7 +11,13 @@ import torch
 from paceline.kernels.blocks import MXFP4, Blocks
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks)?")
-_RENAMED = {".mlp.router.": ".mlp.gate."}
+_RENAMED = {
+    r"\.mlp\.router\.": ".mlp.gate.",
+    r"\.mlp\.shared_experts\.": ".mlp.shared_expert.",
+    r"(layers\.\d+)\.router\.(proj\.)?": r"\1.mlp.gate.",
+    r"(layers\.\d+)\.experts": r"\1.mlp.experts",
+}
+"""Patterns of names in checkpoints, and the decoder's names."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def _in_stack(key: str, shape: Sequence[int], known: Mapping[str, Sequence[int]]
     for number in range(count):
         for place, part in enumerate(parts):
             rows = slice(place, None, len(parts)) if mixed else slice(place * size, (place + 1) * size)
-            name = f"{start}.{number}.{part}.{'bias' if kind == '_bias' else 'weight'}"
+            name = f"{renamed(start)}.{number}.{part}.{'bias' if kind == '_bias' else 'weight'}"
             yield name, Piece(key, number, rows, turned, scales, (size, *width))
 
 
@@ -77,7 +83,7 @@ def _in_ggml_order(blocks: torch.Tensor, scales: torch.Tensor) -> Blocks:
 def renamed(name: str) -> str:
     """The name that the decoder has for a checkpoint's tensor."""
     for theirs, ours in _RENAMED.items():
-        name = name.replace(theirs, ours)
+        name = re.sub(theirs, ours, name)
     return name
 
 

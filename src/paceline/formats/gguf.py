@@ -211,12 +211,14 @@ def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
 
 FAMILIES = {
     "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma3": "Gemma3TextConfig",
+    "gemma4": "Gemma4TextConfig",
     "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig", "gpt-oss": "GptOssConfig",
+    "deepseek2": "Glm4MoeLiteConfig",
     "qwen35": "Qwen3_5TextConfig", "qwen35moe": "Qwen3_5MoeTextConfig", "qwen3next": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
 """transformers' configurations by general.architecture. Mistral is "llama", too. A Qwen 3 Next in a file is a Qwen 3.5,
-because its file has apart what its folder joins."""
+because its file has apart what its folder joins. Of deepseek2, those files are run that a GLM 4.7 Flash can be."""
 _TILED = ("qwen35", "qwen35moe")
 """Architectures whose files order value heads as `Delta.tiled` says."""
 _PAIRED = ("llama", "granite", "smollm3")
@@ -241,6 +243,26 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
     },
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
     **dict.fromkeys(("olmoe", "gpt-oss"), _EXPERTS),
+    "gemma4": {
+        "num_experts": ("expert_count", 0),
+        "top_k_experts": ("expert_used_count", 0),
+        "moe_intermediate_size": ("expert_feed_forward_length", 0),
+        "num_kv_shared_layers": ("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": ("embedding_length_per_layer_input", 0),
+    },
+    "deepseek2": {
+        "q_lora_rank": ("attention.q_lora_rank", 0),
+        "kv_lora_rank": ("attention.kv_lora_rank", None),
+        "qk_rope_head_dim": ("rope.dimension_count", None),
+        "n_routed_experts": ("expert_count", None),
+        "num_experts_per_tok": ("expert_used_count", None),
+        "n_shared_experts": ("expert_shared_count", None),
+        "moe_intermediate_size": ("expert_feed_forward_length", None),
+        "routed_scaling_factor": ("expert_weights_scale", 1.0),
+        "norm_topk_prob": ("expert_weights_norm", False),
+        "n_group": ("expert_group_count", 1),
+        "topk_group": ("expert_group_used_count", 1),
+    },
     "qwen35": _DELTA,
     **dict.fromkeys(("qwen35moe", "qwen3next"), _DELTA | _EXPERTS | _SHARED),
 }
@@ -261,10 +283,13 @@ _NOT_RUN = {
 """Metadata that the decoder cannot follow, with the values that have no effect; other values are refused."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 """Keys of rope.scaling with the values that have no effect; other values are refused."""
+_SIGMOID = 2  # expert_gating_func of scores that are sigmoids
 CONTROL = 3  # type of tokens without text
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
+    "<turn|>",
 })  # fmt: skip
+_ASKS = "<|tool_response>"  # ends an answer of Gemma 4 that calls a tool, though files do not call it a control token
 _HARMONY = frozenset({"<|return|>", "<|call|>", "<|endoftext|>"})
 """Texts of control tokens that end an answer, as in llama.cpp. In a vocabulary with <|return|>, <|end|> ends a part of
 an answer."""
@@ -294,7 +319,8 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     named = {facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")}
     tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
     texts = _HARMONY if "<|return|>" in tokens else _ENDS
-    known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in texts}
+    kinds = enumerate(zip(tokens, types, strict=False))
+    known = {i for i, (text, kind) in kinds if (kind == CONTROL and text in texts) or text == _ASKS}
     return {i for i in named if isinstance(i, int)} | known
 
 
@@ -310,7 +336,12 @@ def config_of(file: GGUF) -> PretrainedConfig:
             f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
         )
     facts = within(file.metadata, f"{family}.")
-    if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
+    if family == "gemma4":
+        facts = _of_first_layer(facts)
+    elif family == "deepseek2":
+        facts = _of_latent(file, facts)
+    experts = {theirs for theirs, _ in _OWN_KEYS.get(family, {}).values()}
+    if facts.get("expert_count") and "expert_count" not in experts:
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
     if odd := [f"{key} {facts[key]}" for key, value in _NOT_RUN.items() if facts.get(key, value) != value]:
@@ -333,7 +364,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        partly = key == "rope.dimension_count" and (family == "phi3" or "ssm.group_count" in facts)
+        partly = key == "rope.dimension_count" and (
+            family in ("phi3", "deepseek2") or "ssm.group_count" in facts
+        )
         if number(key, head_dim) != head_dim and not partly:
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
@@ -375,6 +408,10 @@ def config_of(file: GGUF) -> PretrainedConfig:
         values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
     elif family == "gemma3":
         values |= _gemma3(facts, number, values)
+    elif family == "gemma4":
+        values |= _gemma4(file, facts, number, values)
+    elif family == "deepseek2":
+        values |= _latent(facts, number, values)
     elif _OWN_KEYS.get(family, {}).keys() >= _DELTA.keys():
         values |= _hybrid(facts, number, values) | {TILED: family in _TILED}
         values["rope_parameters"] |= {"partial_rotary_factor": number("rope.dimension_count", head_dim) / head_dim}
@@ -432,6 +469,77 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
     }
 
 
+def _of_first_layer(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A Gemma 4's facts, with those of layers with a window where layers differ; the others by keys that end in
+    "_all"."""
+    made = {**facts}
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        made[key], made[f"{key}_all"] = facts.get(f"{key}_swa", facts.get(key)), facts.get(key)
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        found = facts.get(key)
+        if isinstance(found, list) and found:
+            made[key], made[f"{key}_all"] = found[0], found[-1]
+    return made
+
+
+def _gemma4(
+    file: GGUF, facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The entries in which a Gemma 4's layers differ, and those of tokens' vectors and of experts."""
+    slides, kept = facts.get("attention.sliding_window_pattern"), values["num_hidden_layers"]
+    if not isinstance(slides, list):
+        raise ModelError(f"{file.path} does not say which layers have a window: it was not made for llama.cpp")
+    factors = file.tensor(FREQUENCIES) if FREQUENCIES in file.places else torch.ones(1)
+    if not isinstance(factors, torch.Tensor):
+        raise ModelError(f"{file.path}: {FREQUENCIES} is in blocks; it should be numbers")
+    turned = float((factors < 2).float().mean())  # Files give what does not turn a factor of 1e30.
+    full = {"rope_type": "proportional", "partial_rotary_factor": turned} | {
+        "rope_theta": values["rope_parameters"]["rope_theta"]
+    }
+    local = {"rope_type": "default", "rope_theta": float(number("rope.freq_base_swa", 10000.0))}
+    own = range(kept - values["num_kv_shared_layers"])
+    inner, last = values["intermediate_size"], number("feed_forward_length_all", values["intermediate_size"])
+    table = file.places.get("per_layer_token_embd.weight")
+    return {
+        "layer_types": [ATTENTION[bool(one)] for one in slides[:kept]],
+        "rope_parameters": dict(zip(ATTENTION, (full, local), strict=True)),
+        "global_head_dim": number("attention.key_length_all", values["head_dim"]),
+        "num_global_key_value_heads": number("attention.head_count_kv_all", values["num_key_value_heads"]),
+        "attention_k_eq_v": any(f"blk.{n}.attn_v.weight" not in file.places for n in own),
+        "use_double_wide_mlp": last == 2 * inner,
+        "vocab_size_per_layer_input": table.shape[0] if table else values["vocab_size"],
+        "final_logit_softcapping": facts.get("final_logit_softcapping"),
+        "enable_moe_block": values["num_experts"] > 0,
+    } | {key: values[key] or None for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
+
+
+def _of_latent(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of latent attention, with the sizes of a head's keys and values before they were made latent. ModelError
+    for a file that is no GLM 4.7 Flash."""
+    if "attention.key_length_mla" not in facts:
+        raise ModelError(f"{file.path} has no attention.key_length_mla: it is of an old converter; convert it anew")
+    scored = any(name.endswith(".exp_probs_b.bias") for name in file.places)  # Early files do not say the function.
+    plain = facts.get("rope.scaling.type", "none") == "none"
+    if not (scored and plain and facts.get("expert_gating_func", _SIGMOID) == _SIGMOID):
+        raise ModelError(f"{file.path} is a DeepSeek; of deepseek2, GLM 4.7 Flash is run")
+    lengths = {f"attention.{part}_length": facts.get(f"attention.{part}_length_mla") for part in ("key", "value")}
+    return {**facts, **lengths}
+
+
+def _latent(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    layers, dense = values["num_hidden_layers"], number("leading_dense_block_count", 0)
+    return {
+        "num_key_value_heads": values["num_attention_heads"],
+        "q_lora_rank": values["q_lora_rank"] or None,
+        "head_dim": values["qk_rope_head_dim"],
+        "qk_nope_head_dim": values["head_dim"] - values["qk_rope_head_dim"],
+        "v_head_dim": number("attention.value_length"),
+        "norm_topk_prob": bool(values["norm_topk_prob"]),
+        "mlp_layer_types": ["dense" if n < dense else "sparse" for n in range(layers)],
+        "rope_interleave": True,
+    }
+
+
 def _hybrid(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The width of value heads, and which layers have a state: those of a list, or all but every fourth or so."""
     states, layers = facts.get("attention.recurrent_layers"), values["num_hidden_layers"]
@@ -453,7 +561,7 @@ def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies, which are the usual ones divided by the file's factors; None without factors."""
-    if FREQUENCIES not in file.places:
+    if FREQUENCIES not in file.places or file.family == "gemma4":
         return None
     factors, size = file.tensor(FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
@@ -470,7 +578,9 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """Map the tensors that the native decoder reads, by their names in a checkpoint."""
     s = Shape.of(config)
     weights, used = tensors_in(file, s, weight_shapes(config))
-    known = {*used, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
+    shared = [n for n, kind in enumerate(s.layers) if kind.source is not None]
+    unread = {f"blk.{n}.attn_{part}.weight" for n in shared for part in ("k", "v", "k_norm")}
+    known = {*used, *unread, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = int(file.metadata.get(f"{file.family}.nextn_predict_layers") or 0)
     starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # heads of multi-token prediction
     if others := sorted(name for name in file.places.keys() - known if not name.startswith(starts)):
@@ -486,11 +596,17 @@ def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> t
     file. ModelError if a tensor is missing or has another shape."""
     weights = Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
-    stored = {name: _stored(file, s, name, shape) for name, shape in shapes.items()}
-    wanted = {one.name: one.shape for one in stored.values()}
+    parts = {name: _parts_of_latent(s, name) for name in shapes if ".kv_b_proj." in name}
+    stored = {name: _stored(file, s, name, shape) for name, shape in shapes.items() if name not in parts}
+    wanted = {one.name: one.shape for one in (*stored.values(), *(part for two in parts.values() for part in two))}
     found = {name: place.shape for name, place in file.places.items()}
     check_shapes(file.path, wanted, found, s.num_layers, "metadata")
+    for name, (keys, values) in parts.items():
+        key, value = (_dense(file.tensor(part.name)).view(part.shape) for part in (keys, values))
+        weights[name] = torch.cat([key.transpose(1, 2), value], 1).flatten(0, 1)
     for name, shape in shapes.items():
+        if name in parts:
+            continue
         tensor = file.tensor(stored[name].name)
         if (own := stored[name].rows) is not None:
             tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, *shape[1:])[own]
@@ -516,12 +632,27 @@ class _Stored:
     rows: torch.Tensor | slice | None = None
 
 
+def _dense(tensor: torch.Tensor | Blocks) -> torch.Tensor:
+    return tensor.float() if isinstance(tensor, torch.Tensor) else tensor.dense()
+
+
+def _parts_of_latent(s: Shape, name: str) -> tuple[_Stored, _Stored]:
+    """Where a file has the two parts of a matrix that makes keys and values of latent vectors. The first is stored
+    with rows and columns exchanged."""
+    assert s.latent is not None
+    layer, still = name.split(".")[2], s.head_dim - s.latent.turned
+    keys = _Stored(f"blk.{layer}.attn_k_b.weight", (s.num_heads, s.latent.rank, still))
+    return keys, _Stored(f"blk.{layer}.attn_v_b.weight", (s.num_heads, s.head_dim, s.latent.rank))
+
+
 def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
     theirs = tensor_name(file.family, name) or name
-    if (expert := re.search(r"\.experts\.(\d+)\.(\w+)_proj\.", name)) and s.experts is not None:
-        number, joined = int(expert[1]), theirs.replace(f"ffn_{expert[2]}_exps", "ffn_gate_up_exps")
-        parts = ("gate", "up") if joined in file.places and expert[2] != "down" else (expert[2],)
-        first = (number * len(parts) + parts.index(expert[2])) * shape[0]
+    if (expert := re.search(r"(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj(\..*)", name)) and s.experts is not None:
+        layer, part, end = expert[1], expert[3], expert[4]
+        number, joined = int(expert[2]), f"blk.{layer}.ffn_gate_up_exps{end}"
+        theirs = f"blk.{layer}.ffn_{part}_exps{end}"
+        parts = ("gate", "up") if joined in file.places and part != "down" else (part,)
+        first = (number * len(parts) + parts.index(part)) * shape[0]
         rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], *shape[1:])
         return _Stored(joined if parts[1:] else theirs, stack, rows)
     if file.family == "qwen3next" and (decays := re.search(r"(.*)\.in_proj_([ba])\.weight", name)):
@@ -535,8 +666,13 @@ def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
     return _Stored(theirs, (shape[0], *shape[2:]) if len(shape) == 3 else shape)
 
 
-_SUFFIXED = {"linear_attn.dt_bias": "linear_attn.dt_proj.bias", "self_attn.sinks": "self_attn.sinks.weight"}
-"""Names of vectors that have a suffix in files."""
+_SUFFIXED = {
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias", "self_attn.sinks": "self_attn.sinks.weight",
+    "layer_scalar": "layer_scalar.weight", "e_score_correction_bias": "e_score_correction.bias",
+    "mlp.gate.per_expert_scale": "mlp.experts.down_proj.scale",
+}  # fmt: skip
+"""Names of vectors that have another suffix in files."""
+_SUFFIXES = (".weight", ".bias", ".scale")
 
 
 def tensor_name(architecture: str, name: str) -> str | None:
@@ -546,8 +682,8 @@ def tensor_name(architecture: str, name: str) -> str | None:
         name = name.replace(ours, theirs)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
-        return _names(architecture).get_name(name, (".weight", ".bias"))
-    first = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", (".weight", ".bias"))
+        return _names(architecture).get_name(name, _SUFFIXES)
+    first = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", _SUFFIXES)
     return first and first.replace("blk.0.", f"blk.{layer[1]}.", 1)
 
 

@@ -72,17 +72,17 @@ TASK = record(Task)
 
 
 def attend_paths(
-    queries: torch.Tensor, scores: int, places: Places, layer: int, out: torch.Tensor, window: int | None,
-    sinks: torch.Tensor | None = None,
+    queries: torch.Tensor, kv_heads: int, scores: int, places: Places, layer: int, out: torch.Tensor,
+    window: int | None, sinks: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the attention of packed queries [N, heads, head_dim] along their paths to `out`, [N, heads * head_dim].
 
-    scores  number of scores of a query head, without a window.
+    scores  number of scores of a query head, without a window. kv_heads: number of key heads.
     window  largest number of tokens that a node sees, itself included; None: its whole path.
     sinks   float32 [heads]: a score that takes part in the softmax, and has no value; None: there is none."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
-    kv_heads, forward = places.kv_heads, places.header.buffer_info()[0]
+    forward = places.header.buffer_info()[0]
     sizes, sinks_at = (kv_heads, heads // kv_heads, dim, nodes, layer), 0 if sinks is None else sinks.data_ptr()
     task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62, sinks_at))
     # A recorded forward will be run again with longer contexts, and there sharing costs little.
@@ -234,22 +234,30 @@ def _aligned(size):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type: ignore[no-untyped-def]
-    """Read the keys at `count` places, transposed, and their values, as float32. places: int64 [BLOCK]."""
+def _read_block(  # type: ignore[no-untyped-def]
+    keys, values, places, count, dim, row, next_place, padded, turned, wide
+):
+    """Read the keys at `count` places, transposed, and their values, as float32. places: int64 [BLOCK].
+
+    row         numbers of a key at a place. next_place: how many numbers away a key's next `row` numbers are."""
     for i in range(count, BLOCK):
         places[i] = places[count - 1]
-    if dim < LANES:
+    if row < LANES:
         for i in range(count):
             for d in range(dim):
-                turned[d * BLOCK + i] = widened(keys[places[i] * dim + d])
-                wide[i * padded + d] = widened(values[places[i] * dim + d])
+                at = d // row * next_place + places[i] * row + d % row
+                turned[d * BLOCK + i] = widened(keys[at])
+                wide[i * padded + d] = widened(values[at])
         return
-    for begin in range(0, dim, LANES):
-        at = min(begin, dim - LANES)  # The last vector may overlap the one before.
-        for i in range(0, count, LANES):
-            transpose16(keys, places, i, dim, at, turned, i)
-        for i in range(count):
-            widen(values, places[i] * dim + at, wide, i * padded + at)
+    for first in range(0, dim, row):
+        away = first // row * (next_place - row)
+        keys_here = keys[away:]
+        for begin in range(first, first + row, LANES):
+            at = min(begin, first + row - LANES)  # The last vector may overlap the one before.
+            for i in range(0, count, LANES):
+                transpose16(keys_here, places, i, row, at, turned, i)
+            for i in range(count):
+                widen(values, away + places[i] * row + at, wide, i * padded + at)
 
 
 @njit
@@ -270,9 +278,10 @@ def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights
 @njit
 def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-untyped-def]
     """Take pieces of work until none is left. A piece is a key head of a tile."""
-    kv_heads, shared, dim, capacity = task.kv_heads, task.shared, task.dim, header.capacity
+    kv_heads, shared, dim, row_size = task.kv_heads, task.shared, task.dim, header.row
     window = task.window
-    heads, size = kv_heads * shared, capacity * dim
+    heads, next_place, places_of_head = kv_heads * shared, header.capacity * row_size, dim // row_size
+    size = places_of_head * next_place
     padded = (dim + LANES - 1) // LANES * LANES
     tiles = carray(address(header.tiles_at), (header.tiles,), TILE)
     ends = carray(address(header.ends), (task.nodes,), np.int64)
@@ -290,7 +299,7 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
             return
         tile, head = tiles[piece // kv_heads], piece % kv_heads
         first, count, limit = tile.first, tile.nodes, tile.limit
-        whole = (tile.slot * kv_heads + head) * size
+        whole = (tile.slot * header.heads + head * places_of_head) * next_place
         own_keys, own_values = keys[whole : whole + size], values[whole : whole + size]
         low, end = max(ends[first] - window, 0), ends[first]
         for node in range(first, first + count):
@@ -308,7 +317,7 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
             length = min(BLOCK, min(end, limit) - base)
             for i in range(length):
                 places[i] = base + i
-            _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
+            _read_block(own_keys, own_values, places, length, dim, row_size, next_place, padded, turned, wide)
             for row in range(count * shared):
                 node = first + row // shared
                 begin, stop = max(ends[node] - window - base, 0), min(ends[node] - base, length)
@@ -320,7 +329,7 @@ def _work(taken, task, header, queries, out, keys, values):  # type: ignore[no-u
                     length = min(BLOCK, ends[node] - base)
                     for i in range(length):
                         places[i] = paths[node - first, base - limit + i]
-                    _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
+                    _read_block(own_keys, own_values, places, length, dim, row_size, next_place, padded, turned, wide)
                     for row in range((node - first) * shared, (node - first + 1) * shared):
                         begin = max(ends[node] - window - base, 0)
                         _add_block(query, row, dim, padded, turned, wide, begin, length, state, weights, sums)

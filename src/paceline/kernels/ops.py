@@ -38,8 +38,6 @@ SILU, GELU, SIGMOID = Activation(), Activation(_SLOPE, 0.044715 * _SLOPE), Activ
 class Places(Protocol):
     """The places of the keys and values of a forward's packed nodes. header: a `Forward`, for compiled code."""
 
-    kv_heads: int
-
     @property
     def header(self) -> array[int]: ...
 
@@ -75,17 +73,20 @@ class TorchOps:
         """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D], and write keys and values to the cache. Returns
         the queries [N, heads, D].
 
-        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. A vector
-                 [(heads + kv_heads) * D] norms all queries of a node together, and all keys."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. With
+                 more rows, values are normed too. A vector [(heads + kv_heads) * D] norms all queries of a node
+                 together, and all keys."""
+        if qk_norm is not None and qk_norm.ndim == 2:
+            normed = F.rms_norm(qkv[:, : len(qk_norm)], qkv.shape[-1:], None, self.eps) * qk_norm
+            qkv = torch.cat([normed, qkv[:, len(qk_norm) :]], 1)
         qk = qkv[:, : heads + kv_heads]
         if qk_norm is not None and qk_norm.ndim == 1:
             parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
             normed = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1)
             qk = (normed * qk_norm).view_as(qk)
-        elif qk_norm is not None:
-            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
         qk = torch.addcmul(qk * places.here(self.cos), qk.roll(qk.shape[-1] // 2, -1), places.here(self.sin))
-        places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
+        if kv_heads:
+            places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
     def gate(self, gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:

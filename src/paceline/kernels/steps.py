@@ -100,7 +100,8 @@ class Norm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32."""
+    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32.
+    normed: number of heads with weights at `norm`."""
 
     next: int
     nodes: int
@@ -115,6 +116,7 @@ class Rotation(NamedTuple):
     norm: int
     forward: int
     eps: int
+    normed: int
     whole: int
 
 
@@ -177,18 +179,19 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def rotate(at):  # type: ignore[no-untyped-def]
-        """Norm q and k, unless the norm's address is 0, and rotate them. Write q to `out`, and k and v to their places
-        in the cache. whole: norm all q together, and all k together."""
+        """Norm the first `normed` heads, and rotate q and k. Write q to `out`, and k and v to their places in the
+        cache. whole: norm all q together, and all k together."""
         task, taken = carray(at, (1,), ROTATION)[0], carray(at, (1,), np.int64)
         nodes, heads, kv_heads, dim, whole = task.nodes, task.heads, task.kv_heads, task.dim, task.whole
         qkv_at, out_at, cos_at, sin_at, norm_at = task.qkv, task.out, task.cos, task.sin, task.norm
+        normed = task.normed
         header, eps = carray(address(task.forward), (1,), FORWARD)[0], float_of(np.uint32(task.eps))
         positions = carray(address(header.positions), (nodes,), np.int64)
         slots = carray(address(header.slots), (nodes,), np.int64)
         places = carray(address(header.at), (nodes,), np.int64)
         capacity, keys_at = header.capacity, header.keys + task.layer * header.layer
-        values_at = keys_at + header.values
-        half = dim // 2
+        half, row = dim // 2, header.row
+        places_of_head = dim // row
         cos, sin, turned, weight = np.empty((4, dim), np.float32)
         numbers = _zeros(dim)
         head = numbers[:dim]
@@ -200,35 +203,39 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                 _widen(cos_at + size * positions[node] * dim, kind, cos)
                 _widen(sin_at + size * positions[node] * dim, kind, sin)
                 source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
-                place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
+                place = size * (slots[node] * header.heads * capacity + places[node]) * row
                 of_q = of_k = np.float32(0)
                 if whole != 0:
                     of_q = _inverse_rms_at(source, heads * dim, kind, eps)
                     of_k = _inverse_rms_at(source + size * heads * dim, kv_heads * dim, kind, eps)
-                for h in range(heads + kv_heads):
+                for h in range(heads + 2 * kv_heads):
                     _widen(source + size * h * dim, kind, head)
-                    if norm_at != 0:
+                    if h < normed:
                         _widen(norm_at + size * h * dim, kind, weight)
                         scale = of_q if h < heads else of_k
                         if whole == 0:
                             scale = _inverse_rms(numbers, dim, eps)
                         for i in range(dim):
                             head[i] *= scale * weight[i]
-                    for i in range(half):
-                        turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
-                    for i in range(half):
-                        turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
-                    to_at = out_at + size * (node * heads + h) * dim
-                    if h >= heads:
-                        to_at = keys_at + place + size * (h - heads) * capacity * dim
-                    to = _at(to_at, dim, kind)
-                    for i in range(dim):
-                        put(to, i, turned[i])
-                for h in range(kv_heads):
-                    value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
-                    to = _at(values_at + place + size * h * capacity * dim, dim, kind)
-                    for i in range(dim):
-                        to[i] = value[i]
+                    if h < heads + kv_heads:
+                        for i in range(half):
+                            turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
+                        for i in range(half):
+                            turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
+                    else:
+                        turned[:] = head
+                    if h < heads:
+                        to = _at(out_at + size * (node * heads + h) * dim, dim, kind)
+                        for i in range(dim):
+                            put(to, i, turned[i])
+                        continue
+                    to_at, own = keys_at + place, h - heads
+                    if own >= kv_heads:
+                        to_at, own = to_at + header.values, own - kv_heads
+                    for part in range(places_of_head):
+                        to = _at(to_at + size * (own * places_of_head + part) * capacity * row, row, kind)
+                        for i in range(row):
+                            put(to, i, turned[part * row + i])
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
@@ -313,9 +320,11 @@ class FusedOps(TorchOps):
         """As `TorchOps.rotate`, in a single pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
-        norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
+        norm_at, normed, whole = 0, 0, False
+        if qk_norm is not None:
+            norm_at, normed, whole = qk_norm.data_ptr(), qk_norm.numel() // dim, qk_norm.ndim == 1
         at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, places.header.buffer_info()[0])
-        task = Rotation(0, nodes, heads, kv_heads, dim, layer, *at, self._eps, whole)
+        task = Rotation(0, nodes, heads, kv_heads, dim, layer, *at, self._eps, normed, whole)
         _run(self._rotate, task, nodes * every * dim)
         return queries
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.formats.gguf import GGUF
 
 TEXT_PARTS = dict.fromkeys(
-    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "model.language_model."
+    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "gemma4", "gemma4_text"), "model.language_model."
 )  # fmt: skip
 """Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
 MEASURED = "quality.json"
