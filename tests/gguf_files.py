@@ -242,8 +242,8 @@ def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
     if s.experts is not None:
         writer.add_expert_count(s.experts.count)
         writer.add_expert_used_count(s.experts.chosen)
-    if getattr(config, "moe_intermediate_size", None):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if s.experts is not None and config.model_type != "olmoe":
+        writer.add_expert_feed_forward_length(s.experts.size)
     if s.experts is not None and s.experts.shared:
         writer.add_expert_shared_feed_forward_length(s.experts.shared)
     if (d := s.delta) is not None:
