@@ -115,7 +115,7 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
         if experts and chosen and chosen > experts:
             yield f"{key} is {chosen}, and there are {experts} experts"
     groups, best = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None) or 1
-    if groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
+    if experts and groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
         yield f"the best {best} of {groups} groups of {experts} experts cannot be chosen"
     kinds, shared = getattr(config, "layer_types", None) or [], getattr(config, "num_kv_shared_layers", None) or 0
     if shared and {*kinds[:-shared]} != {*kinds}:

@@ -26,6 +26,7 @@ from paceline.formats.adapter import MERGE, Adapter
 from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.experts import Piece, pieces, renamed, stacked_in
 from paceline.formats.folder import INDEX, METHOD, open_weights, read_config
+from paceline.formats.heads.mtp import head_names
 from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of, one_line
 from paceline.formats.precision import Precision, in_precision, multipliable, quantised, round_inputs
 from paceline.formats.shape import ROUTER, weight_shapes
@@ -93,7 +94,7 @@ def load(
     else:
         made = _load_folder(model, precision, device, to, native, trust_remote_code, tokenizer, adapter)
     if adapter is not None:
-        made.name, made.folder = adapter.name, adapter.folder
+        made.name, made.folder, made.brings_head = adapter.name, adapter.folder, False
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
     if threads is not None:
@@ -157,7 +158,7 @@ def _load_folder(
         weights, made_from, remarks = _weights(folder, config, tensors, precision)
         own = Checkpoint(name, config, weights, ends, made_from, dtype, sampling=sampling, remarks=remarks)
         made = build(own.merged(adapter), precision, to)
-    made.folder = folder
+    made.folder, made.brings_head = folder, bool(head_names(tensors))
     if tokenizer is not None or has_tokenizer(folder):
         made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -198,14 +199,16 @@ def _load_file(
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
     from paceline.formats.gguf import GGUF, checkpoint_of
+    from paceline.formats.heads.gguf import first_head
 
     file = GGUF(path)
     checkpoint = checkpoint_of(file)
     with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
         tokenizer = tokenizer or _tokenizer_of(file)
+    brings_head = first_head(file) is not None
     del file  # A vocabulary's texts take more memory than in the file; the weights' kernels need it.
     made = build(checkpoint.merged(adapter), precision, device)
-    made.folder, made.tokenizer = path, tokenizer
+    made.folder, made.tokenizer, made.brings_head = path, tokenizer, brings_head
     return made
 
 
