@@ -35,7 +35,8 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.formats.experts import as_checkpoint
-from paceline.formats.shape import Shape, rotary_tables, weight_shapes
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape, weight_shapes
 from paceline.kernels.blocks import KINDS, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.integer import IntegerPanels
 from paceline.kernels.ops import TorchOps

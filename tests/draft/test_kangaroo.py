@@ -25,7 +25,8 @@ from paceline.draft.models.draft_model import Draft
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.formats.shape import Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.train.kangaroo import AdapterModule

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.gguf import GGUF, checkpoint_of, config_of, end_tokens, weights_of
+from paceline.formats.gguf import checkpoint_of, config_of, end_tokens, weights_of
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer

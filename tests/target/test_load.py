@@ -51,7 +51,7 @@ def logits(target: Target) -> torch.Tensor:
 
 def test_a_native_model_imports_what_it_needs_alone_and_before_it_answers(good: Path) -> None:
     parts = ("draft.text.suffix_array", "target.graphs", "target.hf", "kernels.integer", "formats.gguf",
-             "formats.gguf_tokenizer")  # fmt: skip
+             "formats.gguf_file", "formats.gguf_tokenizer")  # fmt: skip
     unneeded = [f"paceline.{part}" for part in parts]
     assert all(map(find_spec, unneeded))
     code = f"""

@@ -124,11 +124,6 @@ def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch: 
     assert (own.exact_is_free, blocks.exact_is_free) == (False, True)
 
 
-def blocks_of(target: Decoder) -> list[Linear]:
-    """The products of all layers that are in blocks."""
-    return [product for layer in target.layers for product in layer.products if isinstance(product, BlockLinear)]
-
-
 def test_what_is_read_is_what_blocks_hold() -> None:
     own, blocks, _ = decoders("qwen2", "int8")
     matrices = [size for name, size in weight_shapes(models.config("qwen2")).items() if len(size) == 2]

@@ -15,7 +15,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, printable, shortened
-from paceline.formats import shape
+from paceline.formats import rotary, shape
 from paceline.kernels.ops import SILU
 
 # The configuration ---------------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
         return
     for nested in {"", *(kind for kind in shape.ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
         try:
-            inverse, scale = shape.frequencies(config, 2, nested)
+            inverse, scale = rotary.frequencies(config, 2, nested)
             kinds = map(shape.kind_of_rope, shape.ropes_of(config))
             turning = inverse[inverse != 0] if "proportional" in kinds else inverse  # The others stand still.
             fits = float(turning.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
-            why = "" if fits else "the shape.frequencies that it gives are no numbers above 0"
+            why = "" if fits else "the frequencies that it gives are no numbers above 0"
         except Exception as error:  # transformers may raise anything.
             why = printable(error)
         if why:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
-from paceline.formats.gguf import CONTROL, GGUF
+from paceline.formats.gguf import CONTROL
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.place import one_line
 from paceline.formats.tokenizer import Tokenizer, vocabulary
 from paceline.kernels.blocks import within

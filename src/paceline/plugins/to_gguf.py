@@ -24,7 +24,7 @@ from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.formats.folder import open_weights, quantisation, read_config, untied
-from paceline.formats.gguf import GGUF
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads import dflash, eagle
 from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.formats.heads.files import open_head

@@ -25,7 +25,8 @@ from paceline.errors import Interrupted, ModelError
 from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
-from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, rotary_tables, row_order, weight_shapes
+from paceline.formats.rotary import rotary_tables, row_order
+from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, linear
 from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps

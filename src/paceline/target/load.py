@@ -38,7 +38,7 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
 if TYPE_CHECKING:
-    from paceline.formats.gguf import GGUF
+    from paceline.formats.gguf_file import GGUF
 
 TEXT_PARTS = dict.fromkeys(
     ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "gemma4", "gemma4_text"), "model.language_model."
@@ -198,7 +198,8 @@ def _load_file(
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    from paceline.formats.gguf import GGUF, checkpoint_of
+    from paceline.formats.gguf import checkpoint_of
+    from paceline.formats.gguf_file import GGUF
     from paceline.formats.heads.gguf import first_head
 
     file = GGUF(path)
@@ -398,7 +399,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
-        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_file import GGUF
 
         return _tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
     path = Path(model).expanduser()
@@ -426,7 +427,7 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
     if is_gguf(model):
-        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_file import GGUF
         from paceline.formats.gguf_tokenizer import as_in, same_tokens
 
         file = GGUF(gguf_of(model))

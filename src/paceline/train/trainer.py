@@ -21,7 +21,8 @@ from paceline.errors import ModelError, PacelineError
 from paceline.formats.checks import unsupported
 from paceline.formats.experts import as_checkpoint
 from paceline.formats.folder import fingerprint
-from paceline.formats.gguf import GGUF, weights_of
+from paceline.formats.gguf import weights_of
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
 from paceline.formats.heads.vocab import most_frequent
 from paceline.formats.place import gguf_of, is_gguf

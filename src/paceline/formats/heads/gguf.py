@@ -13,7 +13,8 @@ from torch import Tensor
 from paceline.core.options import quoted
 from paceline.errors import MethodError
 from paceline.formats.folder import open_weights
-from paceline.formats.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.formats.gguf import FREQUENCIES, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.formats.heads.mtp import OUTER as NEXTN
 from paceline.formats.heads.mtp import head_names, head_shape
