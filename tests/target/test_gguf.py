@@ -230,6 +230,22 @@ def test_a_file_says_the_same_expanded_for_other_engines(
     torch.testing.assert_close(logits(load(file, dtype="float32")), theirs, atol=2e-4, rtol=1e-4)
 
 
+def test_experts_in_mxfp4_are_multiplied_as_they_are(tmp_path: Path) -> None:
+    folder = models.make("gpt-oss", tmp_path / "model", swiglu_limit=7.0)
+    path = write(folder, tmp_path / "m.gguf", lambda name: "MXFP4" if "_exps" in name else "F32")
+    made = load(path, dtype="auto-float32")
+    assert str(made.quantised).startswith("MXFP4 and F32")
+    assert not any("Q8_0" in note for note in made.notes)
+    assert off(logits(made), logits(dequantised(path))) < 0.05
+
+
+def test_answers_of_gpt_oss_do_not_end_with_their_first_part() -> None:
+    texts = ["a", "<|end|>", "<|return|>", "<|call|>", "<|tool_response>"]
+    facts = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": [1, 3, 3, 3, 4]}
+    assert end_tokens(facts) == {2, 3, 4}
+    assert end_tokens({name: values[:2] for name, values in facts.items()}) == {1}
+
+
 def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
     folder = models.make("qwen3-moe", tmp_path / "model")
     apart, joined = (write(folder, tmp_path / f"{fused}.gguf", "Q8_0", fused=fused) for fused in (False, True))

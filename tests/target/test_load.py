@@ -521,3 +521,19 @@ def test_unknown_words(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("downloaded"))
     fails(lambda: load("acme/tiny-llama", dtype="int3"), "unknown dtype")
     fails(lambda: load("acme/tiny-llama", device="gpu"), "cannot be used")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+def test_of_a_gemma_4_with_images_the_text_part_is_run(family: str, tmp_path: Path) -> None:
+    text = models.make(family, tmp_path / "text")
+    weights = load_file(text / "model.safetensors")
+    inner = models.config(family)
+    whole = tmp_path / "whole"
+    transformers.Gemma4Config(text_config=inner.to_dict(), tie_word_embeddings=True).save_pretrained(whole)
+    named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    named |= {"model.vision_tower.patch_embedder.input_proj.weight": torch.zeros(2, 2)}
+    save_file(named, whole / "model.safetensors", {"format": "pt"})
+    for folder in (text, whole):
+        quantise_folder(folder, folder / "int8", "int8")
+    right, found = ([load(folder), load(folder / "int8")] for folder in (text, whole))
+    assert all(torch.equal(logits(one), logits(other)) for one, other in zip(right, found, strict=True))
