@@ -39,7 +39,9 @@ from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
-from paceline.formats.shape import Shape, as_checkpoint, rotary_tables, weight_shapes
+from paceline.formats.experts import as_checkpoint
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape, weight_shapes
 from paceline.kernels.blocks import KINDS, Q4_K, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.integer import IntegerPanels
 from paceline.kernels.ops import TorchOps

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.shape import Delta, Shape
 from paceline.kernels.blocks import Blocks, Kind, kind_of
 
@@ -27,9 +28,16 @@ INNER = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.gate_up_proj": "ffn_up", "mlp.gate": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks", "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "mlp.gate.e_score_correction": "exp_probs_b", "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.k_b": "attn_k_b", "self_attn.v_b": "attn_v_b",
+    "layer_scalar": "layer_output_scale", "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm", "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "embed_tokens": "nextn.embed_tokens",
     "shared_head.norm": "nextn.shared_head_norm", "shared_head.head": "nextn.shared_head_head",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
@@ -41,16 +49,22 @@ INNER = {
 }  # fmt: skip
 ARCHITECTURES = {
     "mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next",
-    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "gemma4_text": "gemma4", "glm4_moe_lite": "deepseek2",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OUTER = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}  # fmt: skip
 
 Change = Callable[[gguf.GGUFWriter], None]
 
 
 def name_of(name: str, posts: bool = False) -> str:
     """posts: the norm after attention is that, and not the one before the MLP."""
-    stem, _, end = name.rpartition(".")
+    name = re.sub(r"(sinks|layer_scalar)$", r"\1.weight", name).replace("correction_bias", "correction.bias")
+    stem, _, end = name.replace("mlp.gate.per_expert_scale", "mlp.experts.down_proj.scale").rpartition(".")
     if stem in OUTER:
         return f"{OUTER[stem]}.{end}"
     _, _, layer, part = stem.split(".", 3)
@@ -82,13 +96,18 @@ def write(
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(s.hidden_size)
     writer.add_block_count(s.num_layers)
-    writer.add_feed_forward_length(s.intermediate_size)
     writer.add_head_count(s.num_heads)
-    writer.add_head_count_kv(s.num_kv_heads)
     writer.add_layer_norm_rms_eps(s.eps)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
+    writer.add_key_length(s.head_dim if s.latent is None else s.latent.rank + s.latent.turned)
+    writer.add_value_length(s.head_dim if s.latent is None else s.latent.rank)
     writer.add_rope_dimension_count(s.rotary_dim or s.head_dim)
+    if config.model_type == "gemma4_text":
+        _differing(writer, s, config)
+    elif s.latent is not None:
+        _latent(writer, s, config)
+    else:
+        writer.add_feed_forward_length(s.intermediate_size)
+        writer.add_head_count_kv(s.num_kv_heads)
     if s.window is not None:
         writer.add_sliding_window(s.window)
     factors = _positions(writer, config, s.head_dim)
@@ -100,22 +119,24 @@ def write(
         writer.add_tensor(name, values)
     heads = {"attn_q": s.num_heads, "attn_k": s.num_kv_heads}
     stacks: dict[str, list[Any]] = {}
-    tensors = load_file(folder / "model.safetensors")
+    tensors = as_checkpoint(load_file(folder / "model.safetensors"))
+    if s.latent is not None:
+        tensors = _of_latent(tensors, s)
     if s.delta is not None:
         tensors = {name: one for key, values in tensors.items() for name, one in _of_states(key, values, s.delta)}
     for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
-        theirs = name_of(name, posts=s.norms[1] is not None or s.delta is not None)
+        theirs = name_of(name, posts=s.norms[1] is not None or s.delta is not None or s.sinks)
         if theirs == leave_out or (s.tied and theirs == "output.weight"):
             continue
         part = theirs.split(".")[-2]
         values = tensors[name].float() + (s.norm_offset if part.endswith("norm") and part != "ssm_norm" else 0)
         if family in ("llama", "granite", "smollm3") and part in heads:
             values = values.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(values.shape)
-        if part.endswith("_exps"):
+        if part.endswith("_exps") and not theirs.endswith(".scale"):
             stacks.setdefault(theirs, []).append(values.numpy())
         else:
             _add(writer, theirs, values.numpy(), kind if isinstance(kind, str) else kind(theirs))
-    for gate in [theirs for theirs in stacks if "ffn_gate_exps" in theirs and fused]:
+    for gate in [theirs for theirs in stacks if "ffn_gate_exps" in theirs and (fused or family == "gemma4")]:
         both = zip(stacks.pop(gate), stacks.pop(gate.replace("gate", "up")), strict=True)
         stacks[gate.replace("gate", "gate_up")] = [np.concatenate(pair) for pair in both]
     for theirs, experts in stacks.items():
@@ -129,7 +150,7 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
     values = np.ascontiguousarray(values)
-    if values.ndim < 2 or kind == "F32" or "ffn_gate_inp" in name or "conv1d" in name:
+    if values.ndim < 2 or name.endswith(".bias") or kind == "F32" or "ffn_gate_inp" in name or "conv1d" in name:
         writer.add_tensor(name, values)
     elif kind == "F16":
         writer.add_tensor(name, values.astype(np.float16))
@@ -159,6 +180,49 @@ def random_blocks(
     return Blocks(kind, torch.from_numpy(np.concatenate(chosen)[:count].reshape(outputs, -1)))
 
 
+def _latent(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
+    """Facts of latent attention and of its router."""
+    writer.add_feed_forward_length(s.intermediate_size)
+    writer.add_head_count_kv(1)
+    for name, size in (("key", s.head_dim), ("value", config.v_head_dim)):
+        getattr(writer, f"add_{name}_length_mla")(size)
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+
+
+def _of_latent(tensors: dict[str, torch.Tensor], s: Shape) -> dict[str, torch.Tensor]:
+    """Tensors with the matrices of keys and values apart, those of keys with rows and columns exchanged."""
+    made = {}
+    for name, tensor in tensors.items():
+        if "kv_b_proj" not in name or s.latent is None:
+            made[name] = tensor
+            continue
+        still = s.head_dim - s.latent.turned
+        keys, values = tensor.view(s.num_heads, -1, s.latent.rank).split([still, s.head_dim], 1)
+        made |= {name.replace("kv_b_proj", "k_b"): keys.transpose(1, 2), name.replace("kv_b_proj", "v_b"): values}
+    return made
+
+
+def _differing(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
+    """In what layers of Gemma 4 differ."""
+    sizes = [kind.sizes for kind in s.layers]
+    inner, heads = ([one[part] for one in sizes if one] for part in (2, 0))
+    writer.add_feed_forward_length(inner if len({*inner}) > 1 else inner[0])
+    writer.add_head_count_kv(heads if len({*heads}) > 1 else heads[0])
+    small = next(kind.sizes[1] for kind in s.layers if kind.sizes and kind.window)
+    writer.add_key_length_swa(small)
+    writer.add_value_length_swa(small)
+    writer.add_rope_dimension_count_swa(small)
+    writer.add_rope_freq_base_swa(float(config.rope_parameters["sliding_attention"]["rope_theta"]))
+
+
 def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
     """What only some families have."""
     if config.model_type == "granite":
@@ -166,6 +230,11 @@ def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "gemma4_text":
+        writer.add_sliding_window_pattern([kind.window is not None for kind in s.layers])
+        writer.add_shared_kv_layers(config.num_kv_shared_layers)
+        writer.add_embedding_length_per_layer_input(s.beside)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if config.model_type == "gemma3_text":
         # Published files do not say these: layers repeat every six, and the scale is that of the head.
         writer.add_sliding_window_pattern([kind.window is not None for kind in s.layers])
@@ -173,8 +242,8 @@ def _own_facts(writer: gguf.GGUFWriter, s: Shape, config: Any) -> None:
     if s.experts is not None:
         writer.add_expert_count(s.experts.count)
         writer.add_expert_used_count(s.experts.chosen)
-    if getattr(config, "moe_intermediate_size", None):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if s.experts is not None and config.model_type != "olmoe":
+        writer.add_expert_feed_forward_length(s.experts.size)
     if s.experts is not None and s.experts.shared:
         writer.add_expert_shared_feed_forward_length(s.experts.shared)
     if (d := s.delta) is not None:
@@ -236,6 +305,9 @@ def _positions(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> dict[str,
         writer.add_rope_scaling_attn_factors(ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[1])
         names = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
         return {name: np.array(rope[factor], np.float32) for name, factor in names.items()}
+    if kind == "proportional":
+        turned = int(rope["partial_rotary_factor"] * head_dim // 2)
+        return {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (head_dim // 2 - turned), np.float32)}
     return {"rope_freqs.weight": factors(config, rope["rope_theta"], head_dim)} if kind == "llama3" else {}
 
 

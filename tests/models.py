@@ -54,6 +54,17 @@ def _rope(kind: str, theta: float = 10000.0, **kw: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": theta, **kw}
 
 
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "final_logit_softcapping": 20.0,
+    "rope_parameters": {
+        "full_attention": _rope("proportional", 1e6, partial_rotary_factor=0.25),
+        "sliding_attention": _rope("default", 1e4),
+    },
+}
+
 # Each entry: name of the configuration class, and what differs from COMMON. The native decoder runs all of these.
 NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama1": ("LlamaConfig", {"num_key_value_heads": 4}),
@@ -99,6 +110,33 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 16,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        GEMMA4
+        | {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "granite": (
         "GraniteConfig",
         {
@@ -135,6 +173,37 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "glm-flash": (
+        "Glm4MoeLiteConfig",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        {
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "swiglu_limit": 1.5,
+            "rope_parameters": _rope(
+                "yarn", 150000.0, factor=4.0, original_max_position_embeddings=32, truncate=False
+            ),
+        },
+    ),
     "qwen3-next": (
         "Qwen3NextConfig",
         {

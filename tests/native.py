@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from paceline.core.segment import Segment
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.precision import quantised
-from paceline.formats.shape import as_checkpoint, weight_shapes
+from paceline.formats.shape import weight_shapes
 from paceline.target.decoder import Decoder
 from tests import models
 from tests.paths import DEVICE

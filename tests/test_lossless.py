@@ -95,7 +95,10 @@ def family_world(family):
 
 ALIKE = ("llama1", "llama2", "llama-linear", "vicuna", "qwen2-window", "qwen2-tied", "qwen3-bias")
 """Families whose parts others have, too; that their logits are transformers' own is in test_decoder.py."""
-EARLY = ("llama3", "mistral-window", "gemma3", "granite", "olmo2", "smollm3", "phi3", "qwen3-moe", *models.HYBRID)
+EARLY = (
+    "llama3", "mistral-window", "gemma3", "gemma4", "granite", "olmo2", "smollm3", "phi3", "qwen3-moe", "gpt-oss",
+    *models.HYBRID,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpLayer
 
-from paceline.formats.shape import as_checkpoint
+from paceline.formats.experts import as_checkpoint
 from tests import models
 from tests.draft.eagles import write
 

@@ -17,7 +17,8 @@ from paceline.draft.methods.kangaroo import Kangaroo, KangarooConfig, adapter_sh
 from paceline.engine.engine import Engine
 from paceline.errors import MethodError
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.formats.shape import Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape
 from paceline.target.hf import HFTarget
 from paceline.train.kangaroo import AdapterModule
 from paceline.train.saving import save_drafter

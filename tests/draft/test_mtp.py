@@ -82,6 +82,7 @@ FAMILIES = {
     "qwen3-next": {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "mlp_only_layers": []},
     "qwen3.5": {"tie_word_embeddings": False},
     "qwen3.5-moe": {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+    "glm-flash": {},
 }
 
 
@@ -173,7 +174,7 @@ def test_a_model_in_blocks_uses_the_head_of_the_folder_it_was_made_from(tmp_path
 
 @pytest.mark.parametrize(("family", "kind"), [
     ("llama3", "F32"), ("qwen3", "Q8_0"), ("qwen3-moe", "F32"), ("gemma3", "F32"), ("olmo2", "F32"),
-    ("qwen3.5", "F32"), ("qwen3.5-moe", "Q8_0"), ("qwen3-next", "F32"),
+    ("qwen3.5", "F32"), ("qwen3.5-moe", "Q8_0"), ("qwen3-next", "F32"), ("glm-flash", "F32"),
 ])  # fmt: skip
 def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path, family, kind):
     """llama.cpp's `nextn` tensors of the block after the model's own; the head is no part of the fingerprint."""
@@ -204,6 +205,21 @@ def test_a_model_in_a_gguf_file_drafts_with_the_head_in_it(tmp_path, family, kin
         assert sum(one.stats.draft_tokens for one in out) > 0
     assert "has no multi-token-prediction head" in refusal("", bare)
     assert "runs in transformers" in refusal(file, HFTarget(models.model("llama3")))
+
+
+def test_auto_takes_the_head_that_the_model_brings(tmp_path):
+    """And leaves it out for a model without one; then what its other drafters do is the same."""
+    folder = make(tmp_path / "model", "qwen")
+    target = load(folder, dtype="float32", device="cpu")
+    plain = [one.tokens for one in Engine(target).generate(PROMPTS, GREEDY)]
+    engine = Engine(target, "auto:mtp?|suffix", budget=False)
+    assert [part.name for part in engine.drafter.parts] == ["mtp", "suffix"]
+    assert [one.tokens for one in engine.generate(PROMPTS, GREEDY)] == plain
+    bare = load(models.make("qwen3", tmp_path / "bare"), dtype="float32", device="cpu")
+    assert (target.brings_head, bare.brings_head) == (True, False)
+    assert [part.name for part in Engine(bare, "auto:mtp?|suffix").drafter.parts] == ["suffix"]
+    with pytest.raises(PacelineError, match="has no multi-token-prediction head"):
+        Engine(bare, "auto:mtp|suffix")
 
 
 def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path):

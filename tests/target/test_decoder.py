@@ -134,7 +134,16 @@ def test_a_long_piece_of_a_prompt_is_attended_to_as_in_the_whole(family):
 
 SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}
 HEADS = {"head_dim": 8, "linear_key_head_dim": 3, "linear_value_head_dim": 5}
-KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL, "qwen3.5": SMALL | HEADS}
+SHARING = {
+    "layer_types": ["sliding_attention", *["full_attention"] * 2], "num_key_value_heads": 1, "global_head_dim": 8,
+    "num_kv_shared_layers": 1, "vocab_size_per_layer_input": 23,
+}  # fmt: skip
+FEW = {"num_local_experts": 3, "num_experts_per_tok": 2}
+KINDS = {
+    "llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL, "gemma3": SMALL, "qwen3.5": SMALL | HEADS,
+    "gpt-oss": SMALL | FEW,
+    "gemma4": SMALL | SHARING,
+}  # fmt: skip
 TOLERANCE = 1e-9
 
 
@@ -289,6 +298,8 @@ TestLlama = machine("llama2")
 TestMistralWindow = machine("mistral-window")
 TestQwen3 = machine("qwen3")
 TestGemma3 = machine("gemma3")  # layers with a window and layers without
+TestGptOss = machine("gpt-oss")  # scores without a value
+TestGemma4 = machine("gemma4")  # heads of two sizes, keys of another layer, vectors of tokens
 TestQwen35 = machine("qwen3.5")  # layers with a state and layers without
 
 

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
-from paceline.formats.gguf import GGUF, checkpoint_of, config_of, end_tokens, weights_of
+from paceline.formats.gguf import checkpoint_of, config_of, end_tokens, weights_of
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer
@@ -35,6 +36,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 PERIODIC = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 IN_FILES = {
     "gemma3": {"query_pre_attn_scalar": 32},
+    "gpt-oss": {"swiglu_limit": 7.0},
     "qwen3-next": PERIODIC | {"mlp_only_layers": []},
     "qwen3.5-moe": PERIODIC,
 }
@@ -220,6 +222,22 @@ def test_a_file_says_the_same_expanded_for_other_engines(family, tmp_path, monke
     with torch.no_grad():
         theirs = expanded(torch.tensor([TEXT]), use_cache=False).logits[0]
     torch.testing.assert_close(logits(load(file, dtype="float32")), theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_experts_in_mxfp4_are_multiplied_as_they_are(tmp_path):
+    folder = models.make("gpt-oss", tmp_path / "model", swiglu_limit=7.0)
+    path = write(folder, tmp_path / "m.gguf", lambda name: "MXFP4" if "_exps" in name else "F32")
+    made = load(path, dtype="auto-float32")
+    assert str(made.quantised).startswith("MXFP4 and F32")
+    assert not any("Q8_0" in note for note in made.notes)
+    assert off(logits(made), logits(dequantised(path))) < 0.05
+
+
+def test_answers_of_gpt_oss_do_not_end_with_their_first_part():
+    texts = ["a", "<|end|>", "<|return|>", "<|call|>", "<|tool_response>"]
+    facts = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": [1, 3, 3, 3, 4]}
+    assert end_tokens(facts) == {2, 3, 4}
+    assert end_tokens({name: values[:2] for name, values in facts.items()}) == {1}
 
 
 def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path):
@@ -547,4 +565,5 @@ def test_each_weight_is_given_back_when_it_is_packed(tiny, tmp_path, monkeypatch
     assert len(layers) == made.num_layers + 1  # the head is first
     assert {id(weight) for layer in layers for weight in layer} <= {id(weight) for weight in everything}
     blocks = {id(weight) for weight in everything if isinstance(weight, Blocks)}
-    assert blocks - {id(weight) for layer in layers for weight in layer} == {id(made._table)}  # It is only looked up.
+    looked_up = {id(made._table.weight)}
+    assert blocks - {id(weight) for layer in layers for weight in layer} == looked_up

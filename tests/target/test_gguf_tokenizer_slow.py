@@ -11,7 +11,7 @@ from tests import gguf_files, llama_cpp, models
 from tests.target.test_gguf_tokenizer import texts, trained
 from transformers import PreTrainedTokenizerFast
 
-from paceline.formats.gguf import GGUF
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.gguf_tokenizer import _SAME, RULES, tokenizer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

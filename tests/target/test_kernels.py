@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.segment import Segment
 from paceline.kernels import steps
-from paceline.kernels.ops import TorchOps
+from paceline.kernels.ops import GELU, SIGMOID, SILU, Activation, TorchOps
 from paceline.kernels.steps import FusedOps
 from paceline.target.cache import RaggedCache
 from paceline.target.layout import plan
@@ -52,13 +52,13 @@ def test_norm_and_addition(rows, width):
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (4, 30), (16, 64)])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_gate(rows, width, gelu):
+@pytest.mark.parametrize("activation", [SILU, GELU, SIGMOID, Activation(1.702, limit=2.5, shift=1.0)])
+def test_gate(rows, width, activation):
     fused, exact = both()
     gate_up = random(4, rows, 2 * width)
     gate_up[0, :4] = torch.tensor([0.0, -0.0, 300.0, -300.0])  # e**300 is not a float32
-    found, wanted = fused.gate(gate_up, gelu), exact.gate(gate_up.float(), gelu)
-    if gelu:  # far below 0, torch's tanh has rounded what is left of the gate to 0
+    found, wanted = fused.gate(gate_up, activation), exact.gate(gate_up.float(), activation)
+    if activation == GELU:  # far below 0, torch's tanh has rounded what is left of the gate to 0
         wanted = torch.where(gate_up[:, :width] < -4, found.float(), wanted)
         assert (found[gate_up[:, :width] < -4].abs() <= 1e-3 * gate_up[:, width:][gate_up[:, :width] < -4].abs()).all()
     assert near(found[:, 4:], wanted[:, 4:])

@@ -49,7 +49,7 @@ def logits(target):
 
 def test_a_native_model_imports_what_it_needs_alone_and_before_it_answers(good):
     parts = ("draft.text.suffix_array", "target.graphs", "target.hf", "kernels.integer", "formats.gguf",
-             "formats.gguf_tokenizer")  # fmt: skip
+             "formats.gguf_file", "formats.gguf_tokenizer")  # fmt: skip
     unneeded = [f"paceline.{part}" for part in parts]
     assert all(map(find_spec, unneeded))
     code = f"""
@@ -316,8 +316,13 @@ def quantise(folder):
 
 
 def by_layer(folder):
-    made = transformers.Gemma4TextConfig(num_hidden_layers=6, hidden_size=64, num_attention_heads=4, head_dim=16)
+    made = transformers.Gemma4TextConfig(num_hidden_layers=6, per_layer_config={0: {"intermediate_size": 8}})
     made.save_pretrained(folder)
+
+
+def small(kind, **changes):
+    """The configuration of another family."""
+    return lambda folder: models.config(kind, **changes).save_pretrained(folder)
 
 
 CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
@@ -368,7 +373,11 @@ CONFIGURATIONS = [
             ("longrope", "short_factor", "x"), ("longrope", "short_factor", [1.0] * 9),
         )
     ],
-    ([by_layer], ("config.json: layers of this gemma4_text differ in head_dim, and only",)),
+    ([by_layer], ("config.json: layers of this gemma4_text differ in intermediate_size, and only",)),
+    ([small("gemma4", num_kv_shared_layers=4)], ("num_kv_shared_layers is 4, and not every kind of them",)),
+    ([small("gemma4-moe", top_k_experts=9)], ("top_k_experts is 9, and there are 8 experts",)),
+    ([small("gemma4-moe", moe_intermediate_size=None)], ("enable_moe_block is set, and num_experts, top_k_experts",)),
+    ([small("glm-flash", n_group=3)], ("the best 2 of 3 groups of 8 experts cannot be chosen",)),
     ([config(model_type="mistral", per_layer_config={"1": {"num_key_value_heads": 1}})],
      ("config.json: layers of this mistral differ in num_key_value_heads, and only",)),
     ([config(num_key_value_heads=3)], ("num_attention_heads, 4, is no multiple of num_key_value_heads, 3",)),
@@ -506,3 +515,19 @@ def test_unknown_words(good, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("downloaded"))
     fails(lambda: load("acme/tiny-llama", dtype="int3"), "unknown dtype")
     fails(lambda: load("acme/tiny-llama", device="gpu"), "cannot be used")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+def test_of_a_gemma_4_with_images_the_text_part_is_run(family: str, tmp_path: Path) -> None:
+    text = models.make(family, tmp_path / "text")
+    weights = load_file(text / "model.safetensors")
+    inner = models.config(family)
+    whole = tmp_path / "whole"
+    transformers.Gemma4Config(text_config=inner.to_dict(), tie_word_embeddings=True).save_pretrained(whole)
+    named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    named |= {"model.vision_tower.patch_embedder.input_proj.weight": torch.zeros(2, 2)}
+    save_file(named, whole / "model.safetensors", {"format": "pt"})
+    for folder in (text, whole):
+        quantise_folder(folder, folder / "int8", "int8")
+    right, found = ([load(folder), load(folder / "int8")] for folder in (text, whole))
+    assert all(torch.equal(logits(one), logits(other)) for one, other in zip(right, found, strict=True))

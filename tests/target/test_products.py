@@ -15,6 +15,7 @@ from paceline.kernels import amx, integer, products
 from paceline.kernels.blocks import (
     ACTIVATIONS,
     KINDS,
+    MXFP4,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -90,7 +91,7 @@ class Way:
 WAYS = [
     *(Way(dtype) for dtype in (HALF, FULL)),
     *(Way(FULL, kind, integer.instruction_set()) for kind in KINDS.values()),
-    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K) for path in integer.instruction_sets()[1:]),
+    *(Way(FULL, kind, path) for kind in (Q4_1, Q6_K, MXFP4) for path in integer.instruction_sets()[1:]),
 ]
 
 

@@ -11,8 +11,9 @@ from tests.pairs import paired
 
 from paceline import kernels, processor
 from paceline.errors import ModelError, PacelineError
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.precision import exact_dtype, quantised, usual
-from paceline.formats.shape import as_checkpoint, weight_shapes
+from paceline.formats.shape import weight_shapes
 from paceline.kernels.blocks import Blocks
 from paceline.kernels.linear import BlockLinear, Linear
 from paceline.target.decoder import Decoder
@@ -37,7 +38,7 @@ def test_logits_are_those_of_the_dequantised_weights(family, word, monkeypatch):
     make = BlockLinear.__init__
     monkeypatch.setattr(BlockLinear, "__init__", lambda *args, keep, **how: make(*args, **how))  # all keep their blocks
     own, blocks, dense = decoders(family, word)
-    assert isinstance(blocks.layers[0].attention.qkv, BlockLinear)
+    assert isinstance(blocks.layers[0].attention.out, BlockLinear)
     product, products = Linear.__call__, []
 
     def compared(linear, x):
@@ -54,7 +55,7 @@ def test_logits_are_those_of_the_dequantised_weights(family, word, monkeypatch):
     monkeypatch.undo()
     most = 0.2 if own.recurrent else 0.08  # gates and states magnify it further
     if own.shape.experts is None:
-        assert {*products} == {*blocks_of(blocks), blocks.head}
+        assert {*products} == {one for one in blocks.products if isinstance(one, BlockLinear)}
         assert off(said, logits(dense)) < most
     else:  # where two experts are nearly as good, rounding decides, and that token's logits are quite others
         assert median(off(one, other) for one, other in zip(said, logits(dense), strict=True)) < most
@@ -72,6 +73,8 @@ def rounded_product(linear, x):
     rounded = (steps.round() * scale).flatten(-2)
     right = (rounded @ weight.double().T + (0 if linear.bias is None else linear.bias.double())) / linear.divisor
     apart = (open_.flatten(-2) + 1e-6 * rounded.abs()) @ weight.double().abs().T / abs(linear.divisor)
+    if linear.cap is not None:
+        right, apart = linear.cap * (right / linear.cap).tanh(), apart + 1e-6 * linear.cap
     return right, apart + 1e-6 * right.abs()
 
 
@@ -116,11 +119,6 @@ def test_blocks_in_float32_are_exact_by_default_on_every_processor(monkeypatch):
     assert (own.exact_is_free, blocks.exact_is_free) == (False, True)
 
 
-def blocks_of(target):
-    """The products of all layers that are in blocks."""
-    return [product for layer in target.layers for product in layer.products if isinstance(product, BlockLinear)]
-
-
 def test_what_is_read_is_what_blocks_hold():
     own, blocks, _ = decoders("qwen2", "int8")
     matrices = [size for name, size in weight_shapes(models.config("qwen2")).items() if len(size) == 2]
@@ -140,7 +138,7 @@ def test_an_embedding_that_is_the_head_too_has_its_blocks(family):
     own, blocks, dense = decoders(family, "int8")
     assert own.shape.tied == (family == "smollm")
     assert isinstance(blocks.head, BlockLinear)
-    assert (blocks.head.product.blocks[0] is blocks._table) == own.shape.tied
+    assert (blocks.head.product.blocks[0] is blocks._table.weight) == own.shape.tied
     tokens = torch.arange(own.vocab_size).flip(0)
     blocks.trim_head(torch.tensor([3, 300, 7]))  # which takes nothing from the embedding
     assert torch.equal(blocks.embedded(tokens), dense.embedded(tokens))

@@ -25,8 +25,7 @@ class Fallback(Drafter):
     def bind(self, target: Facts) -> None:
         """Bind every part. MethodError if two parts interrupt the forward at different layers."""
         super().bind(target)
-        for part in self.parts:
-            part.bind(target)
+        self.parts = tuple(part for part in self.parts if self._joins(part, target))
         for need in ("resume_layer", "callback_layer"):
             layers = {getattr(part.needs, need) for part in self.parts} - {None}
             if len(layers) > 1:
@@ -37,6 +36,11 @@ class Fallback(Drafter):
         self.times_rounds = any(part.times_rounds for part in self.parts)
         self.notes = [note for part in self.parts for note in part.notes]
         self.price_table = next((part.price_table for part in self.parts if part.price_table is not None), None)
+
+    def _joins(self, part: Drafter, target: Facts) -> bool:
+        """Bind a part. Returns whether it takes part in drafting."""
+        part.bind(target)
+        return True
 
     def informed(self, row: Request) -> Sequence[Drafter]:
         """The parts that hear of a row."""

@@ -34,6 +34,7 @@ class Recording:
     activations: int | None = None
     exact: bool = False
     folder: Path | None = None
+    brings_head: bool = False
     threads: None = None
     ends: None = None
     inside: None = None

@@ -6,6 +6,7 @@ line."""
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import transformers
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, printable, shortened
-from paceline.formats import shape
+from paceline.formats import rotary, shape
+from paceline.kernels.ops import SILU
 
 # The configuration ---------------------------------------------------------------------------------------------------
 
@@ -32,8 +34,11 @@ LIMITS: dict[str, tuple[float, bool, bool]] = {
         (1 << 26, WHOLE, NATIVE, "moe_intermediate_size shared_expert_intermediate_size"),
         (1 << 16, WHOLE, NATIVE, "decoder_sparse_step linear_num_key_heads linear_num_value_heads"),
         (1 << 16, WHOLE, NATIVE, "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"),
-        (1 << 12, WHOLE, NATIVE, "num_experts num_experts_per_tok"),
+        (1 << 16, WHOLE, NATIVE, "q_lora_rank kv_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim"),
+        (1 << 12, WHOLE, NATIVE, "num_experts num_experts_per_tok num_local_experts n_routed_experts top_k_experts"),
+        (1 << 12, WHOLE, NATIVE, "n_group topk_group n_shared_experts"),
         (1 << 24, REAL, NATIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier"),
+        (1 << 24, REAL, NATIVE, "final_logit_softcapping swiglu_alpha swiglu_limit routed_scaling_factor"),
         (1 << 24, REAL, NATIVE, "residual_multiplier logits_scaling original_max_position_embeddings"),
         (1, REAL, NATIVE, "partial_rotary_factor"),
     )
@@ -47,10 +52,10 @@ SHARED_HEADS = {"num_attention_heads": "num_key_value_heads", "linear_num_value_
 NOT_RUN = {
     "clip_qkv": "it clips queries, keys and values",
     "attn_logit_softcapping": "it caps attention scores",
-    "final_logit_softcapping": "it caps logits",
     "use_bidirectional_attention": "tokens see those after them",
 }
-"""Entries that the native decoder refuses unless they are absent, null or false, and what they do."""
+"""Entries that the native decoder refuses unless they are absent, null, false or IN_IMAGES, and what they do."""
+IN_IMAGES = "vision"
 
 
 def is_number(value: Any, is_whole: bool = True) -> bool:
@@ -78,14 +83,16 @@ def check_config(config: PretrainedConfig, file: Path | str) -> None:
     inner = config.get_text_config()
     if isinstance(inner, Mapping):
         raise ModelError(f"{file}: a {config.model_type} has no text_config, and here is one")
-    if getattr(inner, "is_heterogeneous", False):
-        own = sorted(getattr(getattr(inner, "_heterogeneity_spec", None), "per_layer_attributes", ()))
+    known, own = shape.OF_LAYERS.get(inner.model_type), getattr(inner, "per_layer_attributes", None)
+    if own is not None and not (known and own <= known):
+        what = " and ".join(sorted(own)) or "their entries"
         raise ModelError(
-            f"{file}: layers of this {inner.model_type} differ in {' and '.join(own) or 'their entries'}, and only "
+            f"{file}: layers of this {inner.model_type} differ in {what}, and only "
             "models whose layers are alike in this can be targets"
         )
     is_native = inner.model_type in shape.FAMILIES
-    check_limits(partial(getattr, inner), file, is_native)
+    for layer in shape.kinds_of_layers(inner):
+        check_limits(partial(getattr, layer), file, is_native)
     rope = getattr(inner, "rope_parameters", None) or {}
     if not isinstance(rope, Mapping):
         raise ModelError(f"{file}: rope_parameters is {short(rope)}; it must be an object")
@@ -98,13 +105,24 @@ def check_config(config: PretrainedConfig, file: Path | str) -> None:
 
 def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     """Why no decoder can follow a configuration, although its entries are within their limits."""
-    for heads, fewer in SHARED_HEADS.items():
-        count, shared = getattr(config, heads, None), getattr(config, fewer, None)
+    for layer, (heads, fewer) in product(shape.kinds_of_layers(config), SHARED_HEADS.items()):
+        count, shared = getattr(layer, heads, None), getattr(layer, fewer, None)
         if count and shared and count % shared:
             yield f"{heads}, {count}, is no multiple of {fewer}, {shared}"
-    experts, chosen = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
-    if experts and chosen and chosen > experts:
-        yield f"num_experts_per_tok is {chosen}, and there are {experts} experts"
+    experts = getattr(config, "num_experts", None) or getattr(config, "n_routed_experts", None)
+    for key in ("num_experts_per_tok", "top_k_experts"):
+        chosen = getattr(config, key, None)
+        if experts and chosen and chosen > experts:
+            yield f"{key} is {chosen}, and there are {experts} experts"
+    groups, best = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None) or 1
+    if experts and groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
+        yield f"the best {best} of {groups} groups of {experts} experts cannot be chosen"
+    kinds, shared = getattr(config, "layer_types", None) or [], getattr(config, "num_kv_shared_layers", None) or 0
+    if shared and {*kinds[:-shared]} != {*kinds}:
+        yield f"num_kv_shared_layers is {shared}, and not every kind of them has a layer before them"
+    needed = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    if getattr(config, "enable_moe_block", False) and not all(getattr(config, key, None) for key in needed):
+        yield f"enable_moe_block is set, and {', '.join(needed)} are not"
     rotated = getattr(config, "no_rope_layers", None)
     if rotated and len(rotated) != config.num_hidden_layers:
         yield f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
@@ -112,9 +130,11 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
         return
     for nested in {"", *(kind for kind in shape.ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
         try:
-            inverse, scale = shape.frequencies(config, 2, nested)
-            fits = float(inverse.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
-            why = "" if fits else "the shape.frequencies that it gives are no numbers above 0"
+            inverse, scale = rotary.frequencies(config, 2, nested)
+            kinds = map(shape.kind_of_rope, shape.ropes_of(config))
+            turning = inverse[inverse != 0] if "proportional" in kinds else inverse  # The others stand still.
+            fits = float(turning.min()) > 0 and float(inverse.max()) < inf and 0 < scale < inf
+            why = "" if fits else "the frequencies that it gives are no numbers above 0"
         except Exception as error:  # transformers may raise anything.
             why = printable(error)
         if why:
@@ -138,10 +158,16 @@ def _unsupported(config: PretrainedConfig) -> Iterator[str]:
             yield f"layers of kind {kind!r} are not one of {', '.join(known)}"
     if (activation := shape.activation_of(config)) not in shape.ACTIVATIONS:
         yield f"activation {activation!r} is not one of {', '.join(shape.ACTIVATIONS)}"
-    if shape.DELTA in known and shape.ACTIVATIONS[activation]:
+    if shape.DELTA in known and shape.ACTIVATIONS[activation] != SILU:
         yield f"its convolution is followed by {activation}, and SiLU is what runs here"
-    yield from (why for key, why in NOT_RUN.items() if getattr(config, key, None))
+    yield from (why for key, why in NOT_RUN.items() if getattr(config, key, None) not in (None, False, 0, IN_IMAGES))
     s = shape.Shape.of(config)
+    if s.latent is not None and config.v_head_dim != s.head_dim:
+        yield f"its values have {config.v_head_dim} numbers, and its keys {s.head_dim}"
+    if s.latent is not None and (s.head_dim - s.latent.turned) % 2:
+        yield f"{s.head_dim - s.latent.turned} numbers of a key do not rotate, which are no pairs"
+    if s.latent is not None and s.latent.query_rank is None and s.qkv_bias:
+        yield "its keys have biases, and its queries have none"
     if s.head_dim % 2 or s.rotary_dim % 2:
         yield f"it rotates {s.rotary_dim or s.head_dim} numbers of a head, which are no pairs"
 

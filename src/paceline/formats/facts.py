@@ -20,7 +20,7 @@ BEFORE_NORM = -1
 class Facts(Protocol):
     """The properties of a model that drafters know. The model may run in another engine.
 
-    quantised, activations, exact, folder, threads  as in `Target`; also None if the model runs elsewhere.
+    quantised, activations, exact, folder, brings_head, threads  as in `Target`; also None if the model runs elsewhere.
     ends    input embedding [V, H] and output head; None: there is no access to them.
     inside  the model's layers; None: there is no access to them."""
 
@@ -38,6 +38,7 @@ class Facts(Protocol):
     activations: int | None
     exact: bool
     folder: Path | None
+    brings_head: bool
 
     @property
     def threads(self) -> Any: ...

@@ -111,6 +111,13 @@ def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
     return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 
 
+def has_blocks_of_experts(config: PretrainedConfig) -> bool:
+    """Whether a folder's experts are in blocks of four bits, MXFP4, as OpenAI publishes them."""
+    method = getattr(config, "quantization_config", None)
+    given = method if isinstance(method, Mapping) else {}
+    return given.get("quant_method") == "mxfp4" and not quantisation(config)
+
+
 def untied(config: PretrainedConfig, tensors: Mapping[str, Any]) -> PretrainedConfig:
     """Clear `tie_word_embeddings` in a copy of `config` if the weights have a head that differs from the embedding. The
     head is then used, as in transformers and llama.cpp's converter.

@@ -1,18 +1,13 @@
-"""GGUF files: metadata by key, tensors by name, and models of the native decoder's families.
+"""Models of the native decoder's families in GGUF files. Matrices stay in the file's blocks, or are expanded.
 
-Tensors are mapped from disk. Matrices stay in the file's blocks, or are expanded to 16 or 32 bits. The first file's
-name opens a model in several files. Every fault is a ModelError of one line."""
+Every fault is a ModelError of one line."""
 
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import PretrainedConfig
@@ -21,202 +16,23 @@ from paceline.errors import ModelError, shortened
 from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.checks import check_config, check_limits, check_shapes, unsupported
 from paceline.formats.configurations import import_checks
-from paceline.formats.folder import fingerprint, refuse_pointer, sampling
+from paceline.formats.folder import fingerprint, sampling
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.place import one_line
-from paceline.formats.shape import ATTENTION, DELTA, SHARED_GATE, TILED, Delta, Shape, row_order, weight_shapes
-from paceline.kernels.blocks import (
-    Blocks,
-    Weights,
-    kind_of,
-    tensors_of,
-    within,
-)  # fmt: skip
-
-VERSIONS = (2, 3)
-DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""ggml's types of tensors that are not in blocks, by number."""
-
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TEXT, _ARRAY = 8, 9
-_DEEPEST = 4  # largest depth of arrays in arrays
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor's place: the bytes of its file, its ggml type, its shape [outputs, inputs], and its first byte."""
-
-    data: torch.Tensor
-    type: int
-    shape: tuple[int, ...]
-    begin: int
-
-
-# The package gguf has a reader, too, but it makes several arrays for each token: it takes 13 s for a vocabulary of
-# 150,000 tokens, this class 0.7 s. And it does not stop if a damaged file claims an array of 2**60 numbers.
-class GGUF:
-    """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), with all its parts.
-
-    metadata  the first file's metadata by key.
-    places    places of all tensors, by name.
-    family    the architecture; only in a damaged file it is no text."""
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.metadata, self.places = _read(self.path)
-        self.family: Any = self.metadata.get("general.architecture")
-        for other in self._other_parts():
-            self.places |= _read(other)[1]
-
-    def _other_parts(self) -> Iterator[Path]:
-        count = int(self.metadata.get("split.count", 1))
-        if count < 2:
-            return
-        match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", self.path.name)
-        if match is None or int(match[2]) != 1 or int(match[3]) != count:
-            raise ModelError(
-                f"{self.path} is a part of a model in {count} files: name the first, ...-00001-of-{count:05}.gguf"
-            )
-        for part in range(2, count + 1):
-            other = self.path.with_name(f"{match[1]}-{part:05}-of-{match[3]}{match[4]}")
-            if not other.exists():
-                raise ModelError(f"{self.path} is one of {count} files of a model; {other.name} is not in its folder")
-            yield other
-
-    def tensor(self, name: str) -> torch.Tensor | Blocks:
-        """Map a tensor, or a matrix in blocks. Matrices of experts are stacked. ModelError for an unknown type."""
-        place = self.places[name]
-        dtype, kind = DENSE.get(place.type), None
-        if dtype is not None:
-            row = place.shape[-1] * dtype.itemsize
-        else:
-            kind = kind_of(place.type)
-            if kind is None:
-                raise ModelError(
-                    f"{self.path}: {name} is of ggml's type {place.type}, which the package gguf cannot read: install "
-                    "a newer one, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
-                )
-            if len(place.shape) not in (2, 3) or place.shape[-1] % kind.inputs:
-                raise ModelError(
-                    f"{self.path}: {name} of {list(place.shape)} does not divide into blocks of {kind.name}"
-                )
-            row = place.shape[-1] // kind.inputs * kind.nbytes
-        size = prod(place.shape[:-1]) * row
-        data = place.data[place.begin : place.begin + size]
-        if len(data) < size:
-            raise ModelError(f"{self.path} is cut off: {name} ends {size - len(data)} bytes after its end")
-        if kind is not None:
-            return Blocks(kind, data.view(-1, row))
-        assert dtype is not None
-        aligned = data if place.begin % 8 == 0 else data.clone()
-        return aligned.view(dtype).view(place.shape)
-
-
-class _Cursor:
-    """Reads a file's bytes in order. Raises struct.error at its end."""
-
-    def __init__(self, data: memoryview):
-        self.data, self.at = data, 0
-
-    def number(self, code: str) -> Any:
-        """Read a number. code: its format in struct's notation."""
-        (value,) = struct.unpack_from("<" + code, self.data, self.at)
-        self.at += struct.calcsize("<" + code)
-        return value
-
-    def count(self, least: int = 1) -> int:
-        """Read how many items follow, each of at least `least` bytes. struct.error if the file is too short for
-        them."""
-        count = int(self.number("Q"))
-        if count * least > len(self.data) - self.at:
-            raise struct.error("longer than the file")
-        return count
-
-    def text(self) -> str:
-        """Read a length in bytes, then a text of this length."""
-        size = self.count()
-        self.at += size
-        return bytes(self.data[self.at - size : self.at]).decode("utf-8", "replace")
-
-    def texts(self) -> list[str]:
-        """Read their number, then the texts. A vocabulary has many, so this is `text` without calls."""
-        texts, data, size_at, most = list[str](), self.data, struct.Struct("<Q").unpack_from, len(self.data)
-        for _ in range(self.count(8)):
-            begin = self.at + 8
-            self.at = begin + size_at(data, self.at)[0]
-            if self.at > most:
-                raise struct.error("longer than the file")
-            texts.append(str(data[begin : self.at], "utf-8", "replace"))
-        return texts
-
-    def value(self, kind: int, depth: int = 0) -> Any:
-        """Read a value. kind: the number of its type."""
-        if kind == _TEXT:
-            return self.text()
-        if kind != _ARRAY:
-            return self.number(_NUMBERS[kind])
-        if depth == _DEEPEST:
-            raise ValueError("arrays in arrays")
-        inner = int(self.number("I"))
-        if inner == _TEXT:
-            return self.texts()
-        if inner in _NUMBERS:
-            code = np.dtype(_NUMBERS[inner]).newbyteorder("<")
-            count = self.count(code.itemsize)
-            self.at += count * code.itemsize
-            return np.frombuffer(self.data, code, count, self.at - count * code.itemsize).tolist()
-        return [self.value(inner, depth + 1) for _ in range(self.count())]
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
-    try:
-        with path.open("rb") as opened:
-            start = opened.read(4)
-        refuse_pointer(path)
-        if start != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file: it begins with {start!r}")
-        mapped = np.memmap(path, np.uint8, "c")
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-    cursor = _Cursor(memoryview(mapped))  # type: ignore[arg-type]
-    cursor.at = 4
-    try:
-        version = cursor.number("I")
-        if version not in VERSIONS:
-            known = " and ".join(map(str, VERSIONS))
-            raise ModelError(f"{path} is a GGUF of version {version}, and {known} are read: convert the model anew")
-        tensors, pairs = cursor.count(), cursor.count()
-        facts = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(pairs)}
-        entries = [_entry(cursor) for _ in range(tensors)]
-    except (struct.error, KeyError, ValueError) as error:
-        raise ModelError(f"{path} is cut off or damaged ({error}): copy or download it again") from None
-    step = facts.get("general.alignment", 32)
-    if not isinstance(step, int) or step < 1:
-        raise ModelError(f"{path}: general.alignment is {step}; it must be a whole number above 0")
-    begin, data = -(-cursor.at // step) * step, torch.from_numpy(mapped)
-    return facts, {name: Place(data, kind, shape, begin + at) for name, kind, shape, at in entries}
-
-
-def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
-    """Read a tensor's name, type, shape and offset."""
-    name, dims = cursor.text(), cursor.number("I")
-    if not 1 <= dims <= 4:
-        raise ValueError(f"{shortened(name)} has {dims} dimensions")
-    shape = tuple(int(cursor.number("Q")) for _ in range(dims))[::-1]
-    if prod(shape) > 1 << 48:
-        raise ValueError(f"{shortened(name)} has the shape {list(shape)}")
-    return name, int(cursor.number("I")), shape, int(cursor.number("Q"))
-
-
-# Models ---------------------------------------------------------------------------------------------------------------
+from paceline.formats.rotary import row_order
+from paceline.formats.shape import ATTENTION, DELTA, SHARED_GATE, TILED, Delta, Shape, weight_shapes
+from paceline.kernels.blocks import Blocks, Weights, tensors_of, within
 
 FAMILIES = {
     "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma3": "Gemma3TextConfig",
+    "gemma4": "Gemma4TextConfig",
     "granite": "GraniteConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
-    "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig",
+    "qwen3moe": "Qwen3MoeConfig", "olmoe": "OlmoeConfig", "gpt-oss": "GptOssConfig",
+    "deepseek2": "Glm4MoeLiteConfig",
     "qwen35": "Qwen3_5TextConfig", "qwen35moe": "Qwen3_5MoeTextConfig", "qwen3next": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
 """transformers' configurations by general.architecture. Mistral is "llama", too. A Qwen 3 Next in a file is a Qwen 3.5,
-because its file has apart what its folder joins."""
+because its file has apart what its folder joins. Of deepseek2, those files are run that a GLM 4.7 Flash can be."""
 _TILED = ("qwen35", "qwen35moe")
 """Architectures whose files order value heads as `Delta.tiled` says."""
 _PAIRED = ("llama", "granite", "smollm3")
@@ -240,7 +56,27 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
         "logits_scaling": ("logit_scale", 1.0),
     },
     "qwen3moe": _EXPERTS | {"moe_intermediate_size": ("expert_feed_forward_length", None)},
-    "olmoe": _EXPERTS,
+    **dict.fromkeys(("olmoe", "gpt-oss"), _EXPERTS),
+    "gemma4": {
+        "num_experts": ("expert_count", 0),
+        "top_k_experts": ("expert_used_count", 0),
+        "moe_intermediate_size": ("expert_feed_forward_length", 0),
+        "num_kv_shared_layers": ("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": ("embedding_length_per_layer_input", 0),
+    },
+    "deepseek2": {
+        "q_lora_rank": ("attention.q_lora_rank", 0),
+        "kv_lora_rank": ("attention.kv_lora_rank", None),
+        "qk_rope_head_dim": ("rope.dimension_count", None),
+        "n_routed_experts": ("expert_count", None),
+        "num_experts_per_tok": ("expert_used_count", None),
+        "n_shared_experts": ("expert_shared_count", None),
+        "moe_intermediate_size": ("expert_feed_forward_length", None),
+        "routed_scaling_factor": ("expert_weights_scale", 1.0),
+        "norm_topk_prob": ("expert_weights_norm", False),
+        "n_group": ("expert_group_count", 1),
+        "topk_group": ("expert_group_used_count", 1),
+    },
     "qwen35": _DELTA,
     **dict.fromkeys(("qwen35moe", "qwen3next"), _DELTA | _EXPERTS | _SHARED),
 }
@@ -261,12 +97,16 @@ _NOT_RUN = {
 """Metadata that the decoder cannot follow, with the values that have no effect; other values are refused."""
 _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 """Keys of rope.scaling with the values that have no effect; other values are refused."""
+_SIGMOID = 2  # expert_gating_func of scores that are sigmoids
 CONTROL = 3  # type of tokens without text
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-    "<|return|>",
+    "<turn|>",
 })  # fmt: skip
-"""Texts of control tokens that end an answer, as in llama.cpp."""
+_ASKS = "<|tool_response>"  # ends an answer of Gemma 4 that calls a tool, though files do not call it a control token
+_HARMONY = frozenset({"<|return|>", "<|call|>", "<|endoftext|>"})
+"""Texts of control tokens that end an answer, as in llama.cpp. In a vocabulary with <|return|>, <|end|> ends a part of
+an answer."""
 
 
 def checkpoint_of(file: GGUF) -> Checkpoint:
@@ -288,11 +128,13 @@ def sampling_of(file: GGUF) -> dict[str, float]:
 
 
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
-    """Tokens that end an answer: the end tokens in the metadata, and control tokens with a text of _ENDS."""
+    """Tokens that end an answer: the end tokens in the metadata, and control tokens with certain texts."""
     facts = within(facts, "tokenizer.ggml.")
     named = {facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")}
     tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
-    known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in _ENDS}
+    texts = _HARMONY if "<|return|>" in tokens else _ENDS
+    kinds = enumerate(zip(tokens, types, strict=False))
+    known = {i for i, (text, kind) in kinds if (kind == CONTROL and text in texts) or text == _ASKS}
     return {i for i in named if isinstance(i, int)} | known
 
 
@@ -308,7 +150,12 @@ def config_of(file: GGUF) -> PretrainedConfig:
             f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
         )
     facts = within(file.metadata, f"{family}.")
-    if facts.get("expert_count") and "num_experts" not in _OWN_KEYS.get(family, {}):
+    if family == "gemma4":
+        facts = _of_first_layer(facts)
+    elif family == "deepseek2":
+        facts = _of_latent(file, facts)
+    experts = {theirs for theirs, _ in _OWN_KEYS.get(family, {}).values()}
+    if facts.get("expert_count") and "expert_count" not in experts:
         raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
 
     if odd := [f"{key} {facts[key]}" for key, value in _NOT_RUN.items() if facts.get(key, value) != value]:
@@ -331,7 +178,9 @@ def config_of(file: GGUF) -> PretrainedConfig:
     heads, size = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", size // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
-        partly = key == "rope.dimension_count" and (family == "phi3" or "ssm.group_count" in facts)
+        partly = key == "rope.dimension_count" and (
+            family in ("phi3", "deepseek2") or "ssm.group_count" in facts
+        )
         if number(key, head_dim) != head_dim and not partly:
             raise ModelError(
                 f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
@@ -365,12 +214,18 @@ def config_of(file: GGUF) -> PretrainedConfig:
     check_limits(values.get, file.path, is_native=False)
     if (layers := values["num_hidden_layers"]) > len(file.places):
         raise ModelError(f"{file.path} says that it has {layers} layers, and it has {len(file.places)} tensors")
-    if family == "qwen3moe":
+    if family == "gpt-oss":
+        values["rope_parameters"] |= {"truncate": False}  # Its files cannot say this.
+    elif family == "qwen3moe":
         values["norm_topk_prob"] = True
     elif family == "granite":
         values["attention_multiplier"] = values["attention_multiplier"] or head_dim**-0.5
     elif family == "gemma3":
         values |= _gemma3(facts, number, values)
+    elif family == "gemma4":
+        values |= _gemma4(file, facts, number, values)
+    elif family == "deepseek2":
+        values |= _latent(facts, number, values)
     elif _OWN_KEYS.get(family, {}).keys() >= _DELTA.keys():
         values |= _hybrid(facts, number, values) | {TILED: family in _TILED}
         values["rope_parameters"] |= {"partial_rotary_factor": number("rope.dimension_count", head_dim) / head_dim}
@@ -428,6 +283,77 @@ def _gemma3(facts: Mapping[str, Any], number: Callable[..., Any], values: Mappin
     }
 
 
+def _of_first_layer(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A Gemma 4's facts, with those of layers with a window where layers differ; the others by keys that end in
+    "_all"."""
+    made = {**facts}
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        made[key], made[f"{key}_all"] = facts.get(f"{key}_swa", facts.get(key)), facts.get(key)
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        found = facts.get(key)
+        if isinstance(found, list) and found:
+            made[key], made[f"{key}_all"] = found[0], found[-1]
+    return made
+
+
+def _gemma4(
+    file: GGUF, facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The entries in which a Gemma 4's layers differ, and those of tokens' vectors and of experts."""
+    slides, kept = facts.get("attention.sliding_window_pattern"), values["num_hidden_layers"]
+    if not isinstance(slides, list):
+        raise ModelError(f"{file.path} does not say which layers have a window: it was not made for llama.cpp")
+    factors = file.tensor(FREQUENCIES) if FREQUENCIES in file.places else torch.ones(1)
+    if not isinstance(factors, torch.Tensor):
+        raise ModelError(f"{file.path}: {FREQUENCIES} is in blocks; it should be numbers")
+    turned = float((factors < 2).float().mean())  # Files give what does not turn a factor of 1e30.
+    full = {"rope_type": "proportional", "partial_rotary_factor": turned} | {
+        "rope_theta": values["rope_parameters"]["rope_theta"]
+    }
+    local = {"rope_type": "default", "rope_theta": float(number("rope.freq_base_swa", 10000.0))}
+    own = range(kept - values["num_kv_shared_layers"])
+    inner, last = values["intermediate_size"], number("feed_forward_length_all", values["intermediate_size"])
+    table = file.places.get("per_layer_token_embd.weight")
+    return {
+        "layer_types": [ATTENTION[bool(one)] for one in slides[:kept]],
+        "rope_parameters": dict(zip(ATTENTION, (full, local), strict=True)),
+        "global_head_dim": number("attention.key_length_all", values["head_dim"]),
+        "num_global_key_value_heads": number("attention.head_count_kv_all", values["num_key_value_heads"]),
+        "attention_k_eq_v": any(f"blk.{n}.attn_v.weight" not in file.places for n in own),
+        "use_double_wide_mlp": last == 2 * inner,
+        "vocab_size_per_layer_input": table.shape[0] if table else values["vocab_size"],
+        "final_logit_softcapping": facts.get("final_logit_softcapping"),
+        "enable_moe_block": values["num_experts"] > 0,
+    } | {key: values[key] or None for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
+
+
+def _of_latent(file: GGUF, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of latent attention, with the sizes of a head's keys and values before they were made latent. ModelError
+    for a file that is no GLM 4.7 Flash."""
+    if "attention.key_length_mla" not in facts:
+        raise ModelError(f"{file.path} has no attention.key_length_mla: it is of an old converter; convert it anew")
+    scored = any(name.endswith(".exp_probs_b.bias") for name in file.places)  # Early files do not say the function.
+    plain = facts.get("rope.scaling.type", "none") == "none"
+    if not (scored and plain and facts.get("expert_gating_func", _SIGMOID) == _SIGMOID):
+        raise ModelError(f"{file.path} is a DeepSeek; of deepseek2, GLM 4.7 Flash is run")
+    lengths = {f"attention.{part}_length": facts.get(f"attention.{part}_length_mla") for part in ("key", "value")}
+    return {**facts, **lengths}
+
+
+def _latent(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    layers, dense = values["num_hidden_layers"], number("leading_dense_block_count", 0)
+    return {
+        "num_key_value_heads": values["num_attention_heads"],
+        "q_lora_rank": values["q_lora_rank"] or None,
+        "head_dim": values["qk_rope_head_dim"],
+        "qk_nope_head_dim": values["head_dim"] - values["qk_rope_head_dim"],
+        "v_head_dim": number("attention.value_length"),
+        "norm_topk_prob": bool(values["norm_topk_prob"]),
+        "mlp_layer_types": ["dense" if n < dense else "sparse" for n in range(layers)],
+        "rope_interleave": True,
+    }
+
+
 def _hybrid(facts: Mapping[str, Any], number: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The width of value heads, and which layers have a state: those of a list, or all but every fourth or so."""
     states, layers = facts.get("attention.recurrent_layers"), values["num_hidden_layers"]
@@ -449,7 +375,7 @@ def _longrope(file: GGUF, scale: float | None) -> dict[str, Any]:
 
 def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     """Llama 3's inverse frequencies, which are the usual ones divided by the file's factors; None without factors."""
-    if FREQUENCIES not in file.places:
+    if FREQUENCIES not in file.places or file.family == "gemma4":
         return None
     factors, size = file.tensor(FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
@@ -466,7 +392,9 @@ def weights_of(file: GGUF, config: PretrainedConfig) -> Weights:
     """Map the tensors that the native decoder reads, by their names in a checkpoint."""
     s = Shape.of(config)
     weights, used = tensors_in(file, s, weight_shapes(config))
-    known = {*used, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
+    shared = [n for n, kind in enumerate(s.layers) if kind.source is not None]
+    unread = {f"blk.{n}.attn_{part}.weight" for n in shared for part in ("k", "v", "k_norm")}
+    known = {*used, *unread, FREQUENCIES, *(_FACTORS if file.family == "phi3" else ())}
     heads = int(file.metadata.get(f"{file.family}.nextn_predict_layers") or 0)
     starts = tuple(f"blk.{s.num_layers + n}." for n in range(heads))  # heads of multi-token prediction
     if others := sorted(name for name in file.places.keys() - known if not name.startswith(starts)):
@@ -482,14 +410,20 @@ def tensors_in(file: GGUF, s: Shape, shapes: Mapping[str, tuple[int, ...]]) -> t
     file. ModelError if a tensor is missing or has another shape."""
     weights = Weights()
     heads = {"q_proj": s.num_heads, "k_proj": s.num_kv_heads} if file.family in _PAIRED else {}
-    stored = {name: _stored(file, s, name, shape) for name, shape in shapes.items()}
-    wanted = {one.name: one.shape for one in stored.values()}
+    parts = {name: _parts_of_latent(s, name) for name in shapes if ".kv_b_proj." in name}
+    stored = {name: _stored(file, s, name, shape) for name, shape in shapes.items() if name not in parts}
+    wanted = {one.name: one.shape for one in (*stored.values(), *(part for two in parts.values() for part in two))}
     found = {name: place.shape for name, place in file.places.items()}
     check_shapes(file.path, wanted, found, s.num_layers, "metadata")
+    for name, (keys, values) in parts.items():
+        key, value = (_dense(file.tensor(part.name)).view(part.shape) for part in (keys, values))
+        weights[name] = torch.cat([key.transpose(1, 2), value], 1).flatten(0, 1)
     for name, shape in shapes.items():
+        if name in parts:
+            continue
         tensor = file.tensor(stored[name].name)
         if (own := stored[name].rows) is not None:
-            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, shape[-1])[own]
+            tensor = tensor.rows(own) if isinstance(tensor, Blocks) else tensor.reshape(-1, *shape[1:])[own]
         part = name.split(".")[-2]
         if part in heads:
             tensor = unpermuted(tensor, heads[part])
@@ -512,13 +446,28 @@ class _Stored:
     rows: torch.Tensor | slice | None = None
 
 
+def _dense(tensor: torch.Tensor | Blocks) -> torch.Tensor:
+    return tensor.float() if isinstance(tensor, torch.Tensor) else tensor.dense()
+
+
+def _parts_of_latent(s: Shape, name: str) -> tuple[_Stored, _Stored]:
+    """Where a file has the two parts of a matrix that makes keys and values of latent vectors. The first is stored
+    with rows and columns exchanged."""
+    assert s.latent is not None
+    layer, still = name.split(".")[2], s.head_dim - s.latent.turned
+    keys = _Stored(f"blk.{layer}.attn_k_b.weight", (s.num_heads, s.latent.rank, still))
+    return keys, _Stored(f"blk.{layer}.attn_v_b.weight", (s.num_heads, s.head_dim, s.latent.rank))
+
+
 def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
     theirs = tensor_name(file.family, name) or name
-    if (expert := re.search(r"\.experts\.(\d+)\.(\w+)_proj\.", name)) and s.experts is not None:
-        number, joined = int(expert[1]), theirs.replace(f"ffn_{expert[2]}_exps", "ffn_gate_up_exps")
-        parts = ("gate", "up") if joined in file.places and expert[2] != "down" else (expert[2],)
-        first = (number * len(parts) + parts.index(expert[2])) * shape[0]
-        rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], shape[1])
+    if (expert := re.search(r"(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj(\..*)", name)) and s.experts is not None:
+        layer, part, end = expert[1], expert[3], expert[4]
+        number, joined = int(expert[2]), f"blk.{layer}.ffn_gate_up_exps{end}"
+        theirs = f"blk.{layer}.ffn_{part}_exps{end}"
+        parts = ("gate", "up") if joined in file.places and part != "down" else (part,)
+        first = (number * len(parts) + parts.index(part)) * shape[0]
+        rows, stack = slice(first, first + shape[0]), (s.experts.count, len(parts) * shape[0], *shape[1:])
         return _Stored(joined if parts[1:] else theirs, stack, rows)
     if file.family == "qwen3next" and (decays := re.search(r"(.*)\.in_proj_([ba])\.weight", name)):
         assert s.delta is not None
@@ -531,13 +480,24 @@ def _stored(file: GGUF, s: Shape, name: str, shape: tuple[int, ...]) -> _Stored:
     return _Stored(theirs, (shape[0], *shape[2:]) if len(shape) == 3 else shape)
 
 
+_SUFFIXED = {
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias", "self_attn.sinks": "self_attn.sinks.weight",
+    "layer_scalar": "layer_scalar.weight", "e_score_correction_bias": "e_score_correction.bias",
+    "mlp.gate.per_expert_scale": "mlp.experts.down_proj.scale",
+}  # fmt: skip
+"""Names of vectors that have another suffix in files."""
+_SUFFIXES = (".weight", ".bias", ".scale")
+
+
 def tensor_name(architecture: str, name: str) -> str | None:
     """GGUF's name for a checkpoint's tensor; None if the architecture lacks it. Experts' matrices share a tensor."""
-    name = re.sub(r"\.experts\.\d+\.", ".experts.", name).replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    for ours, theirs in _SUFFIXED.items():
+        name = name.replace(ours, theirs)
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is None:
-        return _names(architecture).get_name(name, (".weight", ".bias"))
-    first = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", (".weight", ".bias"))
+        return _names(architecture).get_name(name, _SUFFIXES)
+    first = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", _SUFFIXES)
     return first and first.replace("blk.0.", f"blk.{layer[1]}.", 1)
 
 

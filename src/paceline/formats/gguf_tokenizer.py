@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
-from paceline.formats.gguf import CONTROL, GGUF
+from paceline.formats.gguf import CONTROL
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.place import one_line
 from paceline.formats.tokenizer import Tokenizer, vocabulary
 from paceline.kernels.blocks import within
@@ -55,6 +56,7 @@ _WHOLE_FIRST = ("llama-bpe", "tekken")
 _NORMAL_FORM = ("qwen2", "qwen35")  # rules that first compose characters (NFC)
 _SAME = {
     "deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "dbrx",
+    "glm4": "dbrx", "chatglm-bpe": "dbrx",
     "refact": "smollm", "starcoder": "smollm",
 }  # fmt: skip
 """Other names of rules."""
@@ -64,11 +66,11 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
     """Rebuild the tokenizer in `file`. ModelError if that cannot be done exactly."""
     facts = _facts(file)
     kind = facts.get("model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise _refused(
-            file, f"is of kind {shortened(repr(kind))}, and llama (SentencePiece) and gpt2 (bytes) are known"
+            file, f"is of kind {shortened(repr(kind))}, and llama (SentencePiece), gpt2 (bytes) and gemma4 are known"
         )
-    for key in ("tokens", "token_type", "merges" if kind == "gpt2" else "scores"):
+    for key in ("tokens", "token_type", "scores" if kind == "llama" else "merges"):
         if not isinstance(facts.get(key), list):
             raise _refused(file, f"has no {key}")
     if kind == "gpt2" and facts.get("pre") not in RULES:
@@ -128,8 +130,7 @@ def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
 def _bytes(facts: Mapping[str, Any]) -> Backend:
     """Make a byte-level BPE tokenizer."""
     pre, ids = facts["pre"], _ids(facts)
-    merges = [tuple(merge.split(" ", 1)) for merge in facts["merges"]]
-    backend = Backend(models.BPE(ids, merges, ignore_merges=pre in _WHOLE_FIRST))
+    backend = Backend(models.BPE(ids, _pairs(facts), ignore_merges=pre in _WHOLE_FIRST))
     if pre in _NORMAL_FORM:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = RULES[pre]
@@ -138,11 +139,12 @@ def _bytes(facts: Mapping[str, Any]) -> Backend:
 
 
 def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
-    """Make SentencePiece's BPE, which always merges the neighbours whose joined piece scores best. Unknown characters
-    become bytes."""
-    ids, scores = _ids(facts), facts["scores"]
+    """Make SentencePiece's BPE, which always merges the neighbours whose joined piece scores best, in a
+    Gemma 4 by the order of its merges. Unknown characters become bytes."""
+    ids = _ids(facts)
+    merges = _pairs(facts) if facts.get("model") == "gemma4" else _merges(ids, facts["scores"])
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
-    backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = Backend(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces: list[Any] = [normalizers.Replace(" ", "▁")]
     if facts.get("add_space_prefix", True):
         spaces.insert(0, normalizers.Prepend("▁"))
@@ -156,6 +158,10 @@ def _ids(facts: Mapping[str, Any]) -> dict[str, int]:
     """Ids by token, without unused tokens."""
     types = facts.get("token_type") or []
     return {token: i for i, token in enumerate(facts["tokens"]) if i >= len(types) or types[i] != UNUSED}
+
+
+def _pairs(facts: Mapping[str, Any]) -> list[Any]:
+    return [tuple(merge.split(" ", 1)) for merge in facts["merges"]]
 
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

@@ -57,7 +57,8 @@ class Task(NamedTuple):
     """The task of `attend_paths`.
 
     next                   number of the next piece of work. number: index of the layer.
-    queries, out, forward  addresses of the tensors, and of a `Forward`. window: as in `attend_paths`."""
+    queries, out, forward  addresses of the tensors, and of a `Forward`. window: as in `attend_paths`.
+    sinks                  address of float32 [heads], or 0."""
 
     next: int
     kv_heads: int
@@ -69,23 +70,26 @@ class Task(NamedTuple):
     out: int
     forward: int
     window: int
+    sinks: int
 
 
 TASK = record(Task)
 
 
 def attend_paths(
-    queries: torch.Tensor, scores: int, places: Places, layer: int, out: torch.Tensor, window: int | None
-) -> None:
+    queries: torch.Tensor, kv_heads: int, scores: int, places: Places, layer: int, out: torch.Tensor,
+    window: int | None, sinks: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Write the attention of packed queries [N, heads, head_dim] along their paths to `out`, [N, heads * head_dim].
 
-    scores  number of scores of a query head, without a window.
-    window  largest number of tokens that a node sees, itself included; None: its whole path."""
+    scores  number of scores of a query head, without a window. kv_heads: number of key heads.
+    window  largest number of tokens that a node sees, itself included; None: its whole path.
+    sinks   float32 [heads]: a score that takes part in the softmax, and has no value; None: there is none."""
     queries = queries.contiguous()
     nodes, heads, dim = queries.shape
-    kv_heads, forward = places.kv_heads, places.header.buffer_info()[0]
-    sizes = kv_heads, heads // kv_heads, dim, nodes, layer
-    task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62))
+    forward = places.header.buffer_info()[0]
+    sizes, sinks_at = (kv_heads, heads // kv_heads, dim, nodes, layer), 0 if sinks is None else sinks.data_ptr()
+    task = array("q", Task(0, *sizes, queries.data_ptr(), out.data_ptr(), forward, window or 1 << 62, sinks_at))
     # A recorded forward will be run again with longer contexts, and there sharing costs little.
     few = scores * heads < WORTH_SHARING and not is_recording()
     on_threads(_ATTENTION[queries.dtype], task, 1 if few else torch.get_num_threads())
@@ -315,14 +319,18 @@ def _numbers(at, count):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _copy(states, places, count, dim, size, itemsize, to):  # type: ignore[no-untyped-def]
-    """Copy `count` states of `dim` numbers to lines of `size` numbers, whose padding becomes 0."""
-    dim, size, where = dim * itemsize // 2, size * itemsize // 2, _numbers(places, count)
+def _copy(states, row, further, places, count, dim, size, itemsize, to):  # type: ignore[no-untyped-def]
+    """Copy `count` states of `dim` numbers to lines of `size` numbers, whose padding becomes 0.
+
+    row  numbers of a state at a place. further: bytes from there to its next `row` numbers."""
+    halves, size, where = itemsize // 2, size * itemsize // 2, _numbers(places, count)
+    row, dim = row * halves, dim * halves
     copied = carray(address(to), (BLOCK * size,), np.uint16)
     for i in range(count):
-        one = carray(address(states + 2 * dim * where[i]), (dim,), np.uint16)
-        for d in range(dim):
-            copied[i * size + d] = one[d]
+        for begin in range(0, dim, row):
+            one = carray(address(states + begin // row * further + 2 * row * where[i]), (row,), np.uint16)
+            for d in range(row):
+                copied[i * size + begin + d] = one[d]
         for d in range(dim, size):
             copied[i * size + d] = 0
 
@@ -382,6 +390,7 @@ def _add_block(kind, keys, values, size, shared, row, last, m):  # type: ignore[
 
 @njit
 def _clear(rows, size, state, sums):  # type: ignore[no-untyped-def]
+    """Set state and sums to those of no keys."""
     states, totals = _floats(state, 2 * rows), _floats(sums, rows * size)
     for row in range(rows):
         states[2 * row], states[2 * row + 1] = -np.inf, 0
@@ -390,10 +399,10 @@ def _clear(rows, size, state, sums):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _add_part(kind, begin, end, tile, window, ends, paths, keys, values, dim, size, shared, m):  # type: ignore[no-untyped-def]
+def _add_part(kind, begin, end, tile, window, ends, paths, keys, values, row, further, dim, size, shared, m):  # type: ignore[no-untyped-def]
     """Set state and sums of a tile's queries to those of the positions `begin`, a multiple of BLOCK, to `end` - 1.
 
-    keys, values  [capacity, dim], of the tile's slot and a key head."""
+    keys, values  of the tile's slot and a key head. row, further: as in `_copy`."""
     first, rows, line = tile.first, tile.nodes * shared, dim * kind.itemsize
     places, seen = _numbers(m.places, BLOCK), _numbers(m.seen, 2 * tile.nodes)
     _clear(rows, size, m.state, m.sums)
@@ -403,15 +412,16 @@ def _add_part(kind, begin, end, tile, window, ends, paths, keys, values, dim, si
             seen[2 * node] = max(ends[first + node] - window - base, 0)
             seen[2 * node + 1] = min(ends[first + node] - base, length)
         block_keys, block_values = keys + base * line, values + base * line
-        if base + 2 * BLOCK <= min(end, tile.limit):
+        is_whole = size == row
+        if is_whole and base + 2 * BLOCK <= min(end, tile.limit):
             prefetch(kind, block_keys + BLOCK * line, BLOCK * line)
             prefetch(kind, block_values + BLOCK * line, BLOCK * line)
-        if length < BLOCK or size != dim:
+        if length < BLOCK or not is_whole:
             for i in range(length):
                 places[i] = base + i
             block_keys, block_values = m.keys, m.values
-            _copy(keys, m.places, length, dim, size, kind.itemsize, m.keys)
-            _copy(values, m.places, length, dim, size, kind.itemsize, m.values)
+            _copy(keys, row, further, m.places, length, dim, size, kind.itemsize, m.keys)
+            _copy(values, row, further, m.places, length, dim, size, kind.itemsize, m.values)
         _add_block(kind, block_keys, block_values, size, shared, np.int64(0), rows, m)
     for node in range(tile.nodes):
         last = ends[first + node]
@@ -421,9 +431,19 @@ def _add_part(kind, begin, end, tile, window, ends, paths, keys, values, dim, si
             for i in range(length):
                 places[i] = paths[node * tile.stride + base - tile.limit + i]
             seen[2 * node], seen[2 * node + 1] = max(last - window - base, 0), length
-            _copy(keys, m.places, length, dim, size, kind.itemsize, m.keys)
-            _copy(values, m.places, length, dim, size, kind.itemsize, m.values)
+            _copy(keys, row, further, m.places, length, dim, size, kind.itemsize, m.keys)
+            _copy(values, row, further, m.places, length, dim, size, kind.itemsize, m.values)
             _add_block(kind, m.keys, m.values, size, shared, node * shared, (node + 1) * shared, m)
+
+
+@njit
+def _begin(rows, size, shared, sinks, m):  # type: ignore[no-untyped-def]
+    """Set the state and sums of all parts to those of no keys. sinks: address of a key head's sinks [shared], or 0."""
+    _clear(rows, size, m.all_state, m.all_sums)
+    if sinks != 0:
+        state, scores = _floats(m.all_state, 2 * rows), _floats(sinks, shared)
+        for row in range(rows):
+            state[2 * row], state[2 * row + 1] = scores[row % shared], 1
 
 
 @njit
@@ -445,7 +465,7 @@ def _join(rows, size, state, sums, m):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _is_last(header, which, part, size, rows, most, m):  # type: ignore[no-untyped-def]
+def _is_last(header, which, part, size, rows, most, shared, sinks, m):  # type: ignore[no-untyped-def]
     """Keep a part of key head `which` for the thread that does its last part; join all parts if this is that thread.
 
     most  largest number of rows of a key head."""
@@ -461,7 +481,7 @@ def _is_last(header, which, part, size, rows, most, m):  # type: ignore[no-untyp
     if fetch_add(done, 1) < header.spread - 1:
         return False
     done[0] = 0
-    _clear(rows, size, state, sums)
+    _begin(rows, size, shared, sinks, m)
     for part in range(header.spread):
         _join(rows, size, parts + each * part, parts + each * part + 8 * rows, m)
     return True
@@ -500,7 +520,9 @@ def _take_pieces(memory, lines, taken, task, header, size, most, queries, out, k
         which = piece // spread
         tile, head = tiles[which // kv_heads], which % kv_heads
         rows = tile.nodes * shared
-        begin = (tile.slot * kv_heads + head) * header.capacity * dim * queries.itemsize
+        further = header.capacity * header.row * queries.itemsize
+        begin = (tile.slot * header.heads + head * (dim // header.row)) * further
+        sinks = task.sinks + 4 * head * shared if task.sinks != 0 else 0
         paths = _numbers(header.places + 8 * tile.paths, tile.nodes * tile.stride)
         low, end = ends[tile.first], 0
         query = _floats(m.query, rows * size)
@@ -513,16 +535,16 @@ def _take_pieces(memory, lines, taken, task, header, size, most, queries, out, k
                     query[row * size + d] = widened(queries[from_ + d]) * scale
                 for d in range(dim, size):
                     query[row * size + d] = 0
-        _clear(rows, size, m.all_state, m.all_sums)
+        _begin(rows, size, shared, sinks if spread == 1 else 0, m)
         for part in range(low // PART, (end + PART - 1) // PART):
             if spread == 1 or part == piece % spread:
                 positions = max(part * PART, low // BLOCK * BLOCK), min((part + 1) * PART, end)
                 _add_part(
                     queries, positions[0], positions[1], tile, task.window, ends, paths, keys + begin, values + begin,
-                    dim, size, shared, m,
+                    header.row, further, dim, size, shared, m,
                 )  # fmt: skip
                 _join(rows, size, m.state, m.sums, m)
-        if spread > 1 and not _is_last(header, which, piece % spread, size, rows, most, m):
+        if spread > 1 and not _is_last(header, which, piece % spread, size, rows, most, shared, sinks, m):
             continue
         states, totals = _floats(m.all_state, 2 * rows), _floats(m.all_sums, rows * size)
         for row in range(rows):

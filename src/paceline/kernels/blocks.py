@@ -55,7 +55,8 @@ Q5_1 = Kind("Q5_1", 7, 32, 24, 0)
 Q4_K = Kind("Q4_K", 12, 256, 144, 0)
 Q5_K = Kind("Q5_K", 13, 256, 176, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
-KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)}
+MXFP4 = Kind("MXFP4", 39, 32, 17, 12)
+KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4)}
 """Formats that `kernels/integer.py` multiplies, by number. Other formats can only be expanded."""
 
 

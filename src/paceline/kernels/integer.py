@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from paceline import processor
 from paceline.kernels import amx
 from paceline.kernels import vectors as v
-from paceline.kernels.blocks import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind
+from paceline.kernels.blocks import MXFP4, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.ops import ALL_ROWS
 from paceline.kernels.packing import COLUMNS, packed
 from paceline.kernels.tiles import Tiles, tile
@@ -99,6 +99,11 @@ class Format:
         self.header = COLUMNS * (2 * halves + bytes)  # bytes before the codes
         self.nbytes = self.header + 4 * COLUMNS * self.words
 
+    @property
+    def code_bits(self) -> int:
+        """Number of bits of a code that is multiplied."""
+        return self.bits if self.table is None else max(self.table).bit_length()
+
     def record(self, parts: int) -> int:
         """Bytes of a record, which is a block of a rounded row: 32 numbers of `parts` bytes, their scale, and the
         initial values of its sums."""
@@ -118,6 +123,8 @@ class Format:
             lines = torch.cat([lines, _merged(fields.transpose(3, 4).flatten(3, 4), self.high)], -1)
         return _Columns(_seen_as(torch.int16, halves), scales.flatten(2), _seen_as(torch.int32, lines))
 
+    table: tuple[int, ...] | None = None
+    """What is multiplied for each code; None: the code."""
     _run = 1  # the number of consecutive inputs whose high bits lie in consecutive bytes of a file
     _scales = 0  # bytes of packed scales in a file's block
 
@@ -172,6 +179,20 @@ class SixBits(SuperFormat):
         return pad(halves, (0, 2)), scales, high, codes
 
 
+class FourBitFloats(Format):
+    """MXFP4's format: twice a float of four bits is a whole number, and a scale is the exponent of a power of two."""
+
+    table = tuple(MXFP4.offset + sign * size for sign in (1, -1) for size in (0, 1, 2, 3, 4, 6, 8, 12))
+
+    def _parts(self, blocks: torch.Tensor) -> Sequence[torch.Tensor]:
+        exponents, codes = blocks.split([1, 16], -1)
+        halves = torch.cat([exponents << 7, exponents >> 1], -1)  # the bits of a bfloat16
+        return halves, blocks[..., :0], blocks[..., :0], codes
+
+    def factor(self, panel: _Panel, which: int, block: int, run: int) -> Value:
+        return panel.bfloat(block) * 0.5
+
+
 FORMATS = {
     format.kind: format
     for format in (
@@ -183,6 +204,7 @@ FORMATS = {
         SuperFormat(Q4_K, blocks=8, bits=4, halves=2, bytes=16),
         SuperFormat(Q5_K, blocks=8, bits=5, halves=2, bytes=16),
         SixBits(Q6_K, blocks=8, bits=6, halves=2, bytes=16, runs=2),
+        FourBitFloats(MXFP4, blocks=2, bits=4, halves=2),
     )
 }
 
@@ -414,6 +436,10 @@ class _Panel:
         """The value of two bytes at a place of the unit, of 16 outputs, float32."""
         return v.load(self._at + 2 * COLUMNS * place, v.F16, align=32).cast("fpext", v.F32)
 
+    def bfloat(self, place: int) -> Value:
+        """The same for a bfloat16."""
+        return v.load_wide(self._at + 2 * COLUMNS * place, True)
+
     def byte(self, place: int) -> Value:
         """The byte at a place of these blocks, of 16 outputs."""
         return v.load(self._bytes + COLUMNS * place, v.I8, align=16)
@@ -434,12 +460,29 @@ class _Panel:
         nibbles = v.load(self._lines + 64 * line, v.I32, align=64)
         nibbles = (nibbles >> 4 if upper else nibbles) & 0x0F0F0F0F
         high = self.unit.high
+        if self.unit.table is not None:
+            return _looked_up(nibbles, self.unit.table)
         if not high:
             return nibbles
         line, shift = divmod((PAIR * group + block) * high, 8)
         bits = v.load(self._lines + 64 * (8 + line), v.I32, align=64)
         bits = bits >> shift - 4 if shift > 4 else bits << 4 - shift
         return nibbles | bits & 0x10101010 * (2**high - 1)
+
+
+def _looked_up(codes: Value, table: Sequence[int]) -> Value:
+    """Replace each byte of 16 words, from 0 to 15, by its entry in `table`."""
+    name, lanes = "llvm.x86.ssse3.pshuf.b.128", 4
+    if processor.ARM:
+        name = "llvm.aarch64.neon.tbl1.v16i8"
+    elif processor.has("avx2"):
+        name, lanes = "llvm.x86.avx2.pshuf.b", 8
+    entries = v.literal(v.I8, *[*table] * (lanes // 4))
+    words = (codes.part(i, lanes).view(v.I8, 4 * lanes) for i in range(0, v.LANES, lanes))
+    parts = [v.intrinsic(name, entries.ir.type, entries, word).view(v.I32, lanes) for word in words]
+    while len(parts) > 1:
+        parts = [v.join(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 Totals = Callable[[_Panel, int, range, Value, list[Value]], list[Value]]
@@ -505,7 +548,7 @@ def _dotprod(total: Value, codes: Value, numbers: Value) -> Value:
 
 
 _FITTING = {4: 8, 5: 4, 6: 2, 8: 1}
-"""By bits of a code: how many groups' products fit into a sum of 16 bits. Numbers are at most 127."""
+"""By `Format.code_bits`: how many groups' products fit into a sum of 16 bits. Numbers are at most 127."""
 
 
 def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[Value]) -> list[Value]:
@@ -513,7 +556,8 @@ def _avx2(panel: _Panel, block: int, groups: range, numbers: Value, begin: list[
 
     One factor must be unsigned. For codes of eight bits it is the code's absolute value, and the number gets the code's
     sign. Such sums need no correction by `begin`, which is for unsigned codes."""
-    bits, rows, some, ones = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.bits], v.literal(v.I16, *[1] * 16)
+    bits, rows, some = panel.unit.bits, range(len(begin)), _FITTING[panel.unit.code_bits]
+    ones = v.literal(v.I16, *[1] * 16)
     totals = [v.literal(v.I32, *[0] * v.LANES) for _ in rows] if bits == 8 else list(begin)
     for first in range(groups.start, groups.stop, some):
         short: list[list[Value]] = [[] for _ in rows]

@@ -12,6 +12,7 @@ from paceline import kernels, processor
 from paceline.errors import ModelError
 from paceline.kernels.blocks import Blocks, WeightsByName
 from paceline.kernels.ops import ALL_ROWS
+from paceline.kernels.rows import capped
 
 if TYPE_CHECKING:
     from paceline.kernels.integer import IntegerPanels
@@ -130,7 +131,7 @@ def _for_few(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 
 
 class Linear:
-    """x @ weight.T + bias, divided by `divisor`.
+    """x @ weight.T + bias, divided by `divisor`; with a `cap`, between -cap and cap (`capped`).
 
     product   the kernel that computes it, with the weight in the order that it reads fastest.
     is_exact  a row's result is the same, bit for bit, among any other rows.
@@ -140,6 +141,7 @@ class Linear:
               our kernel does not run, a weight of 16 bits is then kept in float32. In float64 all stays float64."""
 
     product: Product
+    cap: float | None = None
     _takes: torch.dtype | None = None  # the dtype to which x is converted
 
     def __init__(
@@ -155,7 +157,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self.product(x if self._takes is None else x.to(self._takes))
-        return out if self.divisor == 1.0 else out / self.divisor
+        out = out if self.divisor == 1.0 else out / self.divisor
+        return out if self.cap is None else capped(out, self.cap)
 
     def make_exact(self) -> None:
         """Fix the order of sums. ModelError if the library's order depends on a row's place in the call."""
@@ -168,7 +171,9 @@ class Linear:
     def rows(self, ids: torch.Tensor) -> Linear:
         """Make the product with only the outputs `ids`, from a copy of their weights."""
         bias = None if self.bias is None else self.bias[ids]
-        return Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+        made = Linear(self.dense()[ids], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+        made.cap = self.cap
+        return made
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs]."""
@@ -201,7 +206,9 @@ class BlockLinear(Linear):
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         (blocks,) = self.product.blocks
         bias = None if self.bias is None else self.bias[ids]
-        return BlockLinear([blocks.rows(ids)], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+        made = BlockLinear([blocks.rows(ids)], bias, exact=self.is_exact, divisor=self.divisor, wide=self.wide)
+        made.cap = self.cap
+        return made
 
 
 def linear(

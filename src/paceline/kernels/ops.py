@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,26 @@ ALL_ROWS = 1 << 62
 """`Product.own_rows` of our kernels."""
 
 
+class Activation(NamedTuple):
+    """A gate's function: x * sigmoid(x * (linear + cubic * x**2)) * (up + shift).
+
+    alone  without the first factor x.
+    limit  largest x; up is between -limit and limit."""
+
+    linear: float = 1.0
+    cubic: float = 0.0
+    alone: bool = False
+    limit: float = math.inf
+    shift: float = 0.0
+
+
+_SLOPE = 2 * (2 / math.pi) ** 0.5
+SILU, GELU, SIGMOID = Activation(), Activation(_SLOPE, 0.044715 * _SLOPE), Activation(alone=True)
+"""GELU's (1 + tanh(u)) / 2 is sigmoid(2 u)."""
+
+
 class Places(Protocol):
     """The places of the keys and values of a forward's packed nodes. header: a `Forward`, for compiled code."""
-
-    kv_heads: int
 
     @property
     def header(self) -> array[int]: ...
@@ -56,23 +73,32 @@ class TorchOps:
         """Rotate queries and keys of qkv [N, heads + 2 kv_heads, D], and write keys and values to the cache. Returns
         the queries [N, heads, D].
 
-        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. A vector
-                 [(heads + kv_heads) * D] norms all queries of a node together, and all keys."""
+        qk_norm  weights [heads + kv_heads, D] of an RMS norm of queries and keys before the rotation, or None. With
+                 more rows, values are normed too. A vector [(heads + kv_heads) * D] norms all queries of a node
+                 together, and all keys."""
+        if qk_norm is not None and qk_norm.ndim == 2:
+            normed = F.rms_norm(qkv[:, : len(qk_norm)], qkv.shape[-1:], None, self.eps) * qk_norm
+            qkv = torch.cat([normed, qkv[:, len(qk_norm) :]], 1)
         qk = qkv[:, : heads + kv_heads]
         if qk_norm is not None and qk_norm.ndim == 1:
             parts = (part.flatten(1) for part in qk.split([heads, kv_heads], 1))
             normed = torch.cat([F.rms_norm(part, part.shape[1:], None, self.eps) for part in parts], 1)
             qk = (normed * qk_norm).view_as(qk)
-        elif qk_norm is not None:
-            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
         qk = torch.addcmul(qk * places.here(self.cos), qk.roll(qk.shape[-1] // 2, -1), places.here(self.sin))
-        places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
+        if kv_heads:
+            places.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
         return qk[:, :heads]
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
-        """silu(gate) * up, [N, M] from [N, 2 M]. gelu: True: GELU by tanh instead of SiLU; None: the sigmoid."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+        """activation(gate, up), [N, M] from [N, 2 M]."""
         gate, up = gate_up.chunk(2, -1)
-        return up * (gate.sigmoid() if gelu is None else F.gelu(gate, approximate="tanh") if gelu else F.silu(gate))
+        if activation == SIGMOID:
+            return up * gate.sigmoid()
+        if activation in (SILU, GELU):
+            return up * (F.silu(gate) if activation == SILU else F.gelu(gate, approximate="tanh"))
+        linear, cubic, _, limit, shift = activation
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + shift
+        return up * gate * (gate * (linear + cubic * gate.square())).sigmoid()
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:
         """The softmax of each row of x [N, M], in float32."""
@@ -80,4 +106,4 @@ class TorchOps:
 
     def scale_by_sigmoid(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x [N, M] times the sigmoid of gate, [N, M] or [N, 1]."""
-        return self.gate(torch.cat([gate.expand_as(x), x], 1), None)
+        return self.gate(torch.cat([gate.expand_as(x), x], 1), SIGMOID)

@@ -24,7 +24,9 @@ class Forward(NamedTuple):
     """The places of the keys and values of a forward.
 
     keys              address of the first layer's keys.
-    layer, values     bytes from there to the next layer's keys, and to the values. capacity: tokens of a slot.
+    layer, values     bytes from there to the next layer's keys, and to the values.
+    heads, capacity, row  heads, tokens and numbers of a row of a slot, [heads, capacity, row]. A head of twice `row`
+                      numbers takes two neighbouring places.
     positions, slots, at  addresses of [N], for the packed nodes: position in the text, slot, and place in the slot.
     tiles, tiles_at   number and address of `Tile`s. ends, places: addresses, see `Tile`.
     spread            1: a thread reads all keys of a tile's key head. Otherwise the number of parts, PART positions
@@ -34,7 +36,9 @@ class Forward(NamedTuple):
     keys: int
     layer: int
     values: int
+    heads: int
     capacity: int
+    row: int
     positions: int
     slots: int
     at: int

@@ -44,6 +44,25 @@ def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
     return logits, logits.data_ptr() + row * logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
 
 
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(logits / cap). What is infinite becomes NaN, so that damage shows."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return cap * torch.tanh(logits / cap) + (logits - logits)
+    logits, out = logits.contiguous(), torch.empty_like(logits)
+    _cap(logits.data_ptr(), out.data_ptr(), logits.numel(), cap)
+    return out
+
+
+@njit("void(int64, int64, int64, float32)", cache=True, error_model="numpy")
+def _cap(logits_at, out_at, size, cap):  # type: ignore[no-untyped-def]
+    logits, out = carray(address(logits_at), (size,), np.float32), carray(address(out_at), (size,), np.float32)
+    for i in range(size):
+        x = logits[i]
+        power = exponential(np.float32(-2) * abs(x) / cap)
+        size_of = cap * (np.float32(1) - power) / (np.float32(1) + power)
+        out[i] = (size_of if x > 0 else -size_of) + (x - x)
+
+
 # The best token, and the k best ---------------------------------------------------------------------------------------
 
 

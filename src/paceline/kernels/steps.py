@@ -8,6 +8,7 @@ are shared among threads. Kernels are for bfloat16, and for float32 if results m
 import operator
 import struct
 from array import array
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba import carray, cfunc, njit, types
 from paceline.compiled import address, exponential, fetch_add, float_of, put, widened
 from paceline.kernels import on_threads
 from paceline.kernels import vectors as v
-from paceline.kernels.ops import Pair, Places, TorchOps
+from paceline.kernels.ops import SILU, Activation, Pair, Places, TorchOps
 from paceline.kernels.records import FORWARD, record
 from paceline.kernels.rows import softmax
 from paceline.kernels.vectors import Value
@@ -73,6 +74,12 @@ def _inverse_rms_at(where: Any, size: Any, kind: Any, eps: Any) -> Any:
     return _inverse_rms(numbers, size, eps)
 
 
+@njit(inline="always")
+def _at_most(x: Any, limit: Any) -> Any:
+    """The smaller of two numbers; NaN if x is NaN."""
+    return limit if x > limit else x
+
+
 ROWS = 4  # number of rows that a thread takes at a time
 WORTH_SHARING = 8192  # A step over fewer numbers runs on a single thread.
 
@@ -93,7 +100,8 @@ class Norm(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32."""
+    """The task of `rotate`. next: number of the next node. forward: address of a `Forward`. eps: bits of float32.
+    normed: number of heads with weights at `norm`."""
 
     next: int
     nodes: int
@@ -108,11 +116,13 @@ class Rotation(NamedTuple):
     norm: int
     forward: int
     eps: int
+    normed: int
     whole: int
 
 
 class Gate(NamedTuple):
-    """The task of `gate`. next: number of the next row. linear, cubic: bits of float32."""
+    """The task of `gate`. next: number of the next row. The last five are of an `Activation`: bits of float32, and
+    `alone`."""
 
     next: int
     rows: int
@@ -122,6 +132,8 @@ class Gate(NamedTuple):
     linear: int
     cubic: int
     alone: int
+    limit: int
+    shift: int
 
 
 NORM, ROTATION, GATE = record(Norm), record(Rotation), record(Gate)
@@ -167,18 +179,19 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
 
     @cfunc("void(voidptr)", **FAST)
     def rotate(at):  # type: ignore[no-untyped-def]
-        """Norm q and k, unless the norm's address is 0, and rotate them. Write q to `out`, and k and v to their places
-        in the cache. whole: norm all q together, and all k together."""
+        """Norm the first `normed` heads, and rotate q and k. Write q to `out`, and k and v to their places in the
+        cache. whole: norm all q together, and all k together."""
         task, taken = carray(at, (1,), ROTATION)[0], carray(at, (1,), np.int64)
         nodes, heads, kv_heads, dim, whole = task.nodes, task.heads, task.kv_heads, task.dim, task.whole
         qkv_at, out_at, cos_at, sin_at, norm_at = task.qkv, task.out, task.cos, task.sin, task.norm
+        normed = task.normed
         header, eps = carray(address(task.forward), (1,), FORWARD)[0], float_of(np.uint32(task.eps))
         positions = carray(address(header.positions), (nodes,), np.int64)
         slots = carray(address(header.slots), (nodes,), np.int64)
         places = carray(address(header.at), (nodes,), np.int64)
         capacity, keys_at = header.capacity, header.keys + task.layer * header.layer
-        values_at = keys_at + header.values
-        half = dim // 2
+        half, row = dim // 2, header.row
+        places_of_head = dim // row
         cos, sin, turned, weight = np.empty((4, dim), np.float32)
         numbers = _zeros(dim)
         head = numbers[:dim]
@@ -190,43 +203,47 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                 _widen(cos_at + size * positions[node] * dim, kind, cos)
                 _widen(sin_at + size * positions[node] * dim, kind, sin)
                 source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
-                place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
+                place = size * (slots[node] * header.heads * capacity + places[node]) * row
                 of_q = of_k = np.float32(0)
                 if whole != 0:
                     of_q = _inverse_rms_at(source, heads * dim, kind, eps)
                     of_k = _inverse_rms_at(source + size * heads * dim, kv_heads * dim, kind, eps)
-                for h in range(heads + kv_heads):
+                for h in range(heads + 2 * kv_heads):
                     _widen(source + size * h * dim, kind, head)
-                    if norm_at != 0:
+                    if h < normed:
                         _widen(norm_at + size * h * dim, kind, weight)
                         scale = of_q if h < heads else of_k
                         if whole == 0:
                             scale = _inverse_rms(numbers, dim, eps)
                         for i in range(dim):
                             head[i] *= scale * weight[i]
-                    for i in range(half):
-                        turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
-                    for i in range(half):
-                        turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
-                    to_at = out_at + size * (node * heads + h) * dim
-                    if h >= heads:
-                        to_at = keys_at + place + size * (h - heads) * capacity * dim
-                    to = _at(to_at, dim, kind)
-                    for i in range(dim):
-                        put(to, i, turned[i])
-                for h in range(kv_heads):
-                    value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
-                    to = _at(values_at + place + size * h * capacity * dim, dim, kind)
-                    for i in range(dim):
-                        to[i] = value[i]
+                    if h < heads + kv_heads:
+                        for i in range(half):
+                            turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
+                        for i in range(half):
+                            turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
+                    else:
+                        turned[:] = head
+                    if h < heads:
+                        to = _at(out_at + size * (node * heads + h) * dim, dim, kind)
+                        for i in range(dim):
+                            put(to, i, turned[i])
+                        continue
+                    to_at, own = keys_at + place, h - heads
+                    if own >= kv_heads:
+                        to_at, own = to_at + header.values, own - kv_heads
+                    for part in range(places_of_head):
+                        to = _at(to_at + size * (own * places_of_head + part) * capacity * row, row, kind)
+                        for i in range(row):
+                            put(to, i, turned[part * row + i])
 
     @cfunc("void(voidptr)", **FAST)
     def gate(at):  # type: ignore[no-untyped-def]
-        """Write out = x * sigmoid(x * (linear + cubic * x**2)) * up for x in gate. alone: without the first factor
-        x."""
+        """Write an `Activation` of gate and up."""
         task, taken = carray(at, (1,), GATE)[0], carray(at, (1,), np.int64)
         rows, gate_up_at, out_at, width = task.rows, task.gate_up, task.out, task.width
         linear, cubic, alone = float_of(np.uint32(task.linear)), float_of(np.uint32(task.cubic)), task.alone != 0
+        limit, shift = float_of(np.uint32(task.limit)), float_of(np.uint32(task.shift))
         numbers = np.empty(width, np.float32)  # The compiler knows that this copy overlaps nothing.
         while True:
             first = fetch_add(taken, ROWS)
@@ -237,15 +254,15 @@ def _kernels(kind: Any, size: int) -> tuple[Any, Any, Any]:
                 gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
                 out = _at(out_at + size * row * width, width, kind)
                 for i in range(width):
-                    x = widened(gate[i])
+                    x = _at_most(widened(gate[i]), limit)
                     # A bound on the square keeps 0 times it at 0. The sigmoid is 0 or 1 long before the bound.
                     z = x * (linear + cubic * min(x * x, np.float32(1e9)))
                     numbers[i] = np.float32(1) / (np.float32(1) + exponential(-z))
                 if not alone:
                     for i in range(width):
-                        numbers[i] *= widened(gate[i])
+                        numbers[i] *= _at_most(widened(gate[i]), limit)
                 for i in range(width):
-                    put(out, i, numbers[i] * widened(up[i]))
+                    put(out, i, numbers[i] * (-_at_most(-_at_most(widened(up[i]), limit), limit) + shift))
 
     return add_norm, rotate, gate
 
@@ -264,14 +281,12 @@ def _bits(number: float) -> int:
 
 
 _ONE = _bits(1.0)
-_SLOPE = 2 * (2 / np.pi) ** 0.5
-GATES = {
-    False: (_ONE, _bits(0.0), 0),
-    True: (_bits(_SLOPE), _bits(0.044715 * _SLOPE), 0),
-    None: (_ONE, _bits(0.0), 1),
-}
-"""By `gelu`: the gate's arguments, which are the bits of `linear` and `cubic`, and whether the sigmoid is alone. GELU's
-(1 + tanh(u)) / 2 is sigmoid(2 u)."""
+
+
+@cache
+def _words(activation: Activation) -> tuple[int, ...]:
+    """An activation's fields of `Gate`."""
+    return tuple(value if isinstance(value, bool) else _bits(value) for value in activation)
 
 
 class FusedOps(TorchOps):
@@ -305,16 +320,18 @@ class FusedOps(TorchOps):
         """As `TorchOps.rotate`, in a single pass."""
         nodes, every, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
-        norm_at, whole = (0, False) if qk_norm is None else (qk_norm.data_ptr(), qk_norm.ndim == 1)
+        norm_at, normed, whole = 0, 0, False
+        if qk_norm is not None:
+            norm_at, normed, whole = qk_norm.data_ptr(), qk_norm.numel() // dim, qk_norm.ndim == 1
         at = (qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, places.header.buffer_info()[0])
-        task = Rotation(0, nodes, heads, kv_heads, dim, layer, *at, self._eps, whole)
+        task = Rotation(0, nodes, heads, kv_heads, dim, layer, *at, self._eps, normed, whole)
         _run(self._rotate, task, nodes * every * dim)
         return queries
 
-    def gate(self, gate_up: torch.Tensor, gelu: bool | None = False) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        task = Gate(0, rows, gate_up.data_ptr(), out.data_ptr(), width // 2, *GATES[gelu])
+        task = Gate(0, rows, gate_up.data_ptr(), out.data_ptr(), width // 2, *_words(activation))
         _run(self._gate, task, rows * width)
         return out
 

@@ -133,7 +133,8 @@ def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
 def expanded(file: Path, dtype: torch.dtype) -> Path:
     """A folder in the user's cache with the weights of a GGUF file in `dtype`, made the first time, for engines that
     read no such files. They are the weights that `load(file, dtype=dtype)` computes with."""
-    from paceline.formats.gguf import GGUF, config_of, untiled, weights_of
+    from paceline.formats.gguf import config_of, untiled, weights_of
+    from paceline.formats.gguf_file import GGUF
 
     status = file.stat()
     folder = cache_folder() / "expanded" / f"{file.stem}-{str(dtype)[6:]}-{status.st_size}-{int(status.st_mtime)}"

@@ -24,7 +24,7 @@ from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.formats.folder import open_weights, quantisation, read_config, untied
-from paceline.formats.gguf import GGUF
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads import dflash, eagle
 from paceline.formats.heads.dflash import CONFIDENCE, MASK, OUTPUT, SECOND, W1, W2
 from paceline.formats.heads.files import open_head
@@ -36,6 +36,7 @@ from paceline.formats.precision import quantised
 from paceline.formats.shape import Shape
 from paceline.jsonl import as_object
 from paceline.kernels.blocks import Blocks, Weights
+from paceline.kernels.ops import SILU
 from paceline.outputs import replacing
 from paceline.target.load import load, load_tokenizer, read_blocks
 
@@ -190,7 +191,7 @@ def _describe(writer: Any, name: str, config: PretrainedConfig, kind: int) -> No
     shape, rope = Shape.of(config), getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
         raise ModelError(f"{name} has {rope['rope_type']} positions; plain ones are written")
-    if shape.gelu:
+    if shape.activation != SILU:
         raise ModelError(f"{name} has GELU; SiLU is written")
     writer.add_context_length(shape.max_context)
     writer.add_embedding_length(shape.hidden_size)

@@ -13,8 +13,9 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.formats.checks import unsupported
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.folder import untied
-from paceline.formats.shape import as_checkpoint, weight_shapes
+from paceline.formats.shape import weight_shapes
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

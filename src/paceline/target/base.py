@@ -73,7 +73,8 @@ class Target(Facts, ABC):
     expanded             description of blocks that were expanded to 16 or 32 bits; None: there were none.
     notes                lines about this model that a user should read.
     sampling             values of SamplingParams that the checkpoint recommends, by field.
-    folder               folder or GGUF file of its checkpoint, which may have a head; None: it was made in memory.
+    folder               folder or GGUF file of its checkpoint; None: it was made in memory.
+    brings_head          there is a head for multi-token prediction in it.
     tokenizer            the model's tokenizer; drafters with token ids on disk compare its fingerprint with theirs.
     same_on_any_threads  logits are the same, bit for bit, on any number of processor threads.
     same_on_any_processor  exact logits are the same, bit for bit, on any processor (docs/exact.md).
@@ -92,6 +93,7 @@ class Target(Facts, ABC):
     notes: Sequence[str] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
     folder: Path | None = None
+    brings_head: bool = False
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
     same_on_any_processor = False

@@ -42,7 +42,8 @@ PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    kv          [layers, 2, slots, kv_heads, capacity, head_dim]. When the cache grows, it is replaced.
+    kv          [layers, 2, slots, kv_heads, capacity, head_dim]. When the cache grows, it is replaced. A layer with
+                larger heads has each in several places of heads; a layer with fewer heads leaves places empty.
     recurrent   the states of layers without keys and values, if there are any."""
 
     def __init__(
@@ -284,11 +285,10 @@ class RaggedCache:
 class Writer:
     """A forward's access to the cache: `write` a layer's new keys and values, then `read` those of a group.
 
-    indexed   whether to write by index on the device, never by slice.
-    kv_heads  number of key heads."""
+    indexed   whether to write by index on the device, never by slice."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
-        self._kv, self._indexed, self.kv_heads = kv, indexed, kv.shape[3]
+        self._kv, self._indexed = kv, indexed
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
@@ -303,14 +303,16 @@ class Writer:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values of the packed nodes, [N + padding, kv_heads, head_dim] each."""
+        keys, values = (one.reshape(len(one), -1, self._kv.shape[5]) for one in (keys, values))
+        count = keys.shape[1]
         if len(self._layout.spans) == 1 and not self._indexed:
             to_keys, to_values = self._only_row()
-            to_keys[layer].copy_(keys.transpose(0, 1))
-            to_values[layer].copy_(values.transpose(0, 1))
+            to_keys[layer][:count].copy_(keys.transpose(0, 1))
+            to_values[layer][:count].copy_(values.transpose(0, 1))
         else:
             kv, slots, at = self._kv[layer], self._layout.slots, self._layout.at
-            kv[0, slots, :, at] = keys
-            kv[1, slots, :, at] = values
+            kv[0, slots, :count, at] = keys
+            kv[1, slots, :count, at] = values
 
     def _only_row(self) -> PerLayer:
         """The slices, layer by layer, to which a forward with a single row writes."""
@@ -327,21 +329,28 @@ class Writer:
         layer, values = (kv.stride(i) * kv.element_size() for i in (0, 1))
         nodes = (one.data_ptr() for one in (layout.positions, layout.slots, layout.at))
         paths = () if layout.paths is None else (*layout.paths.header, *self._spread(layout.paths))
-        return array("q", Forward(kv.data_ptr(), layer, values, kv.shape[4], *nodes, *paths))
+        return array("q", Forward(kv.data_ptr(), layer, values, *kv.shape[3:], *nodes, *paths))
 
     def _spread(self, paths: PathPlan) -> tuple[int, ...]:
         """Set `Forward.spread`, and make the arrays of its parts, where whole key heads are too few for the threads."""
-        spread, pieces = -(-int(paths.ends.max()) // PART), len(paths.tiles) * self.kv_heads
+        spread, pieces = -(-int(paths.ends.max()) // PART), len(paths.tiles) * self._kv.shape[3]
         if spread == 1 or pieces >= 2 * torch.get_num_threads():
             return 1, 0, 0
         size = padded(self._kv.shape[5], self._kv.element_size())
         self._parts = np.empty(pieces * spread * paths.queries * (size + 2), np.float32), np.zeros(pieces, np.int64)
         return spread, *(one.ctypes.data for one in self._parts)
 
-    def read(self, layer: int, group: int) -> Pair:
-        """Keys and values of a group, [slots, kv_heads, keys, head_dim] each."""
-        keys, values = self._groups[group]
-        return keys[layer], values[layer]
+    def read(self, layer: int, group: int, heads: tuple[int, int] | None = None) -> Pair:
+        """Keys and values of a group, [slots, kv_heads, keys, head_dim] each. heads: kv_heads and head_dim; None: those
+        of the cache."""
+        keys, values = (one[layer] for one in self._groups[group])
+        if heads not in (None, (keys.shape[1], keys.shape[3])):
+            kv_heads, places = heads[0], heads[1] // keys.shape[3]
+            keys, values = (
+                one[:, : kv_heads * places].unflatten(1, (kv_heads, places)).transpose(2, 3).flatten(3, 4)
+                for one in (keys, values)
+            )
+        return keys, values
 
 
 class CachedTarget(Target):

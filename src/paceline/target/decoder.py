@@ -25,7 +25,8 @@ from paceline.errors import Interrupted, ModelError
 from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
-from paceline.formats.shape import Shape, rotary_tables, row_order, weight_shapes
+from paceline.formats.rotary import rotary_tables, row_order
+from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, linear
 from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from paceline.target.graphs import Recorder
 
 
-MOST_ROWS = 4096
-"""About how many rows of an embedding in blocks are kept expanded. Expanding a row takes 0.5 ms."""
+MOST_NUMBERS = 1 << 23
+"""About how many numbers of a table in blocks are kept expanded. Expanding a row takes 0.5 ms."""
 
 
 def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> torch.Tensor | Blocks:
@@ -54,6 +55,49 @@ def computed_with(name: str, weight: torch.Tensor | Blocks, shape: Shape) -> tor
         assert isinstance(weight, torch.Tensor)
         return weight.double() + shape.norm_offset  # The sum may not fit into bfloat16.
     return weight
+
+
+class _Table:
+    """A table that is looked up by tokens, perhaps in blocks."""
+
+    def __init__(self, weight: torch.Tensor | Blocks, dtype: torch.dtype):
+        self.weight, self.dtype = weight, dtype
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The rows [N, width] of tokens [N]."""
+        if isinstance(self.weight, torch.Tensor):
+            return F.embedding(tokens, self.weight)
+        if len(tokens) > SHARED_QUERIES:
+            return self.weight.rows(tokens).dense(self.dtype)
+        if len(self._rows) * self.weight.shape[1] > MOST_NUMBERS:
+            self._rows.clear()
+        ids = tokens.tolist()
+        if missing := sorted({*ids} - self._rows.keys()):
+            expanded = self.weight.rows(torch.tensor(missing)).dense(self.dtype)
+            self._rows.update(zip(missing, expanded, strict=True))
+        return torch.stack([self._rows[token] for token in ids])
+
+
+class _BesideTable:
+    """The vectors that layers get of tokens beside their states: of a table, and of the tokens' embedding.
+
+    weights  "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight" and
+             "model.per_layer_projection_norm.weight". ops: elementwise steps, to set before the first call."""
+
+    ops: TorchOps
+
+    def __init__(self, weights: WeightsByName, dtype: torch.dtype, shape: Shape):
+        self.table, self.size = _Table(weights[f"{BESIDE}.weight"], dtype), shape.beside
+        self.projection = linear([weights["model.per_layer_model_projection.weight"]], None, dtype)
+        self.norm = tensors_of(weights)["model.per_layer_projection_norm.weight"]
+
+    def __call__(self, tokens: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """The vectors [layers, N, P] of tokens [N], whose embedding is [N, H]."""
+        projected = self.projection(embedded) * embedded.shape[1] ** -0.5
+        normed = self.ops.norm(projected.view(-1, self.size), self.norm)
+        made = (normed + self.table.rows(tokens).view(-1, self.size) * self.size**0.5) * 0.5**0.5
+        return made.view(len(tokens), -1, self.size).transpose(0, 1).contiguous()
 
 
 class Decoder(CachedTarget):
@@ -91,7 +135,11 @@ class Decoder(CachedTarget):
         if spend and isinstance(given, dict):
             given.clear()
         del given
-        weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
+        wide = torch.promote_types(dtype, torch.float32)
+        weights = {
+            key: w if isinstance(w, Blocks) else w.to(self.device, wide if key.endswith(CHOICE) else dtype)
+            for key, w in weights.items()
+        }
         table, self.norm = weights["model.embed_tokens.weight"], tensors_of(weights)["model.norm.weight"]
         read = sum(w.nbytes for w in weights.values())
         if expand and self.quantised:
@@ -102,36 +150,44 @@ class Decoder(CachedTarget):
             self.expert_share = s.experts.chosen / s.experts.count
             read -= round((1 - self.expert_share) * sum(w.nbytes for key, w in weights.items() if ".experts." in key))
         self.weight_bytes = read if s.tied else read - table.nbytes
+        self._beside = None
+        if s.beside:
+            self._beside = _BesideTable(weights, dtype, s)
+            self.weight_bytes -= weights[f"{BESIDE}.weight"].nbytes
         self.activations = next((w.activations for w in weights.values() if isinstance(w, Blocks)), None)
         head = table if s.tied else weights["lm_head.weight"]
         if spend:
             give_back(weights.values())  # The fingerprint has read a page here and there, and Linux those around it.
         self.head, self.head_bytes = linear([head], None, dtype, s.logit_divisor, wide=True), head.nbytes
-        self._table = table
+        self.head.cap = s.logit_cap
+        self._table = _Table(table, dtype)
         self._embedding_scale = torch.tensor(s.embedding_scale, dtype=dtype, device=self.device)
         self._ops: dict[str | None, TorchOps] = {}
-        for rope in {"": None, **{kind.rope: None for kind in s.layers}}:
-            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, s, inverse_frequencies, rope))
+        for rope, kind in {"": LayerKind(), **{kind.rope: kind for kind in s.layers}}.items():
+            own = s.of_layer(kind)
+            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, own, inverse_frequencies, rope))
             self._ops[rope] = TorchOps(cos, sin, s.eps)
         self.ops = self._ops[""]
         self._programs: Programs | None = None
         if self.head.in_units:
             self._compile()
+        if self._beside is not None:
+            self._beside.ops = self.ops
         self.layers: list[Layer] = []
         done = [head]
         for number, kind in enumerate(s.layers):
             if spend:
                 give_back(done)
-            own = within(weights, start := f"model.layers.{number}.")
-            self.layers.append(Layer(own, s, self._ops[kind.rope], kind))
-            done = [weights.pop(f"{start}{name}") for name in own]
+            inner = within(weights, start := f"model.layers.{number}.")
+            self.layers.append(Layer(inner, s, self._ops[kind.rope], kind, number))
+            done = [weights.pop(f"{start}{name}") for name in inner]
         if spend:
             give_back(done)
         self._count_own_nodes()
-        self._rows: dict[int, torch.Tensor] = {}
-        states = [kind.recurrent for kind in s.layers]
-        self._places = {kind: [*accumulate((one == kind for one in states), initial=0)] for kind in (False, True)}
-        """Numbers of layers before each layer, counted apart for layers with states (True), and with keys (False)."""
+        states, keys = [kind.recurrent for kind in s.layers], [kind.has_keys for kind in s.layers]
+        self._places = {True: [*accumulate(states, initial=0)], False: [*accumulate(keys, initial=0)]}
+        """Numbers of layers before each layer, counted apart for layers with states (True), and with own keys
+        (False)."""
         self.recurrent = any(states)
         self.cache = self.new_cache(s.num_layers, 0)
         self.recorder: Recorder | None = None
@@ -155,9 +211,8 @@ class Decoder(CachedTarget):
     @cached_property
     def embedding(self) -> torch.Tensor:
         """The input embedding [V, H], for drafters; a copy if the weights are in blocks."""
-        if isinstance(self._table, torch.Tensor):
-            return self._table
-        return self._table.dense().to(self.dtype)
+        table = self._table.weight
+        return table if isinstance(table, torch.Tensor) else table.dense().to(self.dtype)
 
     @property
     def ends(self) -> tuple[torch.Tensor, Linear]:
@@ -169,25 +224,8 @@ class Decoder(CachedTarget):
 
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """States [N, H] of tokens before the first layer."""
-        rows = self._rows_of(tokens)
+        rows = self._table.rows(tokens)
         return rows if self.shape.embedding_scale == 1.0 else rows * self._embedding_scale
-
-    def _rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        if isinstance(self._table, torch.Tensor):
-            return F.embedding(tokens, self._table)
-        if len(tokens) > SHARED_QUERIES:
-            return self._expanded(tokens)
-        if len(self._rows) > MOST_ROWS:
-            self._rows.clear()
-        ids = tokens.tolist()
-        if missing := sorted({*ids} - self._rows.keys()):
-            self._rows.update(zip(missing, self._expanded(torch.tensor(missing)), strict=True))
-        return torch.stack([self._rows[token] for token in ids])
-
-    def _expanded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Expand rows of an embedding in blocks."""
-        assert isinstance(self._table, Blocks)
-        return self._table.rows(tokens).dense(self.dtype)
 
     @property
     def prefix_key(self) -> str:
@@ -217,7 +255,8 @@ class Decoder(CachedTarget):
     @property
     def products(self) -> list[Linear]:
         """All matrix products, the head first."""
-        return [self.head, *(product for layer in self.layers for product in layer.products)]
+        of_tokens = [] if self._beside is None else [self._beside.projection]
+        return [self.head, *of_tokens, *(product for layer in self.layers for product in layer.products)]
 
     @property
     def exact_is_free(self) -> bool:
@@ -242,6 +281,9 @@ class Decoder(CachedTarget):
         for layer, kind in zip(self.layers, self.shape.layers, strict=True):
             layer.make_exact(self._ops[kind.rope])
         self.head.make_exact()
+        if self._beside is not None:
+            self._beside.projection.make_exact()
+            self._beside.ops = self.ops
         self.exact = True
         self._count_own_nodes()
         self.same_on_any_processor = self.same_on_any_threads and self.dtype == torch.float32
@@ -306,7 +348,10 @@ class Decoder(CachedTarget):
         s = self.shape
         kinds = () if first is None else s.layers[first : first + layers]
         states = sum(kind.recurrent for kind in kinds)
-        cache = RaggedCache(layers - states, s.num_kv_heads, s.head_dim, s.max_context, self.dtype, self.device)
+        if any(kind.source is not None and kind.source < (first or 0) for kind in kinds):
+            raise ModelError(f"{self.name}: layers from {first} on read keys of layers before, and cannot run alone")
+        own = sum(kind.has_keys for kind in kinds) if kinds else layers
+        cache = RaggedCache(own, *s.places, s.max_context, self.dtype, self.device)
         if states and s.delta is not None:
             cache.recurrent = RecurrentState(s.delta, states, self.dtype, self.device)
         return cache
@@ -337,8 +382,9 @@ class Decoder(CachedTarget):
         """Run `layers` over states x [N, H]. Returns states [N, H]. cache_begins: number of the cache's first layer."""
 
         def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
-            places = self._places[self.shape.layers[layer].recurrent]
-            return self.layers[layer](x, delta, layout, cache, places[layer] - places[cache_begins])
+            kind = self.shape.layers[layer]
+            places, at = self._places[kind.recurrent], layer if kind.source is None else kind.source
+            return self.layers[layer](x, delta, layout, cache, places[at] - places[cache_begins])
 
         recorded = None
         ends_early = self.is_interrupted is not None  # A recorded forward runs all layers in one call.
@@ -365,17 +411,20 @@ class Decoder(CachedTarget):
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache
         lengths = [cache.length(segment.slot) for segment in segments]
-        return plan(
+        layout = plan(
             segments,
             lengths,
             padding=self._padding(segments, lengths[-1]),
-            shared=s.num_heads // s.num_kv_heads,
+            shared=s.shared,
             windows=[kind.window for kind in s.layers],
             dtype=self.dtype,
             device=self.device,
             most_on_paths=1 << 62 if self.exact else SHARED_QUERIES if self._programs is not None else 0,
             pieces=True,
         )
+        if self._beside is not None:
+            layout.beside = self._beside(layout.tokens, self.embedded(layout.tokens))
+        return layout
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
         """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.

@@ -99,19 +99,20 @@ class GraphRecording:
         """Run the forward without the graph."""
         decoder, form = self._decoder, self._form
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
-        group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
+        mask, shared = self._mask(), decoder.shape.shared
+        group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, mask, shared)
         layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, form.nodes, {})
         writer = decoder.cache.writer(layout, recorded=True)
         return decoder.finish(decoder.embedded(tokens), 0, layout, writer, Needs(hidden_layers=form.layers))
 
     def _mask(self) -> torch.Tensor:
         """The additive mask [slots, 1, width * shared, keys]."""
-        form, shape = self._form, self._decoder.shape
+        form = self._form
         after = torch.arange(form.keys, device=self._sees.device) - self._numbers[3 * form.nodes :, None]
         among = after.clamp(0, form.width - 1)[:, None].expand(-1, form.width, -1)
         seen = (after < 0)[:, None] | (self._sees.gather(2, among) & ((after >= 0) & (after < form.width))[:, None])
         mask = torch.zeros(seen.shape, dtype=self._decoder.dtype, device=seen.device).masked_fill(~seen, -torch.inf)
-        return mask.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)[:, None]
+        return mask.repeat_interleave(self._decoder.shape.shared, 1)[:, None]
 
 
 class Recorder:
@@ -144,8 +145,8 @@ class Recorder:
         first, last = slots[0], slots[-1] + 1
         most = max(segment.num_run for segment in segments)
         usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
-        # A recording cannot know which experts will run, nor where the rows' states will be.
-        usual = usual and decoder.shape.experts is None and decoder.shape.delta is None
+        # A recording cannot know which experts will run, where the rows' states will be, or look up more of a token.
+        usual = usual and decoder.shape.experts is None and decoder.shape.delta is None and not decoder.shape.beside
         if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
             return None
         width = next(width for width in WIDTHS if width >= most)

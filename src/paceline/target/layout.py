@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from paceline.core.segment import Segment
@@ -50,7 +51,8 @@ class Group:
     mask        0 or -inf, to add to scores, [slots, 1, rows, keys]. A short segment has a row for each node and each of
                 the `shared` query heads of a key head, and unused rows up to `MIN_QUERIES`. A long segment has a row
                 for each node, which is cheaper. None: a piece of a prompt, which sees all tokens before each of its
-                own."""
+                own.
+    shared      number of rows of a node."""
 
     first: int
     last: int
@@ -62,6 +64,14 @@ class Group:
     scatter: torch.Tensor | None
     packed: torch.Tensor | None
     mask: torch.Tensor | None
+    shared: int = 1
+
+    def mask_of(self, shared: int) -> torch.Tensor | None:
+        """The mask of a layer whose key heads have only `shared` query heads each."""
+        if self.mask is None or shared == self.shared:
+            return self.mask
+        rows = self.mask[:, :, : self.queries * self.shared].unflatten(2, (self.queries, -1))[:, :, :, :shared]
+        return F.pad(rows.flatten(2, 3), (0, 0, 0, max(MIN_QUERIES - self.queries * shared, 0)))
 
     @property
     def is_long(self) -> bool:
@@ -78,6 +88,7 @@ class Layout:
     groups     the calls of torch's attention, for segments that are not in `paths`.
     by_window  indices in `groups` by a layer's window, if layers have different windows.
     segments   the segments without padding.
+    beside     [layers, N + padding, P] vectors that layers get of the tokens beside their states, if they do.
     wanted     int64 [M]: packed nodes whose logits are wanted; None: all. num_wanted: M.
     reach      by slot: number of the row's tokens in the cache, with this forward's."""
 
@@ -94,6 +105,7 @@ class Layout:
     paths: PathPlan | None = None
     by_window: Mapping[int | None, range] = field(default_factory=dict)
     segments: Sequence[Segment] = ()
+    beside: torch.Tensor | None = None
 
     def calls(self, window: int | None) -> range:
         """Indices of the `groups` of a layer with this window."""
@@ -112,7 +124,7 @@ def plan(
 ) -> Layout:  # fmt: skip
     """Lay out `segments`. lengths[s]: committed length of segment s's row.
 
-    shared   number of query heads that share a key head.
+    shared   largest number of query heads that share a key head.
     windows  the layers' windows: the largest number of tokens that a node sees, with itself; None: all.
     padding  number of nodes to add to the last segment. Like rejected drafts, they stay in the cache after the row
              until they are overwritten.
@@ -207,7 +219,7 @@ def _group(
     def put(array: IntArray | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array).to(device)
 
-    return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole)
+    return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole, shared)
 
 
 def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,9 @@ from paceline.formats import checks
 from paceline.formats import folder as files
 from paceline.formats.adapter import MERGE, Adapter
 from paceline.formats.checkpoint import Checkpoint
+from paceline.formats.experts import Piece, pieces, renamed, stacked_in
 from paceline.formats.folder import INDEX, METHOD, open_weights, read_config
+from paceline.formats.heads.mtp import head_names
 from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of, one_line
 from paceline.formats.precision import Precision, in_precision, multipliable, quantised, round_inputs
 from paceline.formats.shape import ROUTER, weight_shapes
@@ -37,10 +38,10 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
 if TYPE_CHECKING:
-    from paceline.formats.gguf import GGUF
+    from paceline.formats.gguf_file import GGUF
 
 TEXT_PARTS = dict.fromkeys(
-    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "model.language_model."
+    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "gemma4", "gemma4_text"), "model.language_model."
 )  # fmt: skip
 """Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
 MEASURED = "quality.json"
@@ -93,7 +94,7 @@ def load(
     else:
         made = _load_folder(model, precision, device, to, native, trust_remote_code, tokenizer, adapter)
     if adapter is not None:
-        made.name, made.folder = adapter.name, adapter.folder
+        made.name, made.folder, made.brings_head = adapter.name, adapter.folder, False
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
     if threads is not None:
@@ -137,6 +138,8 @@ def _load_folder(
     name, folder, config, tensors = _opened(model, trust_remote_code)
     if precision.makes_blocks or (files.quantisation(config) and precision.weights):
         to = _cpu(name, device)
+    elif files.has_blocks_of_experts(config) and to.type != "cpu":
+        precision = replace(precision, weights=None)  # Blocks run only on CPUs.
     dtype, ends = precision.rest or _own_dtype(config, tensors, to), files.eos_token_ids(folder, config)
     reason = _not_native(config)
     _check_native(name, native, reason, precision, adapter)
@@ -155,7 +158,7 @@ def _load_folder(
         weights, made_from, remarks = _weights(folder, config, tensors, precision)
         own = Checkpoint(name, config, weights, ends, made_from, dtype, sampling=sampling, remarks=remarks)
         made = build(own.merged(adapter), precision, to)
-    made.folder = folder
+    made.folder, made.brings_head = folder, bool(head_names(tensors))
     if tokenizer is not None or has_tokenizer(folder):
         made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -195,15 +198,18 @@ def _load_file(
 ) -> Target:  # fmt: skip
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    from paceline.formats.gguf import GGUF, checkpoint_of
+    from paceline.formats.gguf import checkpoint_of
+    from paceline.formats.gguf_file import GGUF
+    from paceline.formats.heads.gguf import first_head
 
     file = GGUF(path)
     checkpoint = checkpoint_of(file)
     with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
         tokenizer = tokenizer or _tokenizer_of(file)
+    brings_head = first_head(file) is not None
     del file  # A vocabulary's texts take more memory than in the file; the weights' kernels need it.
     made = build(checkpoint.merged(adapter), precision, device)
-    made.folder, made.tokenizer = path, tokenizer
+    made.folder, made.tokenizer, made.brings_head = path, tokenizer, brings_head
     return made
 
 
@@ -215,7 +221,7 @@ def _opened(model: str | Path, trust_remote_code: bool = False) -> tuple[str, Pa
     return name, folder, *_text_part(config, open_weights(folder))
 
 
-def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> Weights:
     """The tensors that the native decoder reads, mapped from disk. ModelError if `checks.check_shapes` fails."""
     shapes, tensors = weight_shapes(config), _with_experts_apart(tensors)
     checks.check_shapes(folder, shapes, files.shapes_of(tensors), config.num_hidden_layers)
@@ -223,40 +229,25 @@ def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str,
 
 
 def _with_experts_apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Give each expert its own matrices, if the checkpoint stacks those of a layer, as Qwen 3.5's does."""
-    made = {**tensors}
-    for key, file in tensors.items():
-        start, stacked, which = key.rpartition(".experts.")
-        if not stacked or which not in ("gate_up_proj", "down_proj"):
-            continue
-        parts = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
-        shape = file.get_slice(key).get_shape()
-        if len(shape) != 3:
-            continue
-        count, size, width = shape[0], shape[1] // len(parts), shape[2]
-        del made[key]
-        for number, (place, part) in product(range(count), enumerate(parts)):
-            name = f"{start}.experts.{number}.{part}.weight"
-            made[name] = _Part(file, key, number, slice(place * size, (place + 1) * size), [size, width])
-    return made
+    """Give each expert its own matrices, if the checkpoint stacks those of a layer."""
+    found = pieces(files.shapes_of(tensors))
+    stacks = stacked_in(found)
+    made = {renamed(key): _named(file, key) for key, file in tensors.items() if key not in stacks}
+    return made | {name: _Part(tensors, piece) for name, piece in found.items()}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """An open file in which a tensor is a part of a stack: `rows` of matrix `number` of the tensor `key`."""
+    """An open file in which a tensor is a piece of a stack."""
 
-    file: Any
-    key: str
-    number: int
-    rows: slice
-    shape: list[int]
+    tensors: Mapping[str, Any]
+    piece: Piece
 
-    def get_tensor(self, _: str) -> torch.Tensor:
-        tensor: torch.Tensor = self.file.get_tensor(self.key)[self.number, self.rows]
-        return tensor
+    def get_tensor(self, _: str) -> torch.Tensor | Blocks:
+        return self.piece.of(lambda key: self.tensors[key].get_tensor(key))
 
     def get_slice(self, _: str) -> SimpleNamespace:
-        return SimpleNamespace(get_shape=lambda: self.shape)
+        return SimpleNamespace(get_shape=lambda: [*self.piece.shape])
 
 
 def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
@@ -269,11 +260,12 @@ def _text_part(config: PretrainedConfig, tensors: dict[str, Any]) -> tuple[Pretr
     if getattr(config, "quantization_config", None) is not None:
         text.quantization_config = config.quantization_config
     names = {key: f"model.{key.removeprefix(start)}" if key.startswith(start) else key for key in tensors}
+    return text, {names[key]: _named(file, key) for key, file in tensors.items()}
 
-    def named(file: Any, key: str) -> Any:
-        return SimpleNamespace(get_tensor=lambda _: file.get_tensor(key), get_slice=lambda _: file.get_slice(key))
 
-    return text, {names[key]: named(file, key) for key, file in tensors.items()}
+def _named(file: Any, key: str) -> Any:
+    """Wrap an open file for a tensor that has another name, `key`, in it."""
+    return SimpleNamespace(get_tensor=lambda _: file.get_tensor(key), get_slice=lambda _: file.get_slice(key))
 
 
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
@@ -347,7 +339,8 @@ def _measured(folder: Path) -> list[str]:
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None and not files.quantisation(config):
+    method = getattr(config, "quantization_config", None)
+    if method is not None and not files.quantisation(config) and not files.has_blocks_of_experts(config):
         return "its weights are quantized"
     return checks.unsupported(config)
 
@@ -406,7 +399,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
-        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_file import GGUF
 
         return _tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
     path = Path(model).expanduser()
@@ -434,7 +427,7 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
     if is_gguf(model):
-        from paceline.formats.gguf import GGUF
+        from paceline.formats.gguf_file import GGUF
         from paceline.formats.gguf_tokenizer import as_in, same_tokens
 
         file = GGUF(gguf_of(model))

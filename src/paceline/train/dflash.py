@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from paceline.draft.methods.dflash import DFlash, convolved, kernels
 from paceline.draft.spec import option
 from paceline.formats.heads.dflash import CONVOLVED, LARGEST, MASK
-from paceline.formats.shape import Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape
 from paceline.train.eagle import TapsConfig, TapsLoss, layer_config
 from paceline.train.loss import CHUNK, distance, overlaps
 from paceline.train.options import DrafterOptions

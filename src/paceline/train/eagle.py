@@ -28,7 +28,8 @@ from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import open_drafter
 from paceline.formats.heads.eagle import Flags, default_taps
 from paceline.formats.heads.vocab import OFFSETS, from_offsets, to_offsets
-from paceline.formats.shape import Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape
 from paceline.target.load import read_config
 from paceline.train.loss import IGNORE, distance
 from paceline.train.options import DrafterOptions, Layers, layers_of

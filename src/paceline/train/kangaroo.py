@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from paceline.draft.methods.kangaroo import Kangaroo
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.formats.shape import Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import Shape
 from paceline.target.load import read_config
 from paceline.train.loss import IGNORE
 from paceline.train.options import DrafterOptions

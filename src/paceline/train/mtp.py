@@ -20,8 +20,9 @@ from transformers import AttentionInterface
 from paceline.draft.methods.mtp import Mtp
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.heads.mtp import check_head, head_in, head_shape
-from paceline.formats.shape import Shape, as_checkpoint
+from paceline.formats.shape import Shape
 from paceline.target.load import read_config
 from paceline.train.eagle import LayerConfig, LayerLoss
 from paceline.train.loss import IGNORE

@@ -19,13 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paceline.draft.spec import option
 from paceline.errors import ModelError, PacelineError
 from paceline.formats.checks import unsupported
+from paceline.formats.experts import as_checkpoint
 from paceline.formats.folder import fingerprint
-from paceline.formats.gguf import GGUF, weights_of
+from paceline.formats.gguf import weights_of
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
 from paceline.formats.heads.vocab import most_frequent
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import quantised
-from paceline.formats.shape import as_checkpoint
 from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.blocks import Weights
 from paceline.outputs import check_folder

@@ -15,8 +15,8 @@ from transformers import GenerationConfig
 
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.formats.gguf import GGUF
 from paceline.formats.gguf import end_tokens as end_tokens_of
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads import vocab
 from paceline.formats.heads.vocab import Vocabulary, most_frequent, vocab_size
 from paceline.formats.place import gguf_of, is_gguf

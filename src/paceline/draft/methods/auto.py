@@ -29,7 +29,11 @@ FADE = 32
 
 @dataclass(frozen=True)
 class AutoConfig(Options):
-    checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; write ; for , in their options")
+    checkpoint: str = option(
+        "sam|suffix",
+        "drafters to choose from, joined by |; write ; for , in their options, and ? behind one that is left out if it "
+        "does not fit the model",
+    )
     table: str | None = option(
         None, "file of `paceline tune` with measured times; none: times are measured as rounds run"
     )
@@ -47,8 +51,10 @@ class Auto(Fallback):
 
     def __init__(self, config: AutoConfig = AutoConfig()):
         self.config = config
-        self.specs = _specs(config.checkpoint)
+        listed = _specs(config.checkpoint)
+        self.specs = [spec.removesuffix("?") for spec in listed]
         super().__init__([create(spec) for spec in self.specs])
+        self._perhaps = [part for spec, part in zip(listed, self.parts, strict=True) if spec.endswith("?")]
         self.name = "auto"
         self._brought: dict[Drafter, float] = {}  # mean gain for rows without a draft
         self._turns: dict[Drafter, int] = {}
@@ -56,7 +62,9 @@ class Auto(Fallback):
 
     def bind(self, target: Facts) -> None:
         """Bind every part and read the table. MethodError from a part, or if the table does not fit."""
+        listed = self.parts
         super().bind(target)
+        self.specs = [spec for spec, part in zip(self.specs, listed, strict=True) if part in self.parts]
         self.times_rounds = self.config.table is None
         if self.config.table is not None:
             self.price_table = Table.read(self.config.table, target.weights_fingerprint)
@@ -66,6 +74,14 @@ class Auto(Fallback):
                     mend = f"Run `paceline tune` with --draft '{spec}'."
                     raise MethodError(f"the table {self.config.table} {lacks}. {mend}")
                 self.price_table.drafters[part] = spec
+
+    def _joins(self, part: Drafter, target: Facts) -> bool:
+        try:
+            return super()._joins(part, target)
+        except MethodError:
+            if part in self._perhaps:
+                return False
+            raise
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         trees = [DraftTree.root(row.last_token) for row, _ in asks]

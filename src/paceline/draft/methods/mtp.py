@@ -39,6 +39,7 @@ from paceline.target.attention import Layer, begin
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import computed_with
 
+HEAD = "multi-token-prediction head"
 NEEDS_KIND = "mtp runs a layer of the target's kind"
 
 
@@ -89,6 +90,8 @@ class Mtp(ModelDrafter):
     def open(self, target: Facts) -> FeatureModel:
         """Load the head from the folder or file of the option, or from the target's."""
         named = self.config.checkpoint or target.folder
+        if self.config.checkpoint is None and target.folder is not None and not target.brings_head:
+            raise MethodError(f"{target.folder} has no {HEAD}; `paceline train mtp` makes one: mtp:PATH")
         if named is None:
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
@@ -100,5 +103,5 @@ class Mtp(ModelDrafter):
             tensors = head_in(path) if stored is None else head_of(stored, stored.__getitem__)
         if not tensors:
             refuse_others(str(path), self.name, {} if is_gguf(named) else read_config(path, self.name), ())
-            raise MethodError(f"{path} has no multi-token-prediction head; `paceline train mtp` makes one: mtp:PATH")
+            raise MethodError(f"{path} has no {HEAD}; `paceline train mtp` makes one: mtp:PATH")
         return FeatureModel(MtpNetwork(str(path), tensors, target, self.config.dtype), self.config, target)

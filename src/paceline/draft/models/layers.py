@@ -16,7 +16,8 @@ from paceline.errors import MethodError
 from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.layout import head_shapes
 from paceline.formats.precision import multipliable, quantised
-from paceline.formats.shape import LayerKind, Shape, rotary_tables
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import LayerKind, Shape
 from paceline.kernels.blocks import Blocks, Weights, WeightsByName, tensors_of, within
 from paceline.kernels.ops import TorchOps
 from paceline.target.attention import Layer, begin

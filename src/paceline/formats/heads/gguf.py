@@ -13,7 +13,8 @@ from torch import Tensor
 from paceline.core.options import quoted
 from paceline.errors import MethodError
 from paceline.formats.folder import open_weights
-from paceline.formats.gguf import FREQUENCIES, GGUF, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.formats.gguf import FREQUENCIES, rope_of, tensor_name, tensors_in, unpermuted
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads.dflash import CONFIDENCE, CONVOLVED, SECOND, SELECT, W1, W2
 from paceline.formats.heads.mtp import OUTER as NEXTN
 from paceline.formats.heads.mtp import head_names, head_shape
@@ -149,11 +150,11 @@ def _dense(tensor: Tensor | Blocks) -> Tensor:
 def has_head(path: Path) -> bool:
     """Whether a model's folder or file brings a multi-token-prediction head. ModelError if it cannot be read."""
     if is_gguf(path):
-        return _first_head(GGUF(gguf_of(path))) is not None
+        return first_head(GGUF(gguf_of(path))) is not None
     return not (path / "adapter_config.json").exists() and bool(head_names(open_weights(path)))
 
 
-def _first_head(file: GGUF) -> int | None:
+def first_head(file: GGUF) -> int | None:
     """The number of the block with the first head."""
     products = (re.fullmatch(r"blk\.(\d+)\.nextn\.eh_proj\.weight", name) for name in file.places)
     return min((int(match[1]) for match in products if match), default=None)
@@ -163,7 +164,7 @@ def head_in(path: Path, target: Shape) -> Weights:
     """Read the first multi-token-prediction head in a model's file, or in its own file, for a target of this shape.
     Its matrices stay in the file's blocks. Returns no weights if there is none. PacelineError if it cannot be read."""
     file = GGUF(path)
-    first = _first_head(file)
+    first = first_head(file)
     if first is None:
         return {}
     start, layer = f"blk.{first}.", f"model.layers.{first}."

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from paceline.errors import MethodError
+from paceline.formats.experts import as_checkpoint, renamed
 from paceline.formats.folder import open_weights
 from paceline.formats.heads.checkpoint import check_all
 from paceline.formats.heads.layout import Tensors
-from paceline.formats.shape import ROUTER, LayerKind, Shape, as_checkpoint, layer_shapes
+from paceline.formats.shape import ROUTER, LayerKind, Shape, layer_shapes
 from paceline.kernels.blocks import WeightsByName
 
 LAYOUTS = (
@@ -58,7 +59,7 @@ def head_of(checkpoint: Iterable[str], read: Callable[[str], torch.Tensor]) -> T
 
     checkpoint  names of the checkpoint's tensors. read: function that returns a tensor by name."""
     names = head_names(checkpoint)
-    tensors = {own: read(name) for own, name in names.items()}
+    tensors = {renamed(own): read(name) for own, name in names.items()}
     joined = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
     tensors |= as_checkpoint({name: tensors.pop(name) for name in joined})
     if tensors and STATE_FIRST.fullmatch(names[OUTER[0]]) and (product := tensors[OUTER[0]]).ndim:
