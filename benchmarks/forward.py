@@ -410,7 +410,7 @@ def context(asked: argparse.Namespace) -> None:
         )
         writer = cache.writer(layout)
         for layer in range(layers):
-            attend(queries[n], layout, writer, layer)
+            attend(queries[n], kv_heads, layout, writer, layer)
 
     def library(n: int, slot: int, length: int) -> None:
         grouped = queries[n].view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
