@@ -483,6 +483,21 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(tiny, path, more=lambda w: w.add_attn_logit_softcapping(50.0)), "attn_logit_softcapping 50.0")
 
 
+def test_files_of_the_newer_families_that_make_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    flash = models.make("glm-flash", tmp_path / "flash")
+    of_a_softmax = gguf.ExpertGatingFuncType.SOFTMAX
+    refused(write(flash, path, more=lambda w: w.add_expert_gating_func(of_a_softmax)), "is a DeepSeek", "GLM 4.7 Flash")
+    file = GGUF(write(flash, path))
+    del file.metadata["deepseek2.attention.key_length_mla"]
+    with pytest.raises(ModelError, match=r"has no attention.key_length_mla: it is of an old converter"):
+        config_of(file)
+    file = GGUF(write(models.make("gemma4-moe", tmp_path / "gemma"), path))
+    del file.metadata["gemma4.attention.sliding_window_pattern"]
+    with pytest.raises(ModelError, match="does not say which layers have a window"):
+        config_of(file)
+
+
 def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
     path = write(tiny, tmp_path / "m.gguf", pre="default")
     target = load(path)  # it can still be given token ids
