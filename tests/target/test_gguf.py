@@ -214,8 +214,10 @@ def test_mixed_kinds_are_what_the_reference_makes_of_them(family, changes, tmp_p
     assert answers[0].tokens == drafted[0].tokens
 
 
-@pytest.mark.parametrize("family", models.HYBRID)
-def test_a_file_says_the_same_expanded_for_other_engines(family, tmp_path, monkeypatch):  # fmt: skip
+@pytest.mark.parametrize("family", ["gpt-oss", "gemma4", "gemma4-moe", "glm-flash", "smollm", *models.HYBRID])
+def test_a_file_says_the_same_expanded_for_other_engines(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write(models.make(family, tmp_path / "model", **IN_FILES.get(family, {})), tmp_path / "m.gguf")
     expanded = AutoModelForCausalLM.from_pretrained(setup.expanded(file, torch.float32))
@@ -475,6 +477,21 @@ def test_models_that_are_not_supported(tiny, tmp_path):
     refused(write(tiny, path, more=lambda w: w.add_tensor("blk.0.attn_sinks.weight", extra)), "attn_sinks", "0 more")
     refused(write(tiny, path, more=lambda w: w.add_causal_attention(False)), "attention.causal False")
     refused(write(tiny, path, more=lambda w: w.add_attn_logit_softcapping(50.0)), "attn_logit_softcapping 50.0")
+
+
+def test_files_of_the_newer_families_that_make_no_model(tmp_path):
+    path = tmp_path / "m.gguf"
+    flash = models.make("glm-flash", tmp_path / "flash")
+    of_a_softmax = gguf.ExpertGatingFuncType.SOFTMAX
+    refused(write(flash, path, more=lambda w: w.add_expert_gating_func(of_a_softmax)), "is a DeepSeek", "GLM 4.7 Flash")
+    file = GGUF(write(flash, path))
+    del file.metadata["deepseek2.attention.key_length_mla"]
+    with pytest.raises(ModelError, match=r"has no attention.key_length_mla: it is of an old converter"):
+        config_of(file)
+    file = GGUF(write(models.make("gemma4-moe", tmp_path / "gemma"), path))
+    del file.metadata["gemma4.attention.sliding_window_pattern"]
+    with pytest.raises(ModelError, match="does not say which layers have a window"):
+        config_of(file)
 
 
 def test_tokenizers_that_cannot_be_trusted(tiny, tmp_path):

@@ -193,3 +193,18 @@ def test_the_rules_are_told_apart_by_these_texts():
     del split["dbrx"]  # which the test of whole words tells from llama-bpe
     for rule, tokens in split.items():
         assert all(tokens != others for other, others in split.items() if other != rule)
+
+
+def test_gemmas_merges_are_in_the_files_order() -> None:
+    """Whatever the scores say; what it does not know becomes bytes."""
+    words = ["<unk>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "bc", "▁a"]
+    ids = {word: i for i, word in enumerate(words)}
+    facts: dict[str, Any] = {
+        "model": "gemma4", "tokens": words, "token_type": [2, 3, *[6] * 256, *[1] * 7], "merges": ["b c", "▁ a", "a b"],
+        "scores": [0.0] * len(words), "unknown_token_id": 0, "bos_token_id": 1, "add_space_prefix": False,
+    }  # fmt: skip
+    facts["scores"][ids["ab"]] = 9.0
+    ours = tokenizer_of(file_of(facts), "m")
+    said = ours.encode_text("abc ab é")
+    assert said == [ids[word] for word in ("a", "bc", "▁a", "b", "▁", "<0xC3>", "<0xA9>")]
+    assert ours.decode(said) == "abc ab é"

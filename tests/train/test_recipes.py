@@ -2,6 +2,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from paceline.errors import MethodError, PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts
 from paceline.target.load import load
 from paceline.train.loop import Reporter, read_log
+from paceline.train.trainer import Trainer
 from tests import gguf_files, models
 from tests.train.conftest import following_answers
 
@@ -173,3 +175,13 @@ def test_the_loss_may_compare_a_few_tokens(recipe, root, tmp_path):
     assert "40 tokens in the loss: 100.00% of the held-out answers" in done.output
     facts = json.loads((tmp_path / "out" / "config.json").read_text())
     assert facts["recipe"]["config"]["loss_vocab"] == 40
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "gemma4", "glm-flash", "qwen3-moe"])
+def test_a_drafter_is_recorded_for_the_weights_that_are_loaded(family, tmp_path):
+    """Buffers and stacks of experts count as they do when a model is loaded."""
+    folder = models.make(family, tmp_path / "target")
+    asked = SimpleNamespace(
+        teacher=models.model(family), training=SimpleNamespace(target=folder), tokenizer=SimpleNamespace(fingerprint="")
+    )
+    assert Trainer.target_facts(asked).weights_fingerprint == load(folder).weights_fingerprint

@@ -99,3 +99,16 @@ def as_checkpoint(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     made = {renamed(name): weight for name, weight in state.items() if name not in stacks}
     read = (piece.of(state.__getitem__) for piece in found.values())
     return made | {name: one for name, one in zip(found, read, strict=True) if isinstance(one, torch.Tensor)}
+
+
+def as_state(weights: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Undo `as_checkpoint`: turn a checkpoint's tensors into the state_dict of a transformers model, without those that
+    the checkpoint lacks. shapes: those of the state_dict."""
+    found = pieces(shapes)
+    dtypes = {piece.key: weights[name].dtype for name, piece in found.items()}
+    made = {key: torch.empty(*shapes[key], dtype=dtype) for key, dtype in dtypes.items()}
+    for name, piece in found.items():
+        one = made[piece.key][piece.number]
+        (one.T if piece.turned else one)[piece.rows] = weights[name]
+    others = shapes.keys() - made.keys()
+    return made | {name: weights[renamed(name)] for name in others if renamed(name) in weights}

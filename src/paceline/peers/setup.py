@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from paceline.core.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.folders import cache_folder
+from paceline.formats.experts import as_state
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import DTYPES
 from paceline.formats.shape import TILED, Shape
@@ -149,6 +150,9 @@ def expanded(file: Path, dtype: torch.dtype) -> Path:
         if delta is not None and delta.tiled:
             weights = {name: untiled(name, weight, delta) for name, weight in weights.items()}
             setattr(config, TILED, False)
+        with torch.device("meta"):
+            state = AutoModelForCausalLM.from_config(copy.deepcopy(config)).state_dict()
+        weights = as_state(weights, {name: tensor.shape for name, tensor in state.items()})
         weights = {name: weight.contiguous() for name, weight in weights.items()}
         config.architectures, config.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]], dtype
         folder.parent.mkdir(parents=True, exist_ok=True)

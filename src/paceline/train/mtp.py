@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from paceline.draft.methods.mtp import Mtp
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.formats.experts import as_checkpoint
+from paceline.formats.experts import as_checkpoint, as_state
 from paceline.formats.heads.mtp import check_head, head_in, head_shape
 from paceline.formats.shape import Shape
 from paceline.target.load import read_config
@@ -83,7 +83,8 @@ class MtpModule(Unrolled):
         self.layers = nn.ModuleList([layer])
         with torch.no_grad():
             if head:
-                self.load_state_dict(joined(head, self.state_dict()))
+                shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
+                self.load_state_dict(as_state(head, shapes))
             else:
                 begin_as_last(self.fc)
                 for name, weight in layer.named_parameters():
@@ -111,20 +112,6 @@ def turns_of(teacher: Any, layer: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(Shape.of(teacher.config).max_context, device=teacher.device)[None]
     cos, sin = teacher.model.rotary_emb(torch.zeros(1, device=teacher.device), places, **kind)
     return cos[0], sin[0]
-
-
-def joined(head: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A head's tensors by the names of `like`, where a tensor has all experts' matrices; undoes `as_checkpoint`."""
-    made = {}
-    for name, tensor in like.items():
-        start, of_experts, which = name.rpartition(".experts.")
-        if not of_experts:
-            made[name] = head[name]
-            continue
-        parts = ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,)
-        each = ([head[f"{start}.experts.{n}.{part}.weight"] for part in parts] for n in range(len(tensor)))
-        made[name] = torch.stack([torch.cat(one) for one in each])
-    return made
 
 
 class MtpLoss(LayerLoss):

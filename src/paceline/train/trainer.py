@@ -27,6 +27,7 @@ from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
 from paceline.formats.heads.vocab import most_frequent
 from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.precision import quantised
+from paceline.formats.shape import weight_shapes
 from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.blocks import Weights
 from paceline.outputs import check_folder
@@ -196,6 +197,9 @@ class Trainer:
             name, weights = file.path.stem, weights_of(file, config)
         else:
             name, weights = training_folder(target).name, {**as_checkpoint(dict(self.teacher.named_parameters()))}
+            buffers = as_checkpoint(dict(self.teacher.named_buffers()))
+            wanted = weight_shapes(config) if unsupported(config) is None else {}
+            weights |= {name: buffers[name] for name in buffers.keys() & wanted.keys()}
         return TargetFacts(
             name,
             self.tokenizer.fingerprint,
