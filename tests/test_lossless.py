@@ -318,11 +318,7 @@ def test_drafts_of_the_same_noise_are_accepted_and_change_nothing(world, widths)
 
 
 @pytest.mark.parametrize(
-    ("greedy", "name"),
-    paired(
-        [True, False],
-        ["none", "oracle tree", "early exit", "sam+prompt-lookup"],
-    ),
+    ("greedy", "name"), paired([True, False], ["none", "oracle tree", "early exit", "sam+prompt-lookup"])
 )
 def test_a_row_does_not_depend_on_its_batch_mates(world, name, greedy):
     rng = np.random.default_rng(3)

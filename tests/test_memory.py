@@ -70,11 +70,7 @@ WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enum
 
 # Preemption --------------------------------------------------------------------------------------------------------
 
-MAKERS = {
-    "none": lambda: create("none"),
-    "recycling": lambda: create("recycling"),
-    "coupled": coupled,
-}
+MAKERS = {"none": lambda: create("none"), "recycling": lambda: create("recycling"), "coupled": coupled}
 
 
 @pytest.mark.usefixtures("eager")
@@ -287,8 +283,7 @@ def test_rows_of_another_engine_stay_where_they_are(decoder):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 5 * 10**8), (4096, 4096), ("64kb", 64000)],
+    ("text", "size"), [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 5 * 10**8), (4096, 4096), ("64kb", 64000)]
 )
 def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size

@@ -39,11 +39,7 @@ SPECS = {
     "mtp": "mtp:{mtp}",
 }
 """Of drafters with a checkpoint; {name}: a folder that `Folders` makes."""
-NETWORKS = {
-    "medusa": {},
-    "hydra": {"layers": 1, "prefix": False},
-    "amphista": {},
-}
+NETWORKS = {"medusa": {}, "hydra": {"layers": 1, "prefix": False}, "amphista": {}}
 SILENT = ("none", "grammar")
 """They draft nothing for ordinary requests."""
 

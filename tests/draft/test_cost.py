@@ -6,13 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from paceline.draft.cost import (
-    DraftTimes,
-    Prices,
-    Table,
-    _nonnegative,
-    forward_times,
-)
+from paceline.draft.cost import DraftTimes, Prices, Table, _nonnegative, forward_times
 
 # Times ----------------------------------------------------------------------------------------------------------------
 

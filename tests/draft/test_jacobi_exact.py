@@ -6,12 +6,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import (
-    BranchingNoise,
-    largest_difference,
-    outcomes,
-    plain,
-)
+from tests.lossless_enumeration import BranchingNoise, largest_difference, outcomes, plain
 from tests.pairs import paired
 
 SPECS = ["jacobi", "jacobi,tree=0,retrieve=none", "jacobi,tree=8", "jacobi,match=recent,candidates=3"]

@@ -35,10 +35,7 @@ def by_hand(text, config):
 
 
 CONFIGS = st.builds(
-    SamConfig,
-    draft=st.integers(1, 12),
-    min_match=st.integers(1, 4),
-    grow=st.sampled_from([0, 0.5, 1, 4]),
+    SamConfig, draft=st.integers(1, 12), min_match=st.integers(1, 4), grow=st.sampled_from([0, 0.5, 1, 4])
 )
 
 

@@ -230,11 +230,14 @@ NAMES = ("eagle3", "eagle3 with norms", "dflash", "dflash, causal", "dflash of f
          "dspark, whose confidence reads states alone")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
-def test_what_is_written_is_read_back_and_drafts_alike(
-    model, target, tmp_path, name, dtype
-):
+IN_BLOCKS = ("eagle3 with norms", "dflash of few tokens", "dspark", "dflash2")
+"""Between them they have every tensor that is written."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "f32") for name in NAMES), *((name, "q8_0") for name in IN_BLOCKS)]
+)
+def test_what_is_written_is_read_back_and_drafts_alike(model, target, tmp_path, name, dtype):
     """With plain decoding's text; in eight bits not every draft is the same."""
     method, config, tensors = heads(model)[name]
     folder, file = write(tmp_path / "head", config, tensors), tmp_path / "head.gguf"
