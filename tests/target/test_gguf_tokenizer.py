@@ -199,7 +199,7 @@ def test_gemmas_merges_are_in_the_files_order() -> None:
     """Whatever the scores say; what it does not know becomes bytes."""
     words = ["<unk>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "bc", "▁a"]
     ids = {word: i for i, word in enumerate(words)}
-    facts: dict[str, Any] = {
+    facts = {
         "model": "gemma4", "tokens": words, "token_type": [2, 3, *[6] * 256, *[1] * 7], "merges": ["b c", "▁ a", "a b"],
         "scores": [0.0] * len(words), "unknown_token_id": 0, "bos_token_id": 1, "add_space_prefix": False,
     }  # fmt: skip
