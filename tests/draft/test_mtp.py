@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
 
+from paceline.cli.options import WITH_HEAD, drafter_for, open_engine
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.draft import registry
 from paceline.draft.methods.mtp import Mtp, MtpNetwork
 from paceline.draft.models.layers import placed
 from paceline.engine.engine import Engine
+from paceline.engine.options import EngineOptions
 from paceline.errors import ModelError, PacelineError
 from paceline.formats.heads.gguf import head_in
 from paceline.formats.heads.mtp import head_names, head_of
@@ -220,6 +222,17 @@ def test_auto_takes_the_head_that_the_model_brings(tmp_path):
     assert [part.name for part in Engine(bare, "auto:mtp?|suffix").drafter.parts] == ["suffix"]
     with pytest.raises(PacelineError, match="has no multi-token-prediction head"):
         Engine(bare, "auto:mtp|suffix")
+
+
+def test_a_model_that_brings_a_head_drafts_with_it_unless_told_otherwise(tmp_path):
+    folder, bare = make(tmp_path / "model", "qwen"), models.make("qwen3", tmp_path / "bare")
+    file = gguf_files.write(bare, tmp_path / "bare.gguf")
+    assert drafter_for(str(folder), None) == WITH_HEAD
+    assert drafter_for(str(folder), "sam") == "sam"
+    assert drafter_for(str(folder), None, prefix_cache="prefixes") == "suffix"
+    assert {drafter_for(str(place), None) for place in (bare, file, tmp_path / "none", "smollm2")} == {"suffix"}
+    engine = open_engine(str(folder), drafter_for(str(folder), None), EngineOptions(dtype="float32"))
+    assert [part.name for part in engine.drafter.parts] == ["mtp", "suffix"]
 
 
 def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path):

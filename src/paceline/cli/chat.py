@@ -11,7 +11,7 @@ from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, statistics
 from paceline.core.tally import Tally, over
-from paceline.engine.options import Draft, EngineOptions
+from paceline.engine.options import DraftOrBrought, EngineOptions
 from paceline.errors import PacelineError, PromptError, printable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Ctrl-C stops an answer and keeps the chat."""
 @with_options
 def chat(
     model: options.Model = options.SMOLLM2,
-    draft: Draft = "suffix",
+    draft: DraftOrBrought = None,
     tune: options.Tune = None,
     file: options.Document = None,
     max_tokens: options.MaxTokens = 512,
@@ -46,7 +46,7 @@ def chat(
     """
     params = sampling.params(max_tokens=max_tokens)
     document = "" if file is None else options.document_in(file)
-    engine = options.open_engine(model, options.tuned(draft, tune), running)
+    engine = options.open_engine(model, options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune), running)
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)

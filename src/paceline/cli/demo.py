@@ -18,13 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.cli.options import SMOLLM2, open_engine
+from paceline.cli.options import SMOLLM2, drafter_for, open_engine
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, Steps, plain_table, statistics
 from paceline.core.tally import Tally
 from paceline.draft.registry import named
 from paceline.draft.spec import option, parse, split
-from paceline.engine.options import Draft, ModelOptions
+from paceline.engine.options import DraftOrBrought, ModelOptions
 from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.formats.place import check_place
 from paceline.given import checked
@@ -68,7 +68,7 @@ def demo(
         ),
     ] = None,
     prompts: options.Prompts = None,
-    draft: Draft = "suffix",
+    draft: DraftOrBrought = None,
     also: list[str] | None = option(
         None, "Compare this drafter as well; may be repeated. [default: some that suit the model]",
         callback=checked(named),
@@ -102,6 +102,7 @@ def demo(
     from paceline.target.load import device_named
 
     setting = SETTINGS.get(model, Setting())
+    draft = drafter_for(model, draft)
     specs = [draft, *(also if also is not None else filter(_is_there, setting.also))]
     with as_file(files("paceline.cli") / setting.prompts) as shipped:
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))

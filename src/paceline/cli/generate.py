@@ -13,7 +13,7 @@ from paceline.cli import options
 from paceline.cli.parameters import with_options
 from paceline.cli.show import Screen, profile_table
 from paceline.draft.spec import option
-from paceline.engine.options import Draft, EngineOptions
+from paceline.engine.options import DraftOrBrought, EngineOptions
 from paceline.errors import PacelineError, PromptError, printable
 from paceline.formats.place import check_place
 from paceline.outputs import ANSWERS, Appender, Writer, appends, standard_output
@@ -41,7 +41,7 @@ def generate(
         None, "A text file that the answers will resemble; drafts are copied from it first, then --draft is asked.",
         callback=readable,
     ),
-    draft: Draft = "suffix",
+    draft: DraftOrBrought = None,
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     sampling: options.SamplingOptions = options.SamplingOptions(),
@@ -91,7 +91,7 @@ def generate(
     from paceline.draft.base import unmet
 
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
-    draft = options.tuned(draft, tune)
+    draft = options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune)
     screen = Screen(color)
     jobs, broken = _jobs(prompt, prompts, params, predicted, file)
     has_predictions = any(job.expected for job in jobs)

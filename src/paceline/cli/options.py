@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -91,6 +92,24 @@ Ignore = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Color = Annotated[bool, typer.Option("--color", help="Colour the parts of the text that were drafted and accepted.")]
+
+
+WITH_HEAD = "auto:mtp?|suffix"
+"""The default drafter of a model that brings a head: the head or copied words, by what pays."""
+
+
+def drafter_for(model: str, draft: str | None, prefix_cache: str | None = None) -> str:
+    """--draft, or its default for this model. A folder of prefixes has no states for a head."""
+    if draft is not None:
+        return draft
+    place = Path(model).expanduser()
+    if prefix_cache is not None or not place.exists():
+        return "suffix"
+    from paceline.formats.heads.gguf import has_head
+
+    with suppress(PacelineError):  # Loading the model says what is wrong with it.
+        return WITH_HEAD if has_head(place) else "suffix"
+    return "suffix"
 
 
 def open_engine(model: str, draft: str | Drafter, running: ModelOptions, **more: Any) -> Engine:

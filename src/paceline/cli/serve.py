@@ -50,9 +50,10 @@ class Serving(Grouped):
 @with_options
 def serve(
     model: options.Model = options.SMOLLM2,
-    draft: str = option(
-        "suffix", "Drafter for requests that do not name one.", names=("--draft", "-d"),
-        callback=checked(named),
+    draft: str | None = option(
+        None, "Drafter for requests that do not name one. [default: suffix; auto:mtp|suffix for a model that brings a "
+        "head]",
+        names=("--draft", "-d"), callback=checked(named),
     ),
     allow_draft: list[str] | None = option(
         None, "Another drafter that a request may choose with its field `draft`.", callback=checked(named)
@@ -135,6 +136,7 @@ def serve(
     if api_key:
         note = "--api-key can be read by all users of this machine (ps shows it): set PACELINE_API_KEY instead"
         print(f"warning: {note}", file=sys.stderr, flush=True)
+    draft = options.drafter_for(model, draft, running.prefix_cache)
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     given = name or []
     shown = [one for one in given if one != "*"] or [Path(model).expanduser().resolve().name]

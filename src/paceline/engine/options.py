@@ -17,6 +17,13 @@ Draft = Annotated[
         names=("--draft", "-d"), callback=checked(named),
     )
 ]  # fmt: skip
+DraftOrBrought = Annotated[
+    str | None, option(
+        help="Drafter, name[:checkpoint][,key=value...]; join several by +, and put paths with + or , into double "
+        "quotes. `paceline methods` lists them. [default: suffix; auto:mtp|suffix for a model that brings a head]",
+        names=("--draft", "-d"), callback=checked(named),
+    )
+]  # fmt: skip
 Budget = Annotated[
     bool, option(
         help="Draft as many tokens as measured times say to pay; --no-budget: as many as the drafter proposes.",
