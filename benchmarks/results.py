@@ -358,11 +358,10 @@ def _of_target(target: str, runs: Sequence[dict[str, Any]], newest: str) -> Iter
 
 
 def _joined(runs: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Methods of runs of one suite, each by the first run that has it."""
+    """Methods of runs of one suite, each by the newest run that has it."""
     joined: dict[str, dict[str, Any]] = {}
-    for one in runs:
-        for method, facts in one["methods"].items():
-            joined.setdefault(method, facts)
+    for one in sorted(runs, key=lambda run: run["date"]):
+        joined |= one["methods"]
     return joined
 
 

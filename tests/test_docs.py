@@ -187,16 +187,16 @@ def test_the_number_of_drafters_is_right():
 
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_what_a_page_shows_is_so(file):
-    """Its commands run; its links and scripts lead somewhere, `COMMIT:benchmarks/NAME.py` apart; bodies that curl sends
-    are JSON; and its figures were measured with the shipped weights."""
+    """Its commands run; its links and scripts lead somewhere; bodies that curl sends are JSON; and its figures were
+    measured with the shipped weights."""
     text = TEXTS[file]
     assert {command: why for command, whole in shown(file) if (why := complaint(words_of(command), whole))} == {}
     if file in (*HELP, *EXAMPLES):
         return
     links = [one for one in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not one.startswith(("http:", "https:"))]
     assert [link for link in links if not leads_somewhere(file, link)] == []
-    scripts = re.findall(r"(?:\b([0-9a-f]{8}):)?\b(benchmarks/\w+\.py)", text)
-    assert [one for commit, one in scripts if not commit and not (REPOSITORY / one).exists()] == []
+    scripts = re.findall(r"\bbenchmarks/\w+\.py", text)
+    assert [one for one in scripts if not (REPOSITORY / one).exists()] == []
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for words in (shlex.split(block, comments=True) for block in blocks if "curl " in block):
         for body in (after for word, after in pairwise(words) if word == "-d" and "..." not in after):

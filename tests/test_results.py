@@ -70,8 +70,11 @@ def test_runs_become_a_record_and_tables(tmp_path, printed, monkeypatch):
     row = "| avx512/qwen-q4-humaneval | `sam` | 1.25 (2026-11-28) | 1.50 (2026-11-29) | 1.20 |"
     assert printed("again").splitlines()[2:] == [row]
     assert (tmp_path / "runs.md").read_text().endswith(f"{row}\n")
-    assert "`sam` | 1.25 (1.20 to 1.31)" in printed("table").split("### AMX")[0], "the first day's is the table's"
-    assert "`suffix` | 1.20" in printed("table"), "which the first day had not"
+    table = printed("table").split("### AMX")[0]
+    (sam,) = [line for line in table.splitlines() if line.startswith("| `sam` |")]
+    assert "| 1.50" in sam, "the newest day's is the table's"
+    assert "`suffix` | 1.20" in table, "which the first day had not"
+    assert "`peer:llama-cpp` | 0.75" in table, "which the later day had not"
 
 
 def test_trained_drafters_stand_beside_their_papers(tmp_path, printed, monkeypatch):

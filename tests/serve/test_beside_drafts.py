@@ -2,7 +2,7 @@
 
     python -m tests.serve.test_beside_drafts        # writes the table
 
-What other engines do is what the threads named in its cells say; it was looked up on 2026-11-27."""
+What other engines do is what the threads named in its rows say; it was looked up on 2026-11-27."""
 
 import json
 import re
@@ -176,11 +176,14 @@ OTHERS = {"model", "draft", "messages", "prompt", "suffix", "echo", "add_special
 
 
 def table():
-    lines = ["| | here | " + " | ".join(ENGINES) + " |", "|---|---" + "|---" * len(ENGINES) + "|"]
-    for what, tests, others in ROWS:
-        names = "yes: " + ", ".join(f"`{test.partition('.')[2]}`" for test in tests)
-        cells = [linked(others.get(name, "not looked up"), where) for name, where in ENGINES.items()]
-        lines.append(f"| {what} | {names} | " + " | ".join(cells) + " |")
+    """What works here, and a row for each thing that was looked up in another engine."""
+    lines = ["| works here | the test that shows it |", "|---|---|"]
+    for what, tests, _ in ROWS:
+        names = ", ".join(f"`{test.partition('.')[2]}`" for test in tests)
+        lines.append(f"| {what} | {names} |")
+    lines += ["", "| in another engine | | what its thread says |", "|---|---|---|"]
+    for name, where in ENGINES.items():
+        lines += [f"| {name} | {what} | {linked(others[name], where)} |" for what, _, others in ROWS if name in others]
     return "\n".join(lines) + "\n"
 
 

@@ -46,7 +46,8 @@ def chat(
     """
     params = sampling.params(max_tokens=max_tokens)
     document = "" if file is None else options.document_in(file)
-    engine = options.open_engine(model, options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune), running)
+    draft = options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune)
+    engine = options.open_engine(model, draft, running)
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)

@@ -176,7 +176,7 @@ def _model(target: Target, asked: ModelOptions) -> dict[str, str]:
     if inside := _inside(target):
         facts["inside"] = inside
     if target.brings_head:
-        facts["drafter"] = f"{options.WITH_HEAD}, unless --draft says otherwise: the head inside, or words copied, by what pays"
+        facts["drafter"] = f"{options.WITH_HEAD}, unless --draft says otherwise: the head inside or copied words"
     if target.tokenizer is not None and target.tokenizer.begins:
         facts["chats"] = f"begin with {target.tokenizer.inner.bos_token}, as the file says, whatever the template has"
     return facts | {"note": " ".join(target.notes[1:])} if target.notes[1:] else facts
