@@ -49,11 +49,11 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return cap * torch.tanh(logits / cap) + (logits - logits)
     logits, out = logits.contiguous(), torch.empty_like(logits)
-    _cap(logits.data_ptr(), out.data_ptr(), logits.numel(), cap)
+    _cap(logits.data_ptr(), out.data_ptr(), logits.numel(), np.float32(cap))
     return out
 
 
-@njit("void(int64, int64, int64, float32)", cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy")
 def _cap(logits_at, out_at, size, cap):  # type: ignore[no-untyped-def]
     logits, out = carray(address(logits_at), (size,), np.float32), carray(address(out_at), (size,), np.float32)
     for i in range(size):
