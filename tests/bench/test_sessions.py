@@ -6,6 +6,7 @@ from time import perf_counter
 import pytest
 from tests.served import Served
 
+from paceline.bench.options import check_pause
 from paceline.bench.sessions import Sessions, measure, page, read_sessions, summarize
 from paceline.errors import PacelineError
 from paceline.logs.conversations import Reading
@@ -140,3 +141,23 @@ def test_nothing_to_ask_or_nobody(tmp_path, log):
     with pytest.raises(PacelineError, match="no server is named"):
         measure(Sessions(log, out=tmp_path / "run"))
     assert summarize([], ["one"])[0]["turns"] == 0
+
+
+def test_pauses_are_those_of_the_log(log, tmp_path, monkeypatch):
+    """From an answer to what the next answer was asked with, not to the next answer; at most a minute."""
+    times = [1000, 1001, 1010, 1012, 1015.5, 1020, 2000, 2003]
+    timed = tmp_path / "timed.jsonl"
+    said = [one | {"timestamp": 1.7e9 + at} for one, at in zip(SAID, times, strict=True)]
+    timed.write_text(json.dumps({"id": "a", "messages": said}) + "\n")
+    (session,) = read_sessions(Sessions(timed, pause="log"), Reading())
+    assert session.pauses == [0.0, 5.5, 60.0]
+    slept = []
+    monkeypatch.setattr("paceline.bench.sessions.sleep", slept.append)
+    with Served() as server:
+        measure(Sessions(log, urls={"one": server.url}, max_tokens=2, pause="1.5", limit=1, out=tmp_path / "run"))
+    assert slept == [0.0, 1.5, 1.5]
+    with pytest.raises(PacelineError, match="has no times of its messages"):
+        read_sessions(Sessions(log, pause="log"), Reading())
+    for wrong in ("-1", "nan", "soon"):
+        with pytest.raises(PacelineError, match=f"--pause is '{wrong}'"):
+            check_pause(wrong)

@@ -220,3 +220,20 @@ def test_a_session_that_leads_in_a_circle_ends(tmp_path):
     said = [line("1", "2", "user", "Hi."), line("2", "1", "assistant", [{"type": "text", "text": "Ho."}], id="m")]
     path = lines(tmp_path / "s.jsonl", *said)
     assert len(read_trace(path)) == 1
+
+
+def test_messages_have_the_times_of_their_last_lines(tmp_path):
+    """An answer ends with its last block; results are there when the last of them is."""
+    file = lines(
+        tmp_path / "s.jsonl",
+        line("1", None, "user", "Rename f.", timestamp="2026-11-29T10:00:00Z"),
+        line("2", "1", "assistant", [{"type": "text", "text": "I"}], id="m", timestamp="2026-11-29T10:00:04.500Z"),
+        line("3", "2", "assistant", [{"type": "text", "text": " do."}], id="m", timestamp="2026-11-29T10:00:06Z"),
+        line("4", "3", "user", "And g.", timestamp="soon"),
+        line("5", "4", "assistant", [{"type": "text", "text": "Too."}], id="n"),
+    )
+    (conversation,) = read_trace(file, reading=Reading())
+    begin = conversation.messages[0]["at"]
+    assert [one.get("at", 0) - begin for one in conversation.messages] == [0, 6, -begin, -begin]
+    (first, _) = read_trace(codex(tmp_path), reading=Reading())
+    assert [one.get("at") for one in first.messages] == [None, *[begin] * (len(first.messages) - 1)]

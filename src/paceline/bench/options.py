@@ -1,7 +1,9 @@
 """Options of a benchmark, as fields that become options of the command line. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +12,8 @@ from paceline.core.rules import check_schedule, ruled
 from paceline.draft import registry
 from paceline.draft.spec import option
 from paceline.engine.options import ModelOptions
+from paceline.errors import PacelineError
+from paceline.given import checked
 from paceline.net.keys import Keys
 from paceline.outputs import check_folder
 from paceline.textfiles import readable_or_folders
@@ -114,6 +118,17 @@ class Benchmark(ModelOptions):
                 check_schedule(schedule, batch)
 
 
+OF_LOG = "log"
+
+
+def check_pause(pause: str) -> None:
+    """Raise PacelineError for a pause that is neither seconds nor the log's."""
+    with suppress(ValueError):
+        if pause == OF_LOG or 0 <= float(pause) < inf:
+            return
+    raise PacelineError(f"--pause is {pause!r}; give seconds, or {OF_LOG}")
+
+
 @dataclass(frozen=True)
 class Sessions:
     """Which servers are asked for whole sessions of a coding agent, and how.
@@ -133,7 +148,10 @@ class Sessions:
         96, "Largest number of new tokens of a turn.", names=("--max-tokens", "-n"), least=1
     )
     batch: int = option(1, "Number of sessions side by side.", least=1, names=("--batch", "-b"))
-    pause: float = option(0.0, "Seconds between the turns of a session, as tools take.", least=0)
+    pause: str = option(
+        "0", "Seconds between the turns of a session, as tools take; log: as long as in the log, up to 60.",
+        metavar="SECONDS|log", callback=checked(check_pause),
+    )
     limit: int | None = option(None, "Largest number of sessions.", least=1)
     out: Path | None = option(
         None, "Folder of this run; the same command goes on with a run that was stopped. [default: a new folder]",

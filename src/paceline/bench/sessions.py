@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import sleep
 from typing import Any
 
-from paceline.bench.options import Result, Sessions
+from paceline.bench.options import OF_LOG, Result, Sessions
 from paceline.bench.record import is_looping
 from paceline.core.tally import Tally
 from paceline.errors import PacelineError
@@ -34,16 +35,19 @@ from paceline.runs.runs import Lines, Run, read_about, rows
 
 KIND, TURNS, SUMMARY = "sessions", "turns.jsonl", "summary.json"
 """The kind of run for `runs.runs`, and two of its files."""
+LONGEST_PAUSE = 60.0
+"""The longest pause of a log that is waited, in seconds."""
 ANSWER_SECONDS = 3600.0  # After so long without a byte a server counts as hanging.
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0}
 
 
 @dataclass(frozen=True)
 class Session:
-    """A session: the body of the request for each turn."""
+    """A session: the body of the request for each turn, and seconds to wait before it."""
 
     name: str
     turns: Sequence[Mapping[str, Any]]
+    pauses: Sequence[float]
 
 
 def measure(asked: Sessions, progress: Progress = Progress()) -> Result:
@@ -83,9 +87,23 @@ def read_sessions(asked: Sessions, reading: Reading) -> list[Session]:
     made = []
     for i, one in enumerate(read_trace(asked.log, limit=asked.limit, reading=reading), 1):
         name = str(one.record.get("id") or f"session {i}")
-        made.append(Session(name, [_body(one, at, asked.max_tokens) for at in one.answers]))
+        pauses = _pauses(one) if asked.pause == OF_LOG else [0.0, *[float(asked.pause)] * len(one.answers)]
+        made.append(Session(name, [_body(one, at, asked.max_tokens) for at in one.answers], pauses))
+    if asked.pause == OF_LOG and not any(any(one.pauses) for one in made):
+        raise PacelineError(f"{asked.log} has no times of its messages, so --pause log has no pauses; give seconds")
     names = {one.name for one in made}
-    return made if len(names) == len(made) else [Session(f"{one.name}/{i}", one.turns) for i, one in enumerate(made)]
+    return made if len(names) == len(made) else [replace(one, name=f"{one.name}/{i}") for i, one in enumerate(made)]
+
+
+def _pauses(one: Conversation) -> list[float]:
+    """Seconds before each answer in which tools or a person did something: from the answer before to the last message
+    before this one, at most LONGEST_PAUSE; 0 where the log has no times."""
+    pauses = [0.0]
+    for before, at in pairwise(one.answers):
+        began, ended = (one.messages[place].get("at") for place in (before, at - 1))
+        known = began is not None and ended is not None
+        pauses.append(min(max(ended - began, 0.0), LONGEST_PAUSE) if known else 0.0)
+    return pauses
 
 
 def _body(one: Conversation, at: int, most: int) -> dict[str, Any]:
@@ -147,7 +165,7 @@ def _session(
         for number, body in enumerate(session.turns):
             if progress.stopped():
                 return
-            sleep(asked.pause if number else 0.0)
+            sleep(session.pauses[number])
             row = {"key": _key(name, session, number), "server": name, "session": session.name, "turn": number}
             try:
                 (done,) = remote.ask([body])

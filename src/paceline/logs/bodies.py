@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from json import dumps
 from typing import Any
 
@@ -226,11 +227,23 @@ def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> list[dic
     text = "".join(texts)
     if thought := "".join(thoughts).strip():
         text = f"<think>\n{thought}\n</think>\n\n{text}"
+    when = {} if (at := seconds_of(raw.get("timestamp"))) is None else {"at": at}
+    results = [result | when for result in results]
     if results and not text and not missing:
         return results
-    one = message(ROLES.get(raw[role], raw[role] + ""), text)
+    one = message(ROLES.get(raw[role], raw[role] + ""), text) | when
     one |= {"missing": missing} if missing else {}
     return [*results, one | ({"tool_calls": made} if made else {})]
+
+
+def seconds_of(time: Any) -> float | None:
+    """Seconds since 1970 of a time in ISO 8601, or of a number of seconds or milliseconds; None for anything else."""
+    if isinstance(time, str):
+        with suppress(ValueError):
+            return datetime.fromisoformat(time).timestamp()
+    if isinstance(time, int | float) and not isinstance(time, bool) and time > 0:
+        return time / 1000 if time > 1e11 else float(time)
+    return None
 
 
 def _texts(content: Any) -> list[str]:

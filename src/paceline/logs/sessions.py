@@ -103,7 +103,7 @@ def _codex(path: Path) -> Iterator[Messages]:
             text = base.get("text") if isinstance(base, Mapping) else payload.get("instructions")
             items += [{"type": "message", "role": "system", "content": text}] if isinstance(text, str) and text else []
         elif line.get("type") == "response_item":
-            items.append(payload)
+            items.append({**payload, "timestamp": line.get("timestamp")})
         elif line.get("type") == "compacted":
             yield messages_of_items(items)
             kept = payload.get("replacement_history")
@@ -120,6 +120,7 @@ def messages_of_items(items: Iterable[Record]) -> Messages:
         part = _part(item)
         if part is None:
             continue
+        part["timestamp"] = item.get("timestamp")
         if part["role"] != "assistant":
             own = None
             made.append(part)
@@ -129,6 +130,7 @@ def messages_of_items(items: Iterable[Record]) -> Messages:
         else:
             calls = [*own.get("tool_calls", []), *part.get("tool_calls", [])]
             own["content"] = own["content"] or part["content"]
+            own["timestamp"] = part["timestamp"]
             own["reasoning_content"] = own.get("reasoning_content", "") + part.get("reasoning_content", "")
             own |= {"tool_calls": calls} if calls else {}
     return [one for one in made if one["role"] != "assistant" or one["content"] or one.get("tool_calls")]
@@ -197,13 +199,14 @@ def _of_blocks(lines: Iterable[Record]) -> Messages:
         blocks = [block for block in blocks if block.get("type") != "redacted_thinking"]
         id = message.get("id") if line.get("type") == "assistant" else None
         at = next((i for i in range(len(ids) - 1, max(len(ids) - 3, -1), -1) if id is not None and ids[i] == id), None)
-        if at is not None:
-            made[at]["content"] += blocks
-        elif made and line.get("type") == "user" and made[-1]["role"] == "user":
-            made[-1]["content"] += blocks
-        else:
-            made.append({"role": message.get("role") or line["type"], "content": blocks})
+        if at is None and made and line.get("type") == "user" and made[-1]["role"] == "user":
+            at = len(made) - 1
+        if at is None:
+            at = len(made)
+            made.append({"role": message.get("role") or line["type"], "content": []})
             ids.append(id)
+        made[at]["content"] += blocks
+        made[at]["timestamp"] = line.get("timestamp")
     return made
 
 
