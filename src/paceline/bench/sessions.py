@@ -101,8 +101,8 @@ def _pauses(one: Conversation) -> list[float]:
     pauses = [0.0]
     for before, at in pairwise(one.answers):
         began, ended = (one.messages[place].get("at") for place in (before, at - 1))
-        known = began is not None and ended is not None
-        pauses.append(min(max(ended - began, 0.0), LONGEST_PAUSE) if known else 0.0)
+        took = 0.0 if began is None or ended is None else ended - began
+        pauses.append(min(max(took, 0.0), LONGEST_PAUSE))
     return pauses
 
 
