@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -335,7 +336,9 @@ def shape(asked: argparse.Namespace) -> None:
     """Write a random Q4_K file of a shape, if it is not there, and measure its forwards over a chain."""
     file = asked.file or Path(f"random-{asked.shape}.gguf")
     if not file.exists():
-        write_random(SHAPES[asked.shape], file)
+        config = copy(SHAPES[asked.shape])
+        config.num_hidden_layers = asked.layers or config.num_hidden_layers
+        write_random(config, file)
     decoder = load(str(file), dtype="auto", device="cpu", native=True)
     assert isinstance(decoder, Decoder)
     (slot,) = filled_rows(decoder, 1, max(asked.tokens))
@@ -344,6 +347,8 @@ def shape(asked: argparse.Namespace) -> None:
 
 def write_random(config: LlamaConfig, file: Path) -> None:
     """Write a Llama of random Q4_K blocks, with a head in Q6_K, as a GGUF file that other engines read, too."""
+    if config.hidden_size % Q4_K.inputs or config.intermediate_size % Q4_K.inputs:
+        raise SystemExit(f"its sizes are no multiples of {Q4_K.inputs}, the weights of a block; take another --shape")
     part = file.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), "llama", use_temp_file=True)
     writer.add_context_length(config.max_position_embeddings)
@@ -550,6 +555,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32], help="(default 1 8 16 32)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="context: tokens of texts")
     parser.add_argument("--file", type=Path, help="shape: the file (default random-SHAPE.gguf)")
+    parser.add_argument("--layers", type=int, help="shape: number of layers, where not all fit (default: all)")
     parser.add_argument("--rounds", type=int, default=21, help="turns (default 21)")
     parser.add_argument("--least", action="store_true", help="the least of all turns, not the median")
     parser.add_argument("--threads", type=int, help="torch's threads (default: its own choice)")

@@ -93,6 +93,7 @@ PROMPTS = "--every 3 --max-tokens 8"
         f"forward.py exact models/demo {SMALL}",
         f"forward.py products {SMALL} --kinds float32 bfloat16 Q8_0 --activations 8 16",
         f"forward.py steps {SMALL} --least",
+        "forward.py context models/demo --lengths 64 128 --tokens 1 4 --rounds 1",
         f"drafters.py accept models/demo none sam medusa:models/demo-medusa {PROMPTS} --before 0 50 9999",
         "drafters.py time sam suffix --contexts 64 --nothing",
         f"drafters.py shapes models/demo {PROMPTS}",
