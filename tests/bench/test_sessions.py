@@ -1,6 +1,7 @@
 """Whole sessions on servers: what is asked, in which order, what is written down, and what is computed of it."""
 
 import json
+from itertools import pairwise
 from time import perf_counter
 
 import pytest
@@ -143,7 +144,7 @@ def test_nothing_to_ask_or_nobody(tmp_path, log):
     assert summarize([], ["one"])[0]["turns"] == 0
 
 
-def test_pauses_are_those_of_the_log(log, tmp_path, monkeypatch):
+def test_pauses_are_those_of_the_log(log, tmp_path):
     """From an answer to what the next answer was asked with, not to the next answer; at most a minute."""
     times = [1000, 1001, 1010, 1012, 1015.5, 1020, 2000, 2003]
     timed = tmp_path / "timed.jsonl"
@@ -151,11 +152,13 @@ def test_pauses_are_those_of_the_log(log, tmp_path, monkeypatch):
     timed.write_text(json.dumps({"id": "a", "messages": said}) + "\n")
     (session,) = read_sessions(Sessions(timed, pause="log"), Reading())
     assert session.pauses == [0.0, 5.5, 60.0]
-    slept = []
-    monkeypatch.setattr("paceline.bench.sessions.sleep", slept.append)
+    began = perf_counter()
     with Served() as server:
-        measure(Sessions(log, urls={"one": server.url}, max_tokens=2, pause="1.5", limit=1, out=tmp_path / "run"))
-    assert slept == [0.0, 1.5, 1.5]
+        measure(Sessions(log, urls={"one": server.url}, max_tokens=2, pause="0.3", limit=1, out=tmp_path / "run"))
+        assert min(b - a for a, b in pairwise(server.when)) >= 0.3
+        asked = Sessions(log, urls={"one": server.url}, max_tokens=2, pause="1000", out=tmp_path / "long")
+        assert not measure(asked, Progress(stopped=lambda: len(server.asked) >= 4)).complete
+    assert perf_counter() - began < 60, "Ctrl-C does not wait for a pause to end"
     with pytest.raises(PacelineError, match="has no times of its messages"):
         read_sessions(Sessions(log, pause="log"), Reading())
     for wrong in ("-1", "nan", "soon"):

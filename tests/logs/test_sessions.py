@@ -230,7 +230,7 @@ def test_messages_have_the_times_of_their_last_lines(tmp_path):
         line("2", "1", "assistant", [{"type": "text", "text": "I"}], id="m", timestamp="2026-11-29T10:00:04.500Z"),
         line("3", "2", "assistant", [{"type": "text", "text": " do."}], id="m", timestamp="2026-11-29T10:00:06Z"),
         line("4", "3", "user", "And g.", timestamp="soon"),
-        line("5", "4", "assistant", [{"type": "text", "text": "Too."}], id="n"),
+        line("5", "4", "assistant", [{"type": "text", "text": "Too."}], id="n", timestamp=10**400),
     )
     (conversation,) = read_trace(file, reading=Reading())
     begin = conversation.messages[0]["at"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from paceline.bench.options import OF_LOG, Result, Sessions
@@ -165,7 +165,7 @@ def _session(
         for number, body in enumerate(session.turns):
             if progress.stopped():
                 return
-            sleep(session.pauses[number])
+            _wait(session.pauses[number], progress)
             row = {"key": _key(name, session, number), "server": name, "session": session.name, "turn": number}
             try:
                 (done,) = remote.ask([body])
@@ -181,6 +181,13 @@ def _session(
                 "rounds": done.rounds, "first": round(done.times[0] if done.times else done.seconds, 4),
                 "seconds": round(done.seconds, 4), "looping": is_looping((done.reasoning + done.text).split()),
             })  # fmt: skip
+
+
+def _wait(seconds: float, progress: Progress) -> None:
+    """Sleep, or until the run is stopped."""
+    end = monotonic() + seconds
+    while (left := end - monotonic()) > 0 and not progress.stopped():
+        sleep(min(left, 0.2))
 
 
 def _key(server: str, session: Session, turn: int) -> str:

@@ -51,7 +51,7 @@ class Serving(Grouped):
 def serve(
     model: options.Model = options.SMOLLM2,
     draft: str | None = option(
-        None, "Drafter for requests that do not name one. [default: suffix; auto:mtp|suffix for a model that brings a "
+        None, "Drafter for requests that do not name one. [default: suffix; auto:mtp?|suffix for a model that brings a "
         "head]",
         names=("--draft", "-d"), callback=checked(named),
     ),

@@ -20,7 +20,7 @@ Draft = Annotated[
 DraftOrBrought = Annotated[
     str | None, option(
         help="Drafter, name[:checkpoint][,key=value...]; join several by +, and put paths with + or , into double "
-        "quotes. `paceline methods` lists them. [default: suffix; auto:mtp|suffix for a model that brings a head]",
+        "quotes. `paceline methods` lists them. [default: suffix; auto:mtp?|suffix for a model that brings a head]",
         names=("--draft", "-d"), callback=checked(named),
     )
 ]  # fmt: skip

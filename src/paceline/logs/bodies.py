@@ -238,11 +238,11 @@ def _read_message(raw: Any, ignore: Ignore, role: str, content: str) -> list[dic
 
 def seconds_of(time: Any) -> float | None:
     """Seconds since 1970 of a time in ISO 8601, or of a number of seconds or milliseconds; None for anything else."""
-    if isinstance(time, str):
-        with suppress(ValueError):
+    with suppress(ValueError, OverflowError, OSError):  # No such day, or no number of a processor.
+        if isinstance(time, str):
             return datetime.fromisoformat(time).timestamp()
-    if isinstance(time, int | float) and not isinstance(time, bool) and time > 0:
-        return time / 1000 if time > 1e11 else float(time)
+        if isinstance(time, int | float) and not isinstance(time, bool) and time > 0:
+            return time / 1000 if time > 1e11 else float(time)
     return None
 
 
