@@ -1,5 +1,5 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
-# make demo    six prompts of six kinds, plainly and with drafts, by a real model of 98 MB; about three minutes
+# make demo    six prompts of six kinds, plainly and with drafts, by a real model of 98 MB; three to six minutes
 # make test    ruff, import-linter, mypy and pytest, as continuous integration runs them
 # make docs    the site, from docs/, into build/site
 # make zoo     train the models in models/ anew, from the text that zoo/zoo.toml names; hours, resumes where it stopped

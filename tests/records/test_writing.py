@@ -207,3 +207,11 @@ def test_a_store_on_a_full_disk_leaves_nothing(tmp_path):
     with full_after(2000), pytest.raises(PacelineError, match=r"store cannot be written: .*; nothing of it is left"):
         build()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [[1], {"model": 3}, {"model": {}}, "x"], ids=str)
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, content):
+    path = tmp_path / "checkpoint.pt"
+    torch.save(content, path)
+    with pytest.raises(PacelineError, match=r"checkpoint\.pt is not a whole checkpoint"):
+        load_checkpoint(path, torch.nn.Linear(2, 2), [], Stream())

@@ -132,16 +132,17 @@ def load_checkpoint(
     """Restore a run. PacelineError if the file is broken or the checkpoint is of another model."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError, EOFError) as error:
+        saved = {name: tensor.shape for name, tensor in state["model"].items()}
+        of_each = [*state["optimisers"]]
+    except (RuntimeError, UnpicklingError, EOFError, KeyError, TypeError, AttributeError, IndexError) as error:
         why = str(error).partition("\n")[0]
         raise PacelineError(f"{path} is not a whole checkpoint ({why}); delete it to start again") from None
-    shapes, saved = ({name: p.shape for name, p in of} for of in (module.named_parameters(), state["model"].items()))
-    if shapes != saved or len(state["optimisers"]) != len(optimisers):
+    if {name: p.shape for name, p in module.named_parameters()} != saved or len(of_each) != len(optimisers):
         raise PacelineError(f"{path} is a checkpoint of another model; choose other --checkpoints or delete it")
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(state["model"][name])
-    for optimiser, of in zip(optimisers, state["optimisers"], strict=True):
+    for optimiser, of in zip(optimisers, of_each, strict=True):
         optimiser.load_state_dict({"state": of, "param_groups": optimiser.state_dict()["param_groups"]})
     torch.set_rng_state(state["rng"])
     if torch.cuda.is_available() and state["cuda"] is not None:
