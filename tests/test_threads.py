@@ -1,12 +1,14 @@
 """Threads: rounds get fewer of them while a process wants the cores, and all of them again afterwards."""
 
+import os
+
 import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.target.load import load
-from paceline.target.threads import REST, TRIAL, WINDOW, Threads
+from paceline.target.threads import REST, TRIAL, WINDOW, Threads, free_cores
 from tests.fakes import TableTarget
 
 ALL = 4
@@ -28,10 +30,10 @@ class Machine:
     alone = {1: 4.0, 2: 2.5, 4: 2.0}
     busy = {1: 4.0, 2: 3.0, 4: 200.0}
 
-    def __init__(self, most_alone=True):
+    def __init__(self, most_alone=True, free=(ALL, ALL)):
         self.now = self.worked = 0.0
         self.is_alone = most_alone
-        self.threads = Threads(now=lambda: self.now, worked=lambda: self.worked)
+        self.threads = Threads(now=lambda: self.now, worked=lambda: self.worked, free=iter(free).__next__)
         self.ran = []
 
     def rounds(self, count, keep=None):
@@ -57,6 +59,23 @@ def test_a_first_round_that_is_slow_takes_no_threads_away():
     machine.threads.end("plain")
     machine.rounds(1000)
     assert set(machine.ran) == {ALL}
+
+
+@pytest.mark.parametrize(("free", "begins"), [((1, 0), 2), ((0, ALL), ALL), ((ALL, 0), ALL), ((None, None), ALL)])
+def test_half_as_many_threads_begin_beside_others_that_stay(free, begins):
+    machine = Machine(most_alone=False, free=free)
+    machine.rounds(1)
+    assert machine.ran == [begins]
+
+
+def test_threads_that_began_few_are_all_back_on_a_quiet_machine():
+    machine = Machine(free=(0, 0))
+    machine.rounds(20 * WINDOW)
+    assert machine.ran[-1] == ALL
+
+
+def test_cores_that_are_free_are_counted():
+    assert free_cores() is None or free_cores() < (os.cpu_count() or 1) + 1
 
 
 def test_a_quiet_machine_is_left_alone():

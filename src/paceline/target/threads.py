@@ -3,13 +3,16 @@
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. That is fastest on a
 quiet machine, and slowest if another process wants a core (docs/log.md, "A busy neighbour"). So when our threads get
 less of the processor than they could use, a trial runs a few rounds on half as many threads, and keeps this number if
-rounds are faster. Later another trial doubles the number.
+rounds are faster. Later another trial doubles the number. Where other processes hold cores as the first round begins,
+half as many threads begin, so that a prompt does not wait for a trial.
 
 Sums may be rounded differently on another number of threads, so the caller decides whether the number may change."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter, process_time
 
@@ -30,15 +33,29 @@ REST = 50
 Now = Callable[[], float]
 
 
+def free_cores() -> int | None:
+    """The number of cores on which no other process runs at this moment; None where Linux does not tell."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return (os.cpu_count() or 1) - (running - 1)
+
+
 class Threads:
     """The number of threads for a model's rounds.
 
     fixed   the number to use, without trials; None: choose it.
     number  the current choice.
-    most    torch's number of threads between rounds, which the caller sets."""
+    most    torch's number of threads between rounds, which the caller sets.
+    free    tells how many cores are free. It is asked now and before the first round: a moment may be an exception."""
 
-    def __init__(self, fixed: int | None = None, now: Now = perf_counter, worked: Now = process_time):
+    def __init__(
+        self, fixed: int | None = None, now: Now = perf_counter, worked: Now = process_time,
+        free: Callable[[], int | None] = free_cores,
+    ):  # fmt: skip
         self.fixed, self._now, self._worked = fixed, now, worked
+        self._free: tuple[Callable[[], int | None], int | None] | None = (free, free())
         self._start(torch.get_num_threads())
 
     def fix(self, number: int | None) -> None:
@@ -76,11 +93,21 @@ class Threads:
         most = torch.get_num_threads()
         if most != self.most:  # The caller has changed torch's number.
             self._start(most)
+        self._look_around()
         self.using = keep or self.trial or self.number
         if self.using != most:
             torch.set_num_threads(self.using)
         self._began = self._now(), self._worked()
         return self.using
+
+    def _look_around(self) -> None:
+        """Before the first round: halve the number of threads if other processes have held cores since the model was
+        loaded."""
+        if self._free is not None and self.fixed is None:
+            (free, before), self._free = self._free, None
+            now = free()
+            if before is not None and now is not None and max(before, now) < self.number:
+                self.number = max(self.number // 2, 1)
 
     def end(self, kind: Hashable | None) -> None:
         """After a round: set torch back, and record the round's time.
