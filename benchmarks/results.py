@@ -39,6 +39,7 @@ from paceline.bench.record import ANSWERS, Answer, good, read_answers
 from paceline.bench.report import describe, read_run
 from paceline.draft.spec import parse, split
 from paceline.formats.folder import fingerprint
+from paceline.peers import PEER
 
 RECORD = Path(__file__).parent.parent / "docs" / "results" / "runs.json"
 PUBLISHED = Path(__file__).with_name("published.toml")
@@ -53,8 +54,9 @@ FIGURES = (
 COPYING = ("suffix", "sam", "prompt-lookup", "auto")
 OTHERS = ("hierarchy", "recycling", "ngram-pool", "jacobi")
 KINDS = ("ngram-simple", "ngram-mod", "ngram-cache")
-NATIVE = ("llama-cpp:{model}", "llama-cpp-lookup:{model},tokens=10")
-"""llama.cpp as its own build makes it for the processor, where it was built so; the wheel xllamacpp uses AVX2 alone."""
+_SERVED = "{llama_server} -m {model} -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {{port}}"
+NATIVE = (_SERVED, f"{_SERVED} --spec-type ngram-mod")
+"""llama.cpp's server as its own build makes it for the processor; the wheel xllamacpp uses AVX2 alone."""
 XLLAMA = (*NATIVE, "xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
 HOSTS = (*NATIVE, "xllamacpp:{model}", "xllamacpp:{model},spec=ngram-simple", "transformers", "transformers-lookup")
 TRAINED = "smollm2-heads"
@@ -179,7 +181,8 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
     words += ["-b", str(plan.batch), *([] if plan.budget else ["--no-budget"])]
     words += [word for spec in specs if spec not in missing for word in ("-d", spec)]
-    words += [word for peer in plan.peers for word in ("--peer", peer.format(**names))]
+    peers = [peer for peer in plan.peers if asked.llama_server or "llama_server" not in peer]
+    words += [word for peer in peers for word in ("--peer", peer.format(**names, llama_server=asked.llama_server))]
     return words + (["--peer-python", asked.peer_python] if asked.peer_python else [])
 
 
@@ -312,7 +315,12 @@ def _rounded(value: Any) -> Any:
 
 
 def label(method: str) -> str:
-    """A method's name without the files that it reads; of a text file, its name stays."""
+    """A method's name without the files that it reads; of a text file, its name stays, and of a server's command its
+    program and kind of drafts."""
+    if " " in method:
+        words = method.removeprefix(PEER).split()
+        kind = f",spec={words[words.index('--spec-type') + 1]}" if "--spec-type" in words else ""
+        return f"{PEER}{Path(words[0]).name}{kind}"
     return re.sub(r"[:=](?:[^,:=]*/[^,>|+]*|smollm2)", "", re.sub(r"=[^,]*/([^,/]*)\.txt\b", r"=\1", method))
 
 
@@ -594,6 +602,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--code-edits", default="code-edits")
     running.add_argument("--demo", default="demo")
     running.add_argument("--heads", default="models", help="folder of the drafters smollm2-* and qwen-coder-*")
+    running.add_argument("--llama-server", help="llama.cpp's server, built for this processor; without it, it is left out")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
     commands.add_parser("gpu").add_argument("out", type=Path)

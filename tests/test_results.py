@@ -164,7 +164,7 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     asked = Namespace(
         runs=["qwen-q4-code-edits", "smollm2-q4-spec-bench-b4", "smollm2-heads-spec-bench-whole"],
         out=tmp_path, limit=2, max_tokens=9, qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
-        code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x",
+        code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x", llama_server=None,
     )  # fmt: skip
     (tmp_path / "smollm2-eagle3").mkdir()
     commands = []
@@ -183,6 +183,11 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     assert heads.endswith(there), "those whose files are there"
     assert results.run(asked) == 130
     assert len(commands) == 5
+    asked.llama_server = "built/llama-server"
+    served, drafting = [word for word in results.command(results.PLANS[0], asked) if "llama-server" in word]
+    assert served == "built/llama-server -m q.gguf -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {port}"
+    assert drafting == f"{served} --spec-type ngram-mod"
+    assert results.label(f"peer:{drafting}") == "peer:llama-server,spec=ngram-mod"
 
 
 def test_the_plan_names_each_run_once(printed):

@@ -203,6 +203,16 @@ def test_methods_whose_names_look_alike_keep_apart(tmp_path):
     assert names == [*apart, NONE]
 
 
+def test_commands_longer_than_a_name_of_a_file_may_be_keep_apart(tmp_path):
+    long, found = f"peer:/{'x' * 300}/llama-server -m a.gguf", answers()
+    for answer in found:
+        answer.method = {"none": "none", "sam,draft=8": long, "peer:vllm-ngram": f"{long} --port 1"}[answer.method]
+        for turn in answer.turns:
+            turn.lengths = turn.lengths or [1] * len(turn.tokens)
+    assert exported(tmp_path, found) == []
+    assert len([*(tmp_path / "out" / "model_answer").iterdir()]) == 3
+
+
 def test_what_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(PacelineError, match=r"out/model_answer/.* cannot be written: Not a directory"):

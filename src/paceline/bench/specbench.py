@@ -16,6 +16,7 @@ from paceline.bench.suites import Suite
 from paceline.outputs import write_whole
 
 VANILLA = "vanilla"  # Spec-Bench's name of plain decoding.
+LONGEST = 120  # letters of a method in a file's name; a server's command may have more than a name can
 RUNS = 3  # speed.py's mean report takes so many runs.
 
 
@@ -63,7 +64,7 @@ def _names(answers: Sequence[Answer], pattern: str) -> dict[str, str]:
     """A distinct file name for every method, without its ending."""
     names: dict[str, str] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
-        name = re.sub(r"[^\w.=+-]+", "_", pattern.format(VANILLA if method == BASELINE else method))
+        name = re.sub(r"[^\w.=+-]+", "_", pattern.format(VANILLA if method == BASELINE else method[:LONGEST]))
         while name in names.values():
             name += "_"
         names[method] = name
