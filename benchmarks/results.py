@@ -602,7 +602,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--code-edits", default="code-edits")
     running.add_argument("--demo", default="demo")
     running.add_argument("--heads", default="models", help="folder of the drafters smollm2-* and qwen-coder-*")
-    running.add_argument("--llama-server", help="llama.cpp's server, built for this processor; without it, it is left out")
+    running.add_argument("--llama-server", help="llama.cpp's server, built here; none: it is left out")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)
     commands.add_parser("gpu").add_argument("out", type=Path)
