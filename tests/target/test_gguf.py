@@ -16,6 +16,7 @@ from tests.gguf_files import write
 from tests.native import TEXT, logits, off
 from transformers import AutoModelForCausalLM
 
+from paceline import processor
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError
@@ -25,7 +26,7 @@ from paceline.formats.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.formats.precision import Precision, multipliable, round_inputs
 from paceline.kernels import integer
 from paceline.kernels.blocks import Q8_0, Blocks, quantise
-from paceline.kernels.linear import BlockLinear
+from paceline.kernels.linear import BlockLinear, has_units
 from paceline.peers import setup
 from paceline.target.decoder import Decoder
 from paceline.target.load import build, load, load_tokenizer, tokenizer_for
@@ -137,6 +138,15 @@ def dequantised(path, dtype=torch.float32):
     return Decoder(config, weights_of(file, config), dtype=dtype)
 
 
+def test_a_dtype_for_which_the_processor_has_no_units_is_said_to_be_slow(tmp_path):
+    folder = models.make("smollm", tmp_path / "folder")
+    with processor.forced("avx2"):
+        assert load(folder, dtype="bfloat16").notes == [
+            "this CPU has no units for bfloat16, so it is many times as slow as --dtype float32"
+        ]
+        assert load(folder, dtype="float32").notes == []
+
+
 def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path):
     """Of every type, those that are not multiplied as blocks too."""
     folder = models.make("smollm", tmp_path / "folder", **WIDE, num_hidden_layers=1)
@@ -149,7 +159,8 @@ def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path):
             assert not any(isinstance(p, BlockLinear) for layer in made.layers for p in layer.products)
             assert made.weight_bytes == right.weight_bytes
             assert made.quantised is None
-        (note,) = load(path, dtype="bfloat16").notes
+        note, *slow = load(path, dtype="bfloat16").notes
+        assert len(slow) == (not has_units(torch.bfloat16))
         assert note.startswith(f"{kind} has its weights in bfloat16, expanded from {kind} and Q6_K, ")
         assert " MB instead of " in note
     kept, expanded = load(tmp_path / "Q8_0.gguf"), load(tmp_path / "Q8_0.gguf", dtype="float32")

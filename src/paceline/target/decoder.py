@@ -28,7 +28,7 @@ from paceline.formats.precision import describe
 from paceline.formats.rotary import rotary_tables, row_order
 from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
-from paceline.kernels.linear import Linear, linear
+from paceline.kernels.linear import Linear, has_units, linear
 from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps
 from paceline.target.attention import Layer
 from paceline.target.base import LayerCallback, Needs
@@ -199,7 +199,11 @@ class Decoder(CachedTarget):
 
     def _notes(self, remarks: Sequence[str]) -> list[str]:
         if self.quantised is None:
-            return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
+            notes = [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
+            if self.device.type == "cpu" and self.dtype.itemsize == 2 and not has_units(self.dtype):
+                kind = str(self.dtype).removeprefix("torch.")
+                notes.append(f"this CPU has no units for {kind}, so it is many times as slow as --dtype float32")
+            return notes
         from paceline.kernels import integer
 
         note = (
