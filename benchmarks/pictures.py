@@ -82,12 +82,12 @@ def hero(runs: dict[str, Any]) -> str:
     run = runs["qwen-q4-code-edits"]
     methods = run["methods"]
     names = {"none": "Paceline, plain", "prompt-lookup": "Paceline, prompt-lookup", "suffix": "Paceline, suffix"}
-    native = bool(methods.get("peer:llama-cpp", {}).get("speedup"))
-    host = "peer:llama-cpp" if native else "peer:xllamacpp"
+    hosts = ("peer:llama-server", "peer:llama-cpp", "peer:xllamacpp")
+    host = next(name for name in hosts if methods.get(name, {}).get("speedup"))
     peers = [name for name in methods if name.startswith((f"{host},", f"{host}-")) and methods[name]["speedup"]]
     names[host] = "llama.cpp, plain"
     drafted = max(peers, key=lambda name: methods[name]["speedup"])
-    names[drafted] = f"llama.cpp, {'prompt lookup' if native else drafted.split('=')[-1]}"
+    names[drafted] = f"llama.cpp, {'prompt lookup' if host == 'peer:llama-cpp' else drafted.split('=')[-1]}"
     plain = methods["none"]["tokens_per_second"]
     most = max(plain * (methods[name]["speedup_high"] or methods[name]["speedup"]) for name in names)
     shapes, y = [], 34.0
@@ -103,8 +103,8 @@ def hero(runs: dict[str, Any]) -> str:
         y += 25
     words = (
         f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
-        + ("llama.cpp as it is built for this processor." if native else
-           "llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone.")
+        + ("llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone." if host == hosts[-1] else
+           f"llama.cpp is built for this processor{', but for its AMX' * (run['level'] == 'amx')}.")
         + " Lines are 95 % intervals." * (methods["suffix"]["speedup_low"] is not None)
     )
     return drawn(y + 12, "Tokens a second on code edits", shapes, words)
