@@ -103,7 +103,7 @@ def hero(runs: dict[str, Any]) -> str:
         y += 25
     words = (
         f"{methods['none']['answers']} code edits, Qwen2.5-Coder-1.5B in Q4_K_M, {on(run)}, greedy, prompts included; "
-        + ("llama.cpp's current server with its best drafts, from a wheel that uses AVX2 alone." if host == hosts[-1] else
+        + ("llama.cpp's server with its best drafts, from a wheel that uses AVX2 alone." if host == hosts[-1] else
            f"llama.cpp is built for this processor{', but for its AMX' * (run['level'] == 'amx')}.")
         + " Lines are 95 % intervals." * (methods["suffix"]["speedup_low"] is not None)
     )
