@@ -52,7 +52,10 @@ class TorchOps:
     """The elementwise steps of a layer in torch, for any device and dtype; the reference for `kernels/steps.py`.
 
     cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotation is x * cos + swapped(x) *
-              sin."""
+              sin.
+    compiled  whether the steps are compiled, and attention with them."""
+
+    compiled = False
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         self.cos, self.sin, self.eps = cos, sin, eps

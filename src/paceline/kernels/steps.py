@@ -292,6 +292,8 @@ def _words(activation: Activation) -> tuple[int, ...]:
 class FusedOps(TorchOps):
     """`TorchOps` for contiguous bfloat16 or float32 tensors on the CPU."""
 
+    compiled = True
+
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         super().__init__(cos.contiguous(), sin.contiguous(), eps)
         self._add_norm, self._rotate, self._gate = _BY_DTYPE[cos.dtype]

@@ -317,18 +317,19 @@ class Decoder(CachedTarget):
         `needs` names, by layer."""
         taps: dict[int, torch.Tensor] = {}
         clock = clock or Clock()
-        stops = {first, *needs.hidden_layers, needs.callback_layer}
+        tapped = needs.all_layers
+        stops = {first, *tapped, needs.callback_layer}
         here = [layer for layer in range(first, self.num_layers) if layer in stops]
         for layer, end in pairwise([*here, self.num_layers]):
-            if layer in needs.hidden_layers:
+            if layer in tapped:
                 taps[layer] = x[: layout.num_nodes]
             if on_layer is not None and layer == needs.callback_layer:
                 on_layer(layer, x[: layout.num_nodes])
             x = self._run(x, range(layer, end), layout, cache)
         clock.lap("layers")
-        if BEFORE_NORM in needs.hidden_layers:
+        if BEFORE_NORM in tapped:
             taps[BEFORE_NORM] = x[: layout.num_nodes]
-        if self.num_layers in needs.hidden_layers:
+        if self.num_layers in tapped:
             x = self.ops.norm(x, self.norm)
             taps[self.num_layers] = x[: layout.num_nodes]
             x = x if layout.wanted is None else x[layout.wanted]
@@ -444,7 +445,7 @@ class Decoder(CachedTarget):
         If some segments have states before `resume_layer`, only the other segments run the layers below it. But if a
         drafter needs states of a layer below, all segments run all layers, and their states are not used."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
-        wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
+        wanted = {*needs.all_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
             return self.embedded(layout.tokens), 0

@@ -156,7 +156,7 @@ class Recorder:
             return None
         cache.reserve(reach)
         keys = min(-(-reach // KEYS) * KEYS, cache.capacity)
-        return Form(first, last, width, keys, needs.hidden_layers, (*cache.kv.shape, cache.kv.data_ptr()))
+        return Form(first, last, width, keys, needs.all_layers, (*cache.kv.shape, cache.kv.data_ptr()))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
         """The arguments of `GraphRecording.fill`."""
