@@ -22,11 +22,13 @@ import torch
 from paceline.core.options import option
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
+from paceline.draft.models.assistant import AssistantModel
 from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.errors import MethodError
 from paceline.formats.facts import Facts
+from paceline.formats.heads.assistant import is_assistant
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
 from paceline.formats.heads.layout import refuse_others, table_and_head
@@ -87,8 +89,8 @@ class Mtp(ModelDrafter):
     Config = MtpConfig
     config: MtpConfig
 
-    def open(self, target: Facts) -> FeatureModel:
-        """Load the head from the folder or file of the option, or from the target's."""
+    def open(self, target: Facts) -> FeatureModel | AssistantModel:
+        """Load the head from the folder or file of the option, or from the target's; or a Gemma 4's assistant."""
         named = self.config.checkpoint or target.folder
         if self.config.checkpoint is None and target.folder is not None and not target.brings_head:
             raise MethodError(f"{target.folder} has no {HEAD}; `paceline train mtp` makes one: mtp:PATH")
@@ -96,6 +98,8 @@ class Mtp(ModelDrafter):
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(path))
+        if not is_gguf(named) and is_assistant(path):
+            return AssistantModel(path, self.config, target)
         if is_gguf(named):
             tensors: WeightsByName = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
         else:

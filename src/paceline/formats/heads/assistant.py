@@ -1,0 +1,137 @@
+"""Gemma 4's assistants, as Google publishes them in folders: layers without keys and values of their own, which attend
+to those of their target.
+
+    found = read_assistant(folder, target)    # PacelineError if it is another target's"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.errors import MethodError, printable
+from paceline.formats import folder as files
+from paceline.formats.checks import check_config, unsupported
+from paceline.formats.facts import Inside
+from paceline.formats.heads.checkpoint import check_all
+from paceline.formats.heads.layout import Tensors, renamed
+from paceline.formats.rotary import rotary_tables
+from paceline.formats.shape import LayerKind, Shape, layer_shapes
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # The layers of both are the same.
+HEAD, CENTROIDS, ORDER = "lm_head.weight", "centroids.weight", "token_ordering"
+_NAMES: Mapping[str, str | None] = {r"model\.(.+)": r"\1", r"masked_embedding\.(.+)": r"\1"}
+
+
+class Assistant(NamedTuple):
+    """What is read of an assistant's folder.
+
+    shape    of its layers. The `source` of a kind is the target's layer whose keys and values it reads.
+    tensors  by names such as "layers.0.mlp.up_proj.weight", HEAD, CENTROIDS and ORDER.
+    best     of how many clusters of tokens the head makes logits; 0: it makes those of all tokens."""
+
+    shape: Shape
+    tensors: Tensors
+    best: int
+
+
+def is_assistant(path: Path) -> bool:
+    """Whether a folder holds a Gemma 4's assistant."""
+    file = path / "config.json"
+    return file.is_file() and files.read_json(file).get("model_type") in MODEL_TYPES
+
+
+def read_assistant(path: Path, target: Inside) -> Assistant:
+    """Read the assistant in a folder, for this target. PacelineError if it cannot be read or is another target's."""
+    config = files.read_config(path)
+    text = _as_if_whole(config, path)
+    whole = Shape.of(text)
+    _check(path, config, whole, target)
+    shape = replace(whole, layers=tuple(_over(path, n, text, whole, target) for n in range(whole.num_layers)))
+    opened = files.open_weights(path)
+    tensors = renamed({name: opened[name].get_tensor(name) for name in opened}, _NAMES)
+    table = tensors.pop("embed_tokens.weight", None)
+    if table is not None and (config.tie_word_embeddings or HEAD not in tensors):
+        tensors[HEAD] = table
+    best = config.centroid_intermediate_top_k if config.use_ordered_embeddings else 0
+    clusters = config.num_centroids if best else 0
+    check_all(path, tensors, _shapes(shape, target.hidden_size, clusters))
+    if best and not (best <= clusters and _is_order(tensors[ORDER], clusters)):
+        raise MethodError(f"{path}: its {ORDER} is no order of {shape.vocab_size} tokens in {clusters} clusters")
+    return Assistant(shape, tensors, best)
+
+
+def _as_if_whole(config: PretrainedConfig, path: Path) -> PretrainedConfig:
+    """The configuration of the assistant's layers, as if they had keys and values."""
+    text = config.get_text_config().to_dict() | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    text.pop("model_type")
+    try:
+        made = AutoConfig.for_model("gemma4_text", **text)
+        check_config(made, path / "config.json")
+        reason = unsupported(made)
+    except Exception as error:  # transformers may raise anything.
+        raise MethodError(f"{path}: its layers cannot be described: {printable(error)}") from None
+    if reason:
+        raise MethodError(f"{path}: its layers cannot be run here, {reason}")
+    return made
+
+
+def _other(path: Path, target: Inside, why: str) -> MethodError:
+    return MethodError(f"{path} is the assistant of another model than {target.name}: {why}")
+
+
+def _check(path: Path, config: Any, shape: Shape, target: Inside) -> None:
+    """Raise MethodError unless the target's states and tokens are those that the assistant reads."""
+    if not (target.shape.v_norm and target.shape.scaled):
+        raise _other(path, target, "it drafts for a Gemma 4, and this is none")
+    if config.backbone_hidden_size != target.hidden_size:
+        sizes = f"it reads states of {config.backbone_hidden_size} numbers, and here they have {target.hidden_size}"
+        raise _other(path, target, sizes)
+    if shape.vocab_size != target.vocab_size:
+        raise _other(path, target, f"it knows {shape.vocab_size} tokens, and here are {target.vocab_size}")
+
+
+def _over(path: Path, number: int, config: PretrainedConfig, shape: Shape, target: Inside) -> LayerKind:
+    """The kind of a layer that reads the last of the target's layers which have keys and values and a window, or none,
+    as it has. Its window is larger by 1: transformers counts it from the last key."""
+    kind = shape.layers[number]
+    alike = [
+        (n, other)
+        for n, other in enumerate(target.shape.layers)
+        if other.has_keys and (other.window is None) == (kind.window is None)
+    ]
+    what = f"its layer {number} reads keys of layers with{'out' * (kind.window is None)} a window"
+    if not alike:
+        raise _other(path, target, f"{what}, and here are none")
+    source, there = alike[-1]
+    mine, theirs = shape.of_layer(kind), target.shape.of_layer(there)
+    sizes = [(of.num_kv_heads, of.head_dim) for of in (mine, theirs)]
+    if sizes[0] != sizes[1]:
+        own, here = (f"{heads} heads of {size} numbers" for heads, size in sizes)
+        raise _other(path, target, f"{what} in {own}; here they are {here}")
+    turns = rotary_tables(config, replace(mine, max_context=1), rope=kind.rope)[1]
+    if not torch.allclose(turns, target.layers[source].ops.sin[:2].float().cpu(), rtol=0.01, atol=0.02):
+        raise _other(path, target, f"{what}, which rotate by other angles here")
+    return replace(kind, source=source, window=None if kind.window is None else kind.window + 1)
+
+
+def _shapes(shape: Shape, width: int, clusters: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors, for a target whose states have `width` numbers."""
+    h = shape.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "pre_projection.weight": (h, 2 * width), "post_projection.weight": (width, h), "norm.weight": (h,),
+        HEAD: (shape.vocab_size, h),
+    }  # fmt: skip
+    if clusters:
+        shapes |= {CENTROIDS: (clusters, h), ORDER: (shape.vocab_size,)}
+    for number, kind in enumerate(shape.layers):
+        of_layer = layer_shapes(shape, kind=kind) | {f"{shape.norms[0]}.weight": (h,)}
+        shapes |= {f"layers.{number}.{name}": size for name, size in of_layer.items()}
+    return shapes
+
+
+def _is_order(order: torch.Tensor, clusters: int) -> bool:
+    every = torch.arange(len(order))
+    return len(order) % clusters == 0 and torch.equal(order.long().sort().values, every)
