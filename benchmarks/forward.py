@@ -41,7 +41,7 @@ from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.formats.experts import as_checkpoint
-from paceline.formats.rotary import rotary_tables
+from paceline.formats.rotary import turns_of
 from paceline.formats.shape import Shape, weight_shapes
 from paceline.kernels.blocks import KINDS, Q4_K, Q6_K, Q8_0, Blocks, Kind
 from paceline.kernels.integer import IntegerPanels
@@ -511,8 +511,9 @@ def steps(asked: argparse.Namespace) -> None:
     """The steps between products, one row, warm caches: in a forward caches are cold, and the ratio is the point."""
     config = SHAPES[asked.shape]
     shape = Shape.of(config)
-    cos, sin = (table.bfloat16() for table in rotary_tables(config, shape))
-    kinds = {"torch": TorchOps(cos, sin, shape.eps), "compiled": FusedOps(cos, sin, shape.eps)}
+    turns = turns_of(config, shape, dtype=torch.bfloat16)
+    turns.reach(shape.max_context)
+    kinds = {"torch": TorchOps(turns, shape.eps), "compiled": FusedOps(turns, shape.eps)}
     given = {(who, n): steps_of(ops, shape, n) for who, ops in kinds.items() for n in asked.tokens}
     ways: Ways = {}
     for step in given["torch", asked.tokens[0]]:

@@ -430,6 +430,7 @@ def begin(
         most_on_paths=SHARED_QUERIES if on_paths else 0,
         pieces=True,
     )
+    ops.turns.reach(max(layout.reach.values()))
     return layout, cache.writer(layout)
 
 

@@ -25,7 +25,7 @@ from paceline.errors import Interrupted, ModelError
 from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
-from paceline.formats.rotary import rotary_tables, row_order
+from paceline.formats.rotary import row_order, turns_of
 from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, linear
@@ -165,8 +165,7 @@ class Decoder(CachedTarget):
         self._ops: dict[str | None, TorchOps] = {}
         for rope, kind in {"": LayerKind(), **{kind.rope: kind for kind in s.layers}}.items():
             own = s.of_layer(kind)
-            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, own, inverse_frequencies, rope))
-            self._ops[rope] = TorchOps(cos, sin, s.eps)
+            self._ops[rope] = TorchOps(turns_of(config, own, inverse_frequencies, rope, dtype, self.device), s.eps)
         self.ops = self._ops[""]
         self._programs: Programs | None = None
         if self.head.in_units:
@@ -231,8 +230,8 @@ class Decoder(CachedTarget):
     def prefix_key(self) -> str:
         """As `Target.prefix_key`. For exact targets it also names processor and torch, which may round differently."""
         tables = sha256()
-        for table in (table for ops in self._ops.values() for table in (ops.cos, ops.sin)):
-            tables.update(table.cpu().view(torch.uint8).numpy().tobytes())
+        for ops in self._ops.values():
+            tables.update(ops.turns.key)
         where = f"{processor.name()} {processor.level()} {torch.__version__}" if self.exact else ""
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 
@@ -243,7 +242,7 @@ class Decoder(CachedTarget):
         from paceline.kernels.program import Programs
         from paceline.kernels.steps import FusedOps
 
-        self._ops = {rope: FusedOps(ops.cos, ops.sin, ops.eps) for rope, ops in self._ops.items()}
+        self._ops = {rope: FusedOps(ops.turns, ops.eps) for rope, ops in self._ops.items()}
         self.ops, self._programs = self._ops[""], Programs()
 
     def _count_own_nodes(self) -> None:
@@ -423,9 +422,15 @@ class Decoder(CachedTarget):
             most_on_paths=1 << 62 if self.exact else SHARED_QUERIES if self._programs is not None else 0,
             pieces=True,
         )
+        self.reach(max(layout.reach.values()))
         if self._beside is not None:
             layout.beside = self._beside(layout.tokens, self.embedded(layout.tokens))
         return layout
+
+    def reach(self, count: int) -> None:
+        """Prepare a forward over positions below `count`."""
+        for ops in self._ops.values():
+            ops.turns.reach(count)
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
         """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.

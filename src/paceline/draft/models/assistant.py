@@ -72,8 +72,8 @@ class AssistantNetwork:
         self.sources = [sum(kind.has_keys for kind in target.shape.layers[:source]) for source in sources]
         self.layers = []
         for number, (kind, source) in enumerate(zip(found.shape.layers, sources, strict=True)):
-            turns = target.layers[source].ops
-            ops = type(turns)(turns.cos, turns.sin, found.shape.eps)
+            theirs = target.layers[source].ops
+            ops = type(theirs)(theirs.turns, found.shape.eps)
             self.layers.append(Layer(within(here, f"layers.{number}."), found.shape, ops, kind, number))
         if found.best:
             table, centroids = (found.tensors[name].to(target.device, target.dtype) for name in (HEAD, CENTROIDS))
@@ -90,6 +90,7 @@ class AssistantNetwork:
         x, delta = self.before(torch.cat([self.target.embedded(tokens), states], -1)), None
         windows = [kind.window for kind in self.shape.layers]
         layout, cache = begin(segments, self.target.cache, self.shape, self.ops, states, windows, self.ops.compiled)
+        self.target.reach(max(layout.reach.values()))
         for layer, source in zip(self.layers, self.sources, strict=True):
             x, delta = layer(x, delta, layout, cache, source)
         _, y = self.ops.add_norm(x, delta, self.norm)

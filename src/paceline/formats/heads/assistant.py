@@ -17,7 +17,7 @@ from paceline.formats.checks import check_config, unsupported
 from paceline.formats.facts import Inside
 from paceline.formats.heads.checkpoint import check_all
 from paceline.formats.heads.layout import Tensors, renamed
-from paceline.formats.rotary import rotary_tables
+from paceline.formats.rotary import turns_of
 from paceline.formats.shape import LayerKind, Shape, layer_shapes
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # The layers of both are the same.
@@ -111,8 +111,9 @@ def _over(path: Path, number: int, config: PretrainedConfig, shape: Shape, targe
     if sizes[0] != sizes[1]:
         own, here = (f"{heads} heads of {size} numbers" for heads, size in sizes)
         raise _other(path, target, f"{what} in {own}; here they are {here}")
-    turns = rotary_tables(config, replace(mine, max_context=1), rope=kind.rope)[1]
-    if not torch.allclose(turns, target.layers[source].ops.sin[:2].float().cpu(), rtol=0.01, atol=0.02):
+    angles = turns_of(config, replace(mine, max_context=1), rope=kind.rope).frequencies
+    here = target.layers[source].ops.turns.frequencies
+    if angles.shape != here.shape or not torch.allclose(angles, here, rtol=1e-3):
         raise _other(path, target, f"{what}, which rotate by other angles here")
     return replace(kind, source=source, window=None if kind.window is None else kind.window + 1)
 
