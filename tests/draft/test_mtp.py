@@ -229,7 +229,6 @@ def test_a_model_that_brings_a_head_drafts_with_it_unless_told_otherwise(tmp_pat
     file = gguf_files.write(bare, tmp_path / "bare.gguf")
     assert drafter_for(str(folder), None) == WITH_HEAD
     assert drafter_for(str(folder), "sam") == "sam"
-    assert drafter_for(str(folder), None, prefix_cache="prefixes") == "suffix"
     assert {drafter_for(str(place), None) for place in (bare, file, tmp_path / "none", "smollm2")} == {"suffix"}
     engine = open_engine(str(folder), drafter_for(str(folder), None), EngineOptions(dtype="float32"))
     assert [part.name for part in engine.drafter.parts] == ["mtp", "suffix"]
