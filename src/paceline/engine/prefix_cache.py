@@ -145,8 +145,8 @@ class PrefixCache:
         return [*takewhile(bool, (self._piece(path, BLOCK, layers) for path in paths))]
 
     def _piece(self, path: Path, length: int, layers: Sequence[int], state: State | None = None) -> list[torch.Tensor]:
-        """Read keys and values of `length` tokens; a state like `state`; states [length, L * H] of L layers. Returns none
-        if anything is missing or damaged."""
+        """Read keys and values of `length` tokens; a state like `state`; states [length, L * H] of L layers. Returns
+        none if anything is missing or damaged."""
         like = [] if state is None else [state.matrices, state.inputs]
         dtype, parts = self._target.dtype, [(self._shape(length), self._target.dtype)]
         read = self._read(path, [*parts, *((one.shape, one.dtype) for one in like)])
