@@ -53,7 +53,7 @@ class Inside(Facts, Protocol):
 
     norm    weight of the final norm [H]. ops: its elementwise steps. cache: the rows' keys and values.
     layers  its layers; `nbytes` of each is the bytes of its weights.
-    embedded, reach, new_cache, run_layers, logits: as in `paceline.target.decoder.Decoder`."""
+    rows, embedded, reach, new_cache, run_layers, logits: as in `paceline.target.decoder.Decoder`."""
 
     shape: Shape
     head: Linear
@@ -66,6 +66,7 @@ class Inside(Facts, Protocol):
 
     @property
     def embedding(self) -> torch.Tensor: ...
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor: ...
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor: ...
     def reach(self, count: int) -> None: ...
     @property

@@ -221,9 +221,13 @@ class Decoder(CachedTarget):
     def inside(self) -> Inside:
         return self
 
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [N, H] of the input embedding, without its factor."""
+        return self._table.rows(tokens)
+
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """States [N, H] of tokens before the first layer."""
-        rows = self._table.rows(tokens)
+        rows = self.rows(tokens)
         return rows if self.shape.embedding_scale == 1.0 else rows * self._embedding_scale
 
     @property

@@ -31,7 +31,7 @@ from paceline.formats.facts import Facts
 from paceline.formats.heads.assistant import is_assistant
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
-from paceline.formats.heads.layout import refuse_others, table_and_head
+from paceline.formats.heads.layout import refuse_others
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.kernels.blocks import WeightsByName, tensors_of, within
@@ -60,10 +60,14 @@ class MtpNetwork(Network):
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
         self.layer = Layer(within(here, "layers.0."), shape, inside.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
-        self.table, self.head = table_and_head(target)
+        self.target, self.head = inside, inside.head
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - inside.expert_share) * of_experts)
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As the target's table has them; of one in blocks only these rows are expanded."""
+        return self.target.rows(tokens)
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
