@@ -33,7 +33,7 @@ def random_assistant(model, seed=3, clusters=0, tie_word_embeddings=True, **chan
     heads = {layer.head_dim: layer.num_key_value_heads for layer in theirs.per_layer_config}
     small, large = min(heads), max(heads)
     text = {
-        "vocab_size": theirs.vocab_size, "hidden_size": 32, "intermediate_size": 48,
+        "vocab_size": theirs.vocab_size, "hidden_size": 32, "intermediate_size": 64,
         "num_hidden_layers": len(LAYERS), "layer_types": LAYERS, "num_attention_heads": 4,
         "num_key_value_heads": heads[small],
         "num_global_key_value_heads": heads[large], "head_dim": small, "global_head_dim": large,

@@ -4,7 +4,6 @@ That its drafts never change a text is tested with all other drafters, in test_d
 
 import json
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,7 @@ from paceline.formats.heads.assistant import read_assistant
 from paceline.formats.heads.vocab import Vocabulary
 from paceline.target.base import Needs
 from paceline.train.saving import save_vocabulary
-from tests import models, native
+from tests import gguf_files, models, native
 from tests.draft.answered import weakened
 from tests.draft.assistants import all_shared, knowing_assistant, random_assistant
 
@@ -209,13 +208,46 @@ def test_a_damaged_assistant_is_refused_in_one_line(tmp_path, name, damage, says
     assert "\n" not in str(error.value)
 
 
-def test_an_assistant_in_a_file_is_refused_in_one_line(tmp_path):
-    writer = gguf.GGUFWriter(file := tmp_path / "assistant.gguf", "gemma4-assistant")
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    with pytest.raises(PacelineError, match="of architecture gemma4-assistant: a Gemma 4's assistant is read"):
-        Engine(native.of(models.model("gemma4")), f"mtp:{file}")
+def in_a_file(assistant, at, kind="F32"):
+    """The assistant as llama.cpp's converter writes it: a Gemma 4 of another name, with two products more."""
+    config = assistant.config.get_text_config().to_dict() | {"num_kv_shared_layers": 0, "final_logit_softcapping": 30.0}
+    (at / "whole").mkdir()
+    (at / "whole" / "config.json").write_text(json.dumps(config))
+    state = {name: one.clone() for name, one in assistant.state_dict().items() if name.startswith("model.")}
+    save_file(state, at / "whole" / "model.safetensors", {"format": "pt"})
+    models.tokenizer().save_pretrained(at / "whole")
+
+    def more(writer):
+        writer.add_uint32("gemma4-assistant.embedding_length_out", assistant.backbone_hidden_size)
+        writer.add_nextn_predict_layers(len(assistant.model.layers))
+        writer.add_shared_kv_layers(len(assistant.model.layers))
+        for part in ("pre", "post"):
+            values = getattr(assistant, f"{part}_projection").weight.numpy()
+            writer.add_tensor(f"nextn.{part}_projection.weight", values)
+
+    return gguf_files.write(at / "whole", at / "assistant.gguf", kind, architecture="gemma4-assistant", more=more)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+def test_an_assistant_in_a_file_is_the_one_in_the_folder(tmp_path, family):
+    """In numbers; in blocks beside a target in blocks it drafts, and the text is the target's."""
+    model = models.model(family)
+    assistant, target = random_assistant(model), native.of(model, eos=())
+    assistant.requires_grad_(False).save_pretrained(tmp_path / "folder")
+    file = in_a_file(assistant, tmp_path)
+    ours, theirs = (read_assistant(path, target) for path in (tmp_path / "folder", file))
+    assert ours.shape.layers == theirs.shape.layers
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(ours.tensors[name], one.view_as(ours.tensors[name])) for name, one in theirs.tensors.items())
+    (tmp_path / "blocks").mkdir()
+    file, wish = in_a_file(assistant, tmp_path / "blocks", "Q8_0"), SamplingParams(max_tokens=9, ignore_eos=True)
+    blocks = native.of(model, eos=(), precision="int8")
+    prompts = [text.tolist() for text in texts()]
+    out = Engine(blocks, f"mtp:{file}").generate(prompts, wish)
+    assert [one.tokens for one in out] == [one.tokens for one in Engine(blocks).generate(prompts, wish)]
+    assert sum(one.stats.draft_tokens for one in out) > 0
+    with pytest.raises(PacelineError, match="reads states of 64 numbers, and here they have 128"):
+        Engine(native.of(models.model(family, hidden_size=128)), f"mtp:{file}")
 
 
 def test_transformers_makes_assistants_only_as_the_tests_ask():

@@ -102,7 +102,7 @@ class Mtp(ModelDrafter):
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(path))
-        if not is_gguf(named) and is_assistant(path):
+        if is_assistant(path):
             return AssistantModel(path, self.config, target)
         if is_gguf(named):
             tensors: WeightsByName = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)

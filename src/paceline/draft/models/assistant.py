@@ -64,17 +64,18 @@ class AssistantNetwork:
         whole = {} if found.best else {HEAD: table}
         own = {name: one for name, one in found.tensors.items() if name not in (HEAD, CENTROIDS, ORDER)}
         here = placed(own | whole, target, config.dtype)
-        self.target, self.shape, self.ops = target, found.shape, target.ops
+        self.target, self.shape = target, found.shape
         self.norm, self.nbytes = tensors_of(here)["norm.weight"], nbytes(here, HEAD)
         products = [here[f"{part}_projection.weight"] for part in ("pre", "post")]
         self.before, self.after = (linear([weight], None, target.dtype) for weight in products)
         sources = [kind.source or 0 for kind in found.shape.layers]
         self.sources = [sum(kind.has_keys for kind in target.shape.layers[:source]) for source in sources]
-        self.layers = []
-        for number, (kind, source) in enumerate(zip(found.shape.layers, sources, strict=True)):
-            theirs = target.layers[source].ops
-            ops = type(theirs)(theirs.turns, found.shape.eps)
-            self.layers.append(Layer(within(here, f"layers.{number}."), found.shape, ops, kind, number))
+        every = [type(target.ops)(target.layers[source].ops.turns, found.shape.eps) for source in sources]
+        self.layers = [
+            Layer(within(here, f"layers.{number}."), found.shape, ops, kind, number)
+            for number, (kind, ops) in enumerate(zip(found.shape.layers, every, strict=True))
+        ]
+        self.ops = every[0]
         if found.best:
             table, centroids = (found.tensors[name].to(target.device, target.dtype) for name in (HEAD, CENTROIDS))
             order = found.tensors[ORDER].to(target.device)

@@ -1,12 +1,12 @@
-"""Gemma 4's assistants, as Google publishes them in folders: layers without keys and values of their own, which attend
-to those of their target.
+"""Gemma 4's assistants, in folders as Google publishes them and in llama.cpp's files: layers without keys and values of
+their own, which attend to those of their target.
 
-    found = read_assistant(folder, target)    # PacelineError if it is another target's"""
+    found = read_assistant(path, target)    # PacelineError if it is another target's"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
@@ -15,41 +15,49 @@ from paceline.errors import MethodError, printable
 from paceline.formats import folder as files
 from paceline.formats.checks import check_config, unsupported
 from paceline.formats.facts import Inside
+from paceline.formats.gguf import config_of, tensors_in
+from paceline.formats.gguf_file import GGUF
 from paceline.formats.heads.checkpoint import check_all
-from paceline.formats.heads.layout import Tensors, renamed
+from paceline.formats.heads.layout import renamed
+from paceline.formats.place import is_gguf
 from paceline.formats.rotary import turns_of
 from paceline.formats.shape import LayerKind, Shape, layer_shapes
+from paceline.kernels.blocks import WeightsByName, within
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # The layers of both are the same.
 HEAD, CENTROIDS, ORDER = "lm_head.weight", "centroids.weight", "token_ordering"
+GGUF_FAMILY = "gemma4-assistant"
 _NAMES: Mapping[str, str | None] = {r"model\.(.+)": r"\1", r"masked_embedding\.(.+)": r"\1"}
 
 
 class Assistant(NamedTuple):
-    """What is read of an assistant's folder.
+    """What is read of an assistant's folder or file.
 
     shape    of its layers. The `source` of a kind is the target's layer whose keys and values it reads.
     tensors  by names such as "layers.0.mlp.up_proj.weight", HEAD, CENTROIDS and ORDER.
     best     of how many clusters of tokens the head makes logits; 0: it makes those of all tokens."""
 
     shape: Shape
-    tensors: Tensors
+    tensors: WeightsByName
     best: int
 
 
 def is_assistant(path: Path) -> bool:
-    """Whether a folder holds a Gemma 4's assistant."""
+    """Whether a folder or file holds a Gemma 4's assistant."""
+    if is_gguf(path):
+        with path.open("rb") as opened:  # The architecture comes first.
+            return GGUF_FAMILY.encode() in opened.read(1 << 12)
     file = path / "config.json"
     return file.is_file() and files.read_json(file).get("model_type") in MODEL_TYPES
 
 
 def read_assistant(path: Path, target: Inside) -> Assistant:
-    """Read the assistant in a folder, for this target. PacelineError if it cannot be read or is another target's."""
+    """Read the assistant in a folder or file, for this target. PacelineError if it cannot be read or is another
+    target's."""
+    if is_gguf(path):
+        return _in_file(path, target)
     config = files.read_config(path)
-    text = _as_if_whole(config, path)
-    whole = Shape.of(text)
-    _check(path, config, whole, target)
-    shape = replace(whole, layers=tuple(_over(path, n, text, whole, target) for n in range(whole.num_layers)))
+    shape = _shape_over(path, _as_if_whole(config, path), config.backbone_hidden_size, target)
     opened = files.open_weights(path)
     tensors = renamed({name: opened[name].get_tensor(name) for name in opened}, _NAMES)
     table = tensors.pop("embed_tokens.weight", None)
@@ -61,6 +69,28 @@ def read_assistant(path: Path, target: Inside) -> Assistant:
     if best and not (best <= clusters and _is_order(tensors[ORDER], clusters)):
         raise MethodError(f"{path}: its {ORDER} is no order of {shape.vocab_size} tokens in {clusters} clusters")
     return Assistant(shape, tensors, best)
+
+
+def _in_file(path: Path, target: Inside) -> Assistant:
+    """Read an assistant of llama.cpp's converter, which leaves clusters out: a Gemma 4 with two products more."""
+    file, start, plain = GGUF(path), f"{GGUF_FAMILY}.", "gemma4."
+    facts = {f"{plain}{key}": value for key, value in within(file.metadata, start).items()}
+    none = {f"{plain}{key}": 0 for key in ("attention.shared_kv_layers", "nextn_predict_layers")}
+    file.family, file.metadata = plain[:-1], file.metadata | facts | none
+    shape = _shape_over(path, config_of(file), int(facts.get(f"{plain}embedding_length_out", 0)), target)
+    names = {HEAD: "model.embed_tokens.weight"}
+    names |= {f"{part}_projection.weight": f"nextn.{part}_projection.weight" for part in ("pre", "post")}
+    shapes = _shapes(shape, target.hidden_size, 0)
+    theirs = {name: names.get(name, f"model.{name}") for name in shapes}
+    weights, _ = tensors_in(file, shape, {theirs[name]: size for name, size in shapes.items()})
+    return Assistant(shape, {name: weights[theirs[name]] for name in shapes}, 0)
+
+
+def _shape_over(path: Path, config: PretrainedConfig, width: int, target: Inside) -> Shape:
+    """The shape of layers that read the target's keys and values. width: of the states that it reads."""
+    whole = Shape.of(config)
+    _check(path, width, whole, target)
+    return replace(whole, layers=tuple(_over(path, n, config, whole, target) for n in range(whole.num_layers)))
 
 
 def _as_if_whole(config: PretrainedConfig, path: Path) -> PretrainedConfig:
@@ -82,12 +112,12 @@ def _other(path: Path, target: Inside, why: str) -> MethodError:
     return MethodError(f"{path} is the assistant of another model than {target.name}: {why}")
 
 
-def _check(path: Path, config: Any, shape: Shape, target: Inside) -> None:
+def _check(path: Path, width: int, shape: Shape, target: Inside) -> None:
     """Raise MethodError unless the target's states and tokens are those that the assistant reads."""
     if not (target.shape.v_norm and target.shape.scaled):
         raise _other(path, target, "it drafts for a Gemma 4, and this is none")
-    if config.backbone_hidden_size != target.hidden_size:
-        sizes = f"it reads states of {config.backbone_hidden_size} numbers, and here they have {target.hidden_size}"
+    if width != target.hidden_size:
+        sizes = f"it reads states of {width} numbers, and here they have {target.hidden_size}"
         raise _other(path, target, sizes)
     if shape.vocab_size != target.vocab_size:
         raise _other(path, target, f"it knows {shape.vocab_size} tokens, and here are {target.vocab_size}")
@@ -115,7 +145,8 @@ def _over(path: Path, number: int, config: PretrainedConfig, shape: Shape, targe
     here = target.layers[source].ops.turns.frequencies
     if angles.shape != here.shape or not torch.allclose(angles, here, rtol=1e-3):
         raise _other(path, target, f"{what}, which rotate by other angles here")
-    return replace(kind, source=source, window=None if kind.window is None else kind.window + 1)
+    window = None if kind.window is None else kind.window + 1
+    return replace(kind, source=source, window=window, keys_only=False)
 
 
 def _shapes(shape: Shape, width: int, clusters: int) -> dict[str, tuple[int, ...]]:
