@@ -77,8 +77,8 @@ class AssistantNetwork:
         ]
         self.ops = every[0]
         if found.best:
-            table, centroids = (found.tensors[name].to(target.device, target.dtype) for name in (HEAD, CENTROIDS))
-            order = found.tensors[ORDER].to(target.device)
+            kept = {name: one.to(target.device) for name, one in tensors_of(found.tensors).items()}
+            table, centroids, order = kept[HEAD].to(target.dtype), kept[CENTROIDS].to(target.dtype), kept[ORDER]
             self.head: Linear | ClusteredHead = ClusteredHead(table, centroids, order, found.best)
         else:
             self.head = linear([here[HEAD]], None, target.dtype, wide=True)
