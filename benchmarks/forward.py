@@ -8,6 +8,7 @@
     python benchmarks/forward.py exact models/demo                  # what `make_exact` costs
     python benchmarks/forward.py program FILE.gguf                  # what recording forwards of a model saves
     python benchmarks/forward.py shape --shape 8B --file FILE.gguf  # a random Q4_K file of this shape, and its rows
+    python benchmarks/forward.py shape --shape 30B-A3B --tokens 1 2 3 5  # in memory, with its head for MTP
     python benchmarks/forward.py context FILE.gguf --lengths 512 8192  # after long texts: forwards, attention, torch's
 
 Weights are random (speed does not depend on what they are) but for given models; forwards follow 256 tokens. A line
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -33,18 +34,28 @@ import torch
 import torch.nn.functional as F
 import transformers
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter
+from paceline.draft.methods.mtp import MtpNetwork
 from paceline.engine.engine import Engine
 from paceline.formats.experts import as_checkpoint
-from paceline.formats.rotary import rotary_tables
-from paceline.formats.shape import Shape, weight_shapes
-from paceline.kernels.blocks import KINDS, Q4_K, Q6_K, Q8_0, Blocks, Kind
+from paceline.formats.heads.mtp import OUTER, head_shape
+from paceline.formats.rotary import turns_of
+from paceline.formats.shape import ATTENTION, ROUTER, UNQUANTISED, Shape, layer_shapes, weight_shapes
+from paceline.kernels.blocks import KINDS, Q4_K, Q6_K, Q8_0, Blocks, Kind, Weights
 from paceline.kernels.integer import IntegerPanels
+from paceline.kernels.linear import has_units
 from paceline.kernels.ops import TorchOps
 from paceline.kernels.products import Panels
 from paceline.kernels.steps import FusedOps
@@ -67,7 +78,11 @@ SMALL = {
     "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 16384, "max_position_embeddings": 2048, "pad_token_id": None,
 }  # fmt: skip
-SHAPES = {
+QWEN35 = {
+    "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "vocab_size": 248320, "max_position_embeddings": 16384,
+}  # fmt: skip
+SHAPES: dict[str, PretrainedConfig] = {
     "135M": LlamaConfig(
         hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536,
         vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True,
@@ -85,6 +100,13 @@ SHAPES = {
         vocab_size=128256, max_position_embeddings=16384,
     ),
     "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
+    "qwen3.5-4B": Qwen3_5TextConfig(**QWEN35, hidden_size=2560, intermediate_size=9216, tie_word_embeddings=True),
+    "qwen3.5-9B": Qwen3_5TextConfig(**QWEN35, hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False),
+    "30B-A3B": Qwen3MoeConfig(
+        hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+        intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, vocab_size=151936,
+        norm_topk_prob=True, max_position_embeddings=16384, tie_word_embeddings=False,
+    ),
 }  # fmt: skip
 EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4}
 STATES = {"head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
@@ -333,16 +355,102 @@ def program(asked: argparse.Namespace) -> None:
 
 
 def shape(asked: argparse.Namespace) -> None:
-    """Write a random Q4_K file of a shape, if it is not there, and measure its forwards over a chain."""
+    """Measure forwards of a random Q4_K model over a chain: of a file, which a Llama is written to if it is not there;
+    or in memory, with as many layers as fit, and beside it a layer, the output head, and a head for multi-token
+    prediction."""
+    config = copy(SHAPES[asked.shape])
+    if asked.file is None and not isinstance(config, LlamaConfig):
+        return shape_in_memory(config, asked)
     file = asked.file or Path(f"random-{asked.shape}.gguf")
     if not file.exists():
-        config = copy(SHAPES[asked.shape])
+        if not isinstance(config, LlamaConfig):
+            raise SystemExit("only Llamas are written to a file; leave --file out")
         config.num_hidden_layers = asked.layers or config.num_hidden_layers
         write_random(config, file)
     decoder = load(str(file), dtype="auto", device="cpu", native=True)
     assert isinstance(decoder, Decoder)
     (slot,) = filled_rows(decoder, 1, max(asked.tokens))
     show({f"{asked.shape}, Q4_K": lambda n: decoder.verify([nodes(slot, range(-1, n - 1))])}, asked)
+
+
+def shape_in_memory(config: PretrainedConfig, asked: argparse.Namespace) -> None:
+    """Measure a model of random Q4_K blocks and its parts. A round that drafts k tokens in a chain takes k times the
+    line of the head for multi-token prediction with one token, and the model's line with k + 1."""
+    every = config.num_hidden_layers
+    with_layers(config, asked.layers or most_layers(config))
+    dtype = torch.bfloat16 if has_units(torch.bfloat16) else torch.float32
+    weights = random_weights(weight_shapes(config))
+    decoder = Decoder(config, weights, name=f"random {asked.shape}", dtype=dtype, spend=True)
+    of_head = head_shapes(decoder.shape)
+    network = MtpNetwork("a random head", random_weights(of_head), decoder)
+    (slot,), most = filled_rows(decoder, 1, max(asked.tokens)), max(asked.tokens)
+    states = torch.randn(CONTEXT + most, config.hidden_size).to(dtype)
+
+    last = max(n for n, kind in enumerate(decoder.shape.layers) if not kind.recurrent)
+    cache = decoder.new_cache(1, last)
+    of_layer, of_mtp = cache.add_row(CONTEXT + most), network.cache.add_row(CONTEXT + most)
+
+    def layer(segment: Segment) -> torch.Tensor:
+        segment.hidden = states[: len(segment.tokens)]
+        return decoder.run_layers([segment], last + 1, first=last, cache=cache)
+
+    def mtp(segment: Segment) -> torch.Tensor:
+        ids = torch.from_numpy(segment.tokens)
+        return decoder.head(network.forward(network.embedded(ids), states[: len(ids)], [segment])[1])
+
+    text = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
+    layer(Segment.chunk(of_layer, text, last=False))
+    cache.commit(of_layer, range(CONTEXT))
+    mtp(Segment.chunk(of_mtp, text, last=True))
+    network.cache.commit(of_mtp, range(CONTEXT))
+    ways: Ways = {
+        f"{asked.shape}, {config.num_hidden_layers} of {every} layers": lambda n: decoder.verify(
+            [nodes(slot, range(-1, n - 1))]
+        ),
+        "one layer with attention": lambda n: layer(nodes(of_layer, range(-1, n - 1))),
+        "output head": lambda n: decoder.logits(states[:n]),
+        "head for multi-token prediction, with the output head": lambda n: mtp(nodes(of_mtp, range(-1, n - 1))),
+    }
+    print(f"{decoder.weight_bytes / 1e9:.2f} GB of weights a token, {dtype} between products")
+    show(ways, asked)
+
+
+def with_layers(config: PretrainedConfig, count: int) -> None:
+    """Leave out layers after the first `count`."""
+    if kinds := getattr(config, "layer_types", None):
+        config.layer_types = kinds[:count]
+        if not set(ATTENTION) & set(config.layer_types):
+            raise SystemExit(f"none of its first {count} layers has attention; name more --layers")
+    config.num_hidden_layers = count
+
+
+def most_layers(config: PretrainedConfig) -> int:
+    """How many layers fit into 0.6 of the free memory, beside embedding and head; a multiple of 4, or all."""
+    sizes = {name: np.prod(size) * Q4_K.nbytes / Q4_K.inputs for name, size in weight_shapes(config).items()}
+    layers = sum(size for name, size in sizes.items() if ".layers." in name)
+    free = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "Available" in line)
+    room = 0.6 * 1024 * free - 2 * (sum(sizes.values()) - layers)
+    count = int(room / layers * config.num_hidden_layers)
+    return config.num_hidden_layers if count >= config.num_hidden_layers else max(count // 4 * 4, 4)
+
+
+def head_shapes(target: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a head for multi-token prediction; of a mixture, with experts."""
+    mixture = [f"layers.0.{ROUTER}.weight"] if target.experts is not None else []
+    of_head, h = head_shape(target, mixture), target.hidden_size
+    of_layer = layer_shapes(of_head, kind=of_head.layers[0]) | {f"{of_head.norms[0]}.weight": (h,)}
+    outer = dict(zip(OUTER, ((h, 2 * h), (h,), (h,), (h,)), strict=True))
+    return outer | {f"layers.0.{name}": size for name, size in of_layer.items()}
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Weights:
+    """Random blocks of the matrices that `quantised` would quantise, and small random numbers of the others."""
+    small, made = tuple(f"{part}.weight" for part in UNQUANTISED), Weights()
+    for name, size in shapes.items():
+        fits = len(size) == 2 and size[1] % Q4_K.inputs == 0 and not name.endswith(small)
+        kind = Q6_K if name == "lm_head.weight" else Q4_K
+        made[name] = random_blocks(kind, *size) if fits else 0.02 * torch.randn(size)
+    return made
 
 
 def write_random(config: LlamaConfig, file: Path) -> None:
@@ -511,8 +619,9 @@ def steps(asked: argparse.Namespace) -> None:
     """The steps between products, one row, warm caches: in a forward caches are cold, and the ratio is the point."""
     config = SHAPES[asked.shape]
     shape = Shape.of(config)
-    cos, sin = (table.bfloat16() for table in rotary_tables(config, shape))
-    kinds = {"torch": TorchOps(cos, sin, shape.eps), "compiled": FusedOps(cos, sin, shape.eps)}
+    turns = turns_of(config, shape, dtype=torch.bfloat16)
+    turns.reach(shape.max_context)
+    kinds = {"torch": TorchOps(turns, shape.eps), "compiled": FusedOps(turns, shape.eps)}
     given = {(who, n): steps_of(ops, shape, n) for who, ops in kinds.items() for n in asked.tokens}
     ways: Ways = {}
     for step in given["torch", asked.tokens[0]]:
@@ -554,8 +663,8 @@ def main() -> None:
     parser.add_argument("--shape", default="135M", choices=SHAPES, help="of the random model (default 135M)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32], help="(default 1 8 16 32)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="context: tokens of texts")
-    parser.add_argument("--file", type=Path, help="shape: the file (default random-SHAPE.gguf)")
-    parser.add_argument("--layers", type=int, help="shape: number of layers, where not all fit (default: all)")
+    parser.add_argument("--file", type=Path, help="shape: the file of a Llama (default random-SHAPE.gguf)")
+    parser.add_argument("--layers", type=int, help="shape: number of layers (default: all; in memory, those that fit)")
     parser.add_argument("--rounds", type=int, default=21, help="turns (default 21)")
     parser.add_argument("--least", action="store_true", help="the least of all turns, not the median")
     parser.add_argument("--threads", type=int, help="torch's threads (default: its own choice)")

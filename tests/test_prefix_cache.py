@@ -12,6 +12,7 @@ from paceline.engine.prefix_cache import BLOCK, PrefixCache
 from paceline.errors import PacelineError
 from paceline.target.hf import HFTarget
 from tests import models, native
+from tests.draft import mtps
 
 PROMPT = np.random.default_rng(1).integers(4, models.VOCAB_SIZE, 3 * BLOCK + 20).tolist()
 SHARED = 3 * BLOCK
@@ -144,7 +145,7 @@ def test_two_writers_at_once_and_readers_among_them(tmp_path):
     def work(_):
         cache = PrefixCache(tmp_path, target, shape, 10**9)
         cache.store(tokens, lambda length: kv[:, :, :, :length])
-        found, _ = cache.load(tokens, 0)
+        found = cache.load(tokens, 0).kv
         for path in list(tmp_path.iterdir())[:1]:
             path.unlink(missing_ok=True)
         return torch.equal(found, kv[:, :, :, : found.shape[3]])
@@ -169,6 +170,36 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
 def test_a_new_folder_and_every_file_are_their_owners_alone(tmp_path):
     answer(decoder(), tmp_path / "new")
     assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "new", *(tmp_path / "new").iterdir()])
+
+
+def drafted(target, folder, spec, prompt=PROMPT):
+    engine = Engine(target, spec, prefix_cache=folder, budget=False)
+    (done,) = engine.generate([prompt], SamplingParams(max_tokens=12, ignore_eos=True))
+    return done
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen3.5"])
+def test_a_head_gets_the_states_of_what_is_read_from_disk(tmp_path, family):
+    """It drafts as if it had seen all tokens run. Files of a drafter without states serve it no keys, and the other
+    way they do; of two layers, one lacks none."""
+    sizes = native.TINY if family == "llama2" else {}
+    model = models.model(family, max_position_embeddings=1024, tie_word_embeddings=False, **sizes)
+    head, kept = mtps.save(tmp_path / "head", mtps.knowing_head(model, 0.02)), tmp_path / "kept"
+    target, whole = native.of(model, eos=()), len(PROMPT) - 1 if family == "qwen3.5" else SHARED
+    plain = drafted(target, kept, "none")
+    alone = drafted(target, None, f"mtp:{head}")
+    first = drafted(target, kept, f"mtp:{head}")
+    again = drafted(target, kept, f"mtp:{head}")
+    longer = drafted(target, kept, f"mtp:{head}", [*PROMPT, *PROMPT])
+    assert [one.reused for one in (plain, alone, first, again, longer)] == [0, 0, 0, whole, whole]
+    assert plain.tokens == alone.tokens == first.tokens == again.tokens
+    assert alone.stats.accepted == first.stats.accepted == again.stats.accepted
+    assert alone.stats.draft_tokens == again.stats.draft_tokens > 0
+    assert drafted(target, kept, "none").reused == whole
+    for path in sorted(kept.glob("*.hidden"))[:1]:
+        path.write_bytes(b"damaged")
+    assert drafted(target, kept, f"mtp:{head}").tokens == plain.tokens
+    assert drafted(target, kept, f"mtp:{head}").reused == whole, "it was written again"
 
 
 def test_what_cannot_be(tmp_path):

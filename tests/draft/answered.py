@@ -24,9 +24,17 @@ def weakened(model, share, first=0, sureness=1.0):
     with torch.no_grad():
         model.lm_head.weight *= sureness
         for layer in model.model.layers[first:]:
-            layer.self_attn.o_proj.weight *= share
-            layer.mlp.down_proj.weight *= share
+            for part in last_steps(layer):
+                part.weight *= share
     return model
+
+
+def last_steps(layer):
+    """What scales all that a layer adds: its last products, or Gemma 4's norms after them."""
+    norms = ("post_attention_layernorm", "post_feedforward_layernorm", "post_per_layer_input_norm")
+    if hasattr(layer, "layer_scalar"):
+        return [getattr(layer, name) for name in norms if hasattr(layer, name)]
+    return [layer.self_attn.o_proj, layer.mlp.down_proj]
 
 
 @dataclass

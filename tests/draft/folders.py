@@ -17,6 +17,7 @@ from paceline.train.saving import save_drafter
 from tests import models, native
 from tests.draft import blocks, mtps
 from tests.draft.answered import weakened
+from tests.draft.assistants import knowing_assistant
 from tests.draft.eagles import knowing_head, parallel
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
@@ -56,13 +57,14 @@ class Folders(Heads):
     """A target whose layers add little, so that drafts are accepted, and what drafters for it read.
 
     share  how much the target's layers add, of what they would. sureness: factor of its logits. changes: to its
-           configuration."""
+           configuration. family: of a Gemma 4, for its assistant."""
 
-    def __init__(self, folder, share=0.02, sureness=8, **changes):
+    def __init__(self, folder, share=0.02, sureness=8, family="llama2", **changes):
         self.folder, self.share, self._made = folder, share, dict[str, str]()
-        model = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False, **changes)
+        sizes = {"num_hidden_layers": 4} if family == "llama2" else {}
+        model = models.model(family, tie_word_embeddings=False, **sizes, **changes)
         self.model = weakened(model, share, sureness=sureness)  # so are its heads
-        self.target = native.of(self.model, eos=() if changes else (models.EOS,))
+        self.target = native.of(self.model, eos=() if "vocab_size" in changes else (models.EOS,))
         rng, vocab_size = np.random.default_rng(1), self.target.vocab_size
         self.prompts = [rng.integers(min(4, vocab_size - 1), vocab_size, n).tolist() for n in (23, 5, 1, 12)]
         self._answers = {}
@@ -129,6 +131,8 @@ class Folders(Heads):
             blocks.save(at, self.model, "second")
         elif name == "peagle":
             parallel(self.model, at)
+        elif name == "assistant":
+            knowing_assistant(self.model, min(self.share, 0.02)).save_pretrained(at)
         elif name == "mtp":
             mtps.save(at, mtps.knowing_head(self.model, min(self.share, 0.02)))
         else:

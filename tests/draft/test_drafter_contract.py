@@ -70,6 +70,9 @@ EVERY = {
     "model, slem context": "model:{foreign},tokenizer=slem,stop=confidence,context=6",
     "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
     "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
+    "mtp, assistant": "mtp:{assistant}",
+    "mtp, assistant, chain": "mtp:{assistant},tree=0,stop=heuristic",
+    "mtp, assistant, tree": "mtp:{assistant},tree=9,width=3,stop=fixed,draft=4",
 }
 ROWS = {name: spec for name, spec in EVERY.items() if not name.endswith((", chain", ", one node"))}
 """Every way in which drafters keep what they know of a row: the other variants keep it as the method itself does."""
@@ -85,14 +88,23 @@ def is_quick(name, alone):
     return name in ROWS and not (alone and kind(name) in SPECS)
 
 
+ASSISTANT = "mtp, assistant"
 REST = ("none", "suffix")
 """What requests may choose beside the drafter in question."""
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A target whose layers count, so that a wrong key or value shows."""
-    return Folders(tmp_path_factory.mktemp("drafters"), share=0.25)
+def worlds(tmp_path_factory):
+    """Targets whose layers count, so that a wrong key or value shows: a Llama, and a Gemma 4 for its assistant."""
+    usual, gemma = (tmp_path_factory.mktemp(name) for name in ("drafters", "gemma"))
+    return Folders(usual, share=0.25), Folders(gemma, share=0.25, family="gemma4", final_logit_softcapping=None)
+
+
+@pytest.fixture
+def folders(request, worlds):
+    """The target for which the drafter of a test drafts."""
+    name = request.node.callspec.params.get("name", "") if hasattr(request.node, "callspec") else ""
+    return worlds[name.startswith(ASSISTANT)]
 
 
 def made(folders, spec):
@@ -144,7 +156,7 @@ def test_greedy_text_is_the_targets_in_any_batch(folders, name, alone):
     assert drafted > 0 or not may_copy or name in (*SILENT, "past-answer")  # that has seen no answer yet
 
 
-@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam", ASSISTANT])
 def test_greedy_text_is_the_targets_however_prices_change(folders, name):
     """Drafts are cut, or not asked for, by a clock that goes at random."""
     engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
@@ -167,7 +179,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(folders, name, alone):
     assert answered(folders, drafter, params, **batch)[1] == expected(folders, params)
 
 
-@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam"])
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "auto", "sam", ASSISTANT])
 def test_a_seed_gives_it_however_prices_change(folders, name):
     engine = Engine(folders.target, made(folders, EVERY[name]), max_batch=2)
     engine.budget = Budget(now=Restless())
@@ -214,20 +226,23 @@ def test_many_seeds_give_plain_decodings_texts(few, name, options, grammar):
 
 @pytest.fixture(scope="module")
 def knowing(tmp_path_factory):
-    """A target whose layers add nothing: its next token depends on the last one alone."""
-    return Folders(tmp_path_factory.mktemp("knowing"), share=0.0, sureness=1)
+    """Targets whose layers add nothing: their next token depends on the last one alone."""
+    usual, gemma = (tmp_path_factory.mktemp(name) for name in ("knowing", "gemma"))
+    other = Folders(gemma, share=0.0, sureness=1, family="gemma4", final_logit_softcapping=None)
+    return Folders(usual, share=0.0, sureness=1), other
 
 
-@pytest.mark.parametrize("name", ["model", "kangaroo", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["model", "kangaroo", "eagle", "eagle3", "mtp", ASSISTANT])
 @pytest.mark.parametrize(("options", "deep"), [("tree=0,draft=3", 3), ("tree=6,width=2,draft=2", 2)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_that_knows_everything_is_accepted_whole(knowing, name, options, deep, temperature):
     """At a temperature, too: it has the target's noise, each token at its place."""
     if temperature and name == "eagle":
         pytest.skip("its best token is the target's, and its distribution is not")
-    engine = Engine(knowing.target, made(knowing, f"{SPECS[name]},stop=fixed,{options}"), budget=False)
+    folders = knowing[name == ASSISTANT]
+    engine = Engine(folders.target, made(folders, f"{EVERY[name]},stop=fixed,{options}"), budget=False)
     wish = SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True, temperature=temperature, seed=4)
-    engine.add(knowing.prompts[0], wish)
+    engine.add(folders.prompts[0], wish)
     rounds = []
     while engine.has_work:
         rounds += [len(delta.tokens) for delta in engine.step()]
@@ -308,6 +323,7 @@ OFFERED = {
     "mirror, early exit": EVERY["mirror, early exit"],
     "inside auto": "auto:sam|kangaroo:{kangaroo}",
     "after another": "sam+eagle3:{eagle3}",
+    ASSISTANT: EVERY[ASSISTANT],
 }
 
 
@@ -338,7 +354,7 @@ def second_turn(folders, text):
     return decode(folders.model, text, GREEDY, eos=(models.EOS,)).tokens
 
 
-@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another"])
+@pytest.mark.parametrize("name", [*STATES, "inside auto", "after another", ASSISTANT])
 def test_prompts_are_reused_with_the_states_that_a_head_reads(folders, name):
     """It drafts as if it had seen them run: of a prompt that runs, and of an answer that has ended."""
     drafted = []
@@ -353,7 +369,9 @@ def test_prompts_are_reused_with_the_states_that_a_head_reads(folders, name):
     assert drafted[0] == drafted[1] or name == "inside auto"  # which learns
 
 
-@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem"])
+@pytest.mark.parametrize(
+    "name", [*SPECS, *(f"{name}, tree" for name in MODELS), "model, tli", "model, slem", ASSISTANT]
+)
 def test_rows_that_have_left_leave_nothing_behind(folders, name):
     drafter = made(folders, EVERY[name])
     engine, first, _ = answered(folders, drafter, GREEDY, max_batch=3)
@@ -482,6 +500,7 @@ RENEWED = {
     "mirror, early exit": EVERY["mirror, early exit"],
     "one after another": "kangaroo:{kangaroo},threshold=0.9+medusa:{medusa}",
     "inside auto": "auto:kangaroo:{kangaroo}",
+    ASSISTANT: EVERY[ASSISTANT],
 }
 
 

@@ -53,7 +53,7 @@ def fresh_reading(here, drafter, text, pairs):
     own = network.cache.add_row(pairs)
     tokens = np.array(text[1 : pairs + 1])
     with torch.inference_mode():
-        embedded = network.table[torch.from_numpy(tokens)]
+        embedded = network.embedded(torch.from_numpy(tokens))
         network.forward(embedded, network.first(states[:pairs]), [Segment.chunk(own, tokens, last=False)])
     return network.cache.kv[:, :, own, :, :pairs], states
 

@@ -435,7 +435,7 @@ REFUSED = {
     "sinks": ("dflash", {}, {"layers.0.self_attn.attention_sink_bias": ZERO}, "gates or sinks of attention"),
     "interleaved rotations": ("dflash", {"is_neox_style": False}, {}, "is_neox_style is False"),
     "a mixture": ("dflash", {"draft_ffn_type": "moe"}, {}, "draft_ffn_type is 'moe'"),
-    "Gemma's": ("eagle", {"model_type": "gemma4_assistant"}, {}, "is a Gemma assistant"),
+    "Gemma's": ("eagle", {"model_type": "gemma4_assistant"}, {}, "is a Gemma 4's assistant: write mtp:"),
 }  # fmt: skip
 
 

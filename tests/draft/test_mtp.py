@@ -48,7 +48,7 @@ def forced(head, states, text, pairs):
     for step in range(STEPS):
         done = pairs - 1 + step if step else 0
         segment = Segment(slot, np.array(tokens), np.arange(-1, len(tokens) - 1), start=done, num_logits=1)
-        out, read = head.forward(F.embedding(torch.tensor(tokens[done:]), head.table), features, [segment])
+        out, read = head.forward(head.embedded(torch.tensor(tokens[done:])), features, [segment])
         logits.append(head.head(read)[0])
         features = out[-1:]
         tokens.append(int(text[pairs + 1 + step]))
@@ -229,7 +229,6 @@ def test_a_model_that_brings_a_head_drafts_with_it_unless_told_otherwise(tmp_pat
     file = gguf_files.write(bare, tmp_path / "bare.gguf")
     assert drafter_for(str(folder), None) == WITH_HEAD
     assert drafter_for(str(folder), "sam") == "sam"
-    assert drafter_for(str(folder), None, prefix_cache="prefixes") == "suffix"
     assert {drafter_for(str(place), None) for place in (bare, file, tmp_path / "none", "smollm2")} == {"suffix"}
     engine = open_engine(str(folder), drafter_for(str(folder), None), EngineOptions(dtype="float32"))
     assert [part.name for part in engine.drafter.parts] == ["mtp", "suffix"]
@@ -256,6 +255,8 @@ def test_a_head_keeps_its_files_blocks_beside_a_target_in_blocks(tmp_path):
         blocks = [weight for weight in here.values() if isinstance(weight, Blocks)]
         assert {weight.kind.name for weight in blocks} == held
         assert {weight.activations for weight in blocks} <= {target.activations}
+        Engine(target, f"mtp:{file}" if dtype == "auto" else f"mtp:{file},dtype={dtype}").generate(PROMPTS[:1], GREEDY)
+        assert "embedding" not in vars(target), "the target's whole table is not expanded"
 
 
 @pytest.mark.parametrize("offset", [1.0, 0.0])

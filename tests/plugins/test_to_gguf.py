@@ -276,7 +276,9 @@ def test_llama3s_rotations_are_factors_in_a_file(model, target, tmp_path, monkey
     for path in (folder, tmp_path / "head.gguf"):
         drafter = create(f"eagle3:{path}")
         drafter.bind(loaded)
-        tables.append(drafter.model.network.layers.ops)
+        tables.append(drafter.model.network.layers.ops.turns)
+    for turns in (*tables, loaded.ops.turns):
+        turns.reach(64)
     for name in ("cos", "sin"):
         torch.testing.assert_close(getattr(tables[0], name), getattr(tables[1], name))
     assert not torch.equal(tables[0].cos, loaded.ops.cos)

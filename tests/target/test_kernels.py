@@ -10,6 +10,7 @@ from paceline.core.segment import Segment
 from paceline.kernels import steps
 from paceline.kernels.ops import GELU, SIGMOID, SILU, Activation, TorchOps
 from paceline.kernels.steps import FusedOps
+from paceline.kernels.turns import Turns
 from paceline.target.cache import RaggedCache
 from paceline.target.layout import plan
 
@@ -22,15 +23,15 @@ def random(seed, *size):
     return (3 * torch.randn(*size, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
-def tables(dim):
-    angle = torch.outer(torch.arange(300.0), 10000 ** -(torch.arange(0, dim, 2) / dim))
-    return torch.cat([angle.cos()] * 2, -1).bfloat16(), torch.cat([-angle.sin(), angle.sin()], -1).bfloat16()
-
-
 def both(dim=8):
-    """(compiled in bfloat16, torch in float32)"""
-    cos, sin = tables(dim)
-    return FusedOps(cos, sin, EPS), TorchOps(cos.float(), sin.float(), EPS)
+    """(compiled in bfloat16, torch in float32), with the same tables."""
+    inverse = 10000 ** -(torch.arange(0, dim, 2) / dim)
+    narrow, wide = (Turns(300, dim, inverse, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    for turns in (narrow, wide):
+        turns.reach(300)
+    for name in ("cos", "sin"):
+        getattr(wide, name).copy_(getattr(narrow, name))
+    return FusedOps(narrow, EPS), TorchOps(wide, EPS)
 
 
 def near(compiled, exact):

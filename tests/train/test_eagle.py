@@ -83,7 +83,7 @@ def forced(head, taps, text, pairs):
     for step in range(min(STEPS, len(text) - pairs)):
         done = pairs - 1 + step if step else 0
         segment = Segment(slot, np.array(tokens), np.arange(-1, len(tokens) - 1), start=done, num_logits=1)
-        embedded = F.embedding(torch.tensor(tokens[done:]), head.table)
+        embedded = head.embedded(torch.tensor(tokens[done:]))
         out, read = head.forward(embedded, features, [segment])
         logits.append(head.head(read)[0])
         features = out[-1:]

@@ -46,7 +46,7 @@ def chat(
     """
     params = sampling.params(max_tokens=max_tokens)
     document = "" if file is None else options.document_in(file)
-    draft = options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune)
+    draft = options.tuned(options.drafter_for(model, draft), tune)
     engine = options.open_engine(model, draft, running)
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")

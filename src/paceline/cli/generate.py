@@ -91,7 +91,7 @@ def generate(
     from paceline.draft.base import unmet
 
     params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
-    draft = options.tuned(options.drafter_for(model, draft, running.prefix_cache), tune)
+    draft = options.tuned(options.drafter_for(model, draft), tune)
     screen = Screen(color)
     jobs, broken = _jobs(prompt, prompts, params, predicted, file)
     has_predictions = any(job.expected for job in jobs)

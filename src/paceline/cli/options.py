@@ -98,12 +98,12 @@ WITH_HEAD = "auto:mtp?|suffix"
 """The default drafter of a model that brings a head: the head or copied words, by what pays."""
 
 
-def drafter_for(model: str, draft: str | None, prefix_cache: str | None = None) -> str:
-    """--draft, or its default for this model. A folder of prefixes has no states for a head."""
+def drafter_for(model: str, draft: str | None) -> str:
+    """--draft, or its default for this model."""
     if draft is not None:
         return draft
     place = Path(model).expanduser()
-    if prefix_cache is not None or not place.exists():
+    if not place.exists():
         return "suffix"
     from paceline.formats.heads.gguf import has_head
 

@@ -136,7 +136,7 @@ def serve(
     if api_key:
         note = "--api-key can be read by all users of this machine (ps shows it): set PACELINE_API_KEY instead"
         print(f"warning: {note}", file=sys.stderr, flush=True)
-    draft = options.drafter_for(model, draft, running.prefix_cache)
+    draft = options.drafter_for(model, draft)
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     given = name or []
     shown = [one for one in given if one != "*"] or [Path(model).expanduser().resolve().name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ import torch
 from paceline.core.tree import DraftTree, IntArray, depths
 
 _UNKNOWN: IntArray = np.empty(0, np.int64)
+
+Sees = Literal["ancestors", "all", "none"]
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class Segment:
     hidden      [n - start, H] or None: states of the nodes before layer `resume_layer`; earlier layers are not run.
     depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
     is_prompt   whether the tokens are a piece of the row's prompt.
-    mutual      whether all nodes see each other, not only their ancestors (in a drafter's own layers)."""
+    sees        which nodes a node sees beside the row's committed tokens: its "ancestors" and itself; "all"; or "none",
+                and all nodes then have the same position. A target runs the first kind, drafters' layers all three."""
 
     slot: int
     tokens: IntArray
@@ -36,7 +39,7 @@ class Segment:
     hidden: torch.Tensor | None = None
     depth: IntArray = field(default_factory=lambda: _UNKNOWN)
     is_prompt: bool = False
-    mutual: bool = False
+    sees: Sees = "ancestors"
 
     def __post_init__(self) -> None:
         if self.depth is _UNKNOWN:
@@ -71,6 +74,12 @@ class Segment:
         """Make a segment of a piece of a prompt. scored: how many last tokens need logits. last: the last token
         does."""
         return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
+
+    @classmethod
+    def apart(cls, slot: int, tokens: IntArray, num_logits: int) -> Segment:
+        """Make a segment of nodes that see the row's committed tokens alone."""
+        above, depth = np.full(len(tokens), -1), np.zeros(len(tokens), np.int64)
+        return cls(slot, tokens, above, num_logits=num_logits, depth=depth, sees="none")
 
 
 @dataclass(slots=True)

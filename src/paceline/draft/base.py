@@ -232,7 +232,8 @@ def rebind(drafter: Drafter, target: Facts) -> None:
     """Bind a drafter and its parts to a target with new weights, if they read its states or run its layers."""
     for part in drafter.parts:
         rebind(part, target)
-    if not drafter.parts and (drafter.needs.whole_prompt or drafter.needs.resume_layer is not None):
+    needs = drafter.needs
+    if not drafter.parts and (needs.whole_prompt or needs.new_layers or needs.resume_layer is not None):
         drafter.bind(target)
 
 

@@ -143,10 +143,7 @@ class Engine:
 
     def _can_reuse(self) -> bool:
         """Whether any rows can reuse keys and values of earlier rows, given what their drafters read."""
-        reads = [drafter.needs for drafter in self.drafter.choices]
-        if self.config.prefix_cache is not None:  # The folder has no states for drafters.
-            reads = [one for one in reads if not one.whole_prompt]
-        return self.config.reuse and any(one.callback_layer is None for one in reads)
+        return self.config.reuse and any(one.needs.callback_layer is None for one in self.drafter.choices)
 
     # The loop ------------------------------------------------------------------------------------------------
 

@@ -3,20 +3,22 @@
 A prompt is cut into blocks of BLOCK tokens, each in a file. The file's name is a hash of the model, the request's salt
 and all tokens up to the block's end, so texts that begin alike share files, and processes that write the same block
 write the same file. A recurrent state is in a file of its own, with the keys and values of the tokens after the last
-whole block before it; a prompt of a recurrent model is loaded up to such a state. Files are written under another name,
-and renamed when they are whole. Damaged files are found by their checksum and removed. If the folder is too large, the
+whole block before it; a prompt of a recurrent model is loaded up to such a state. Beside each of these files may be
+one with the target's states of its tokens, for drafters that read them. Files are written under another name, and
+renamed when they are whole. Damaged files are found by their checksum and removed. If the folder is too large, the
 least recently used files are removed."""
 
 import logging
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import pairwise, takewhile
 from pathlib import Path
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +34,20 @@ BLOCK = 64
 """Number of tokens of a file. Tokens after a prompt's last whole block are not stored."""
 FORMAT = "paceline prefix 1"
 """Version of the files' format: a checksum of four bytes, then the block's keys and values."""
+
+
+class Stored(NamedTuple):
+    """Keys and values [layers, 2, kv_heads, n, head_dim] of a text, a recurrent model's state after it, and the
+    target's states [n, H] by layer."""
+
+    kv: torch.Tensor
+    state: State | None
+    hidden: Mapping[int, torch.Tensor]
+
+
+def _beside(path: Path, layers: Sequence[int]) -> Path:
+    """The file with the target's states of the tokens in the file `path`."""
+    return path.with_suffix(f".{'_'.join(map(str, layers))}.hidden")
 
 
 class PrefixCache:
@@ -52,34 +68,42 @@ class PrefixCache:
         except OSError as error:
             raise PacelineError(f"prefix_cache: {self.folder} cannot be a folder: {error.strerror}") from None
 
-    def load(self, tokens: IntArray, least: int, salt: str = "") -> tuple[torch.Tensor, State | None]:
-        """Load the longest stored beginning of `tokens`: keys and values [layers, 2, kv_heads, n, head_dim], and a
-        recurrent model's state after them. n is 0 if it would be `least` or less."""
+    def load(self, tokens: IntArray, least: int, salt: str = "", layers: Collection[int] = ()) -> Stored:
+        """Load the longest stored beginning of `tokens` with the target's states of `layers`; of no tokens if it would
+        be `least` or less."""
         keys = list(self._keys(tokens, salt))
         if self._state is not None:
-            return self._load_state(tokens, keys, least)
+            return self._load_state(tokens, keys, least, sorted(layers))
         there = list(takewhile(Path.exists, map(self._block, keys[1:])))
-        blocks = self._read_blocks(there) if len(there) * BLOCK > least else []
-        return self._joined(blocks if len(blocks) * BLOCK > least else []), None
+        blocks = self._read_blocks(there, sorted(layers)) if len(there) * BLOCK > least else []
+        return self._joined(blocks if len(blocks) * BLOCK > least else [], sorted(layers))
 
     def store(
-        self, tokens: IntArray, copy: Callable[[int], torch.Tensor], salt: str = "", states: Mapping[int, State] = {}
+        self, tokens: IntArray, copy: Callable[[int], torch.Tensor], salt: str = "", states: Mapping[int, State] = {},
+        hidden: Mapping[int, torch.Tensor] = {},
     ) -> None:  # fmt: skip
         """Store the whole blocks of `tokens` that are missing, and for a recurrent model the states by number of
-        tokens, with the blocks before them. copy(n) returns keys and values of the first n tokens."""
-        keys = list(self._keys(tokens, salt))
-        ends = {n: self._after(keys, tokens[:n]) for n in states if BLOCK <= n <= len(tokens)}
-        new = {n: path for n, path in ends.items() if not path.exists()}
-        last = len(keys) - 1 if self._state is None else max(ends, default=0) // BLOCK
-        missing = [i for i in range(last) if not self._block(keys[i + 1]).exists()]
-        if not missing and not new:
+        tokens, with the blocks before them. copy(n) returns keys and values of the first n tokens.
+
+        hidden  the target's states [len(tokens) or more, H] by layer."""
+        keys, layers = list(self._keys(tokens, salt)), sorted(hidden)
+        ends = {self._after(keys, tokens[:n]): n for n in states if BLOCK <= n <= len(tokens)}
+        last = len(keys) - 1 if self._state is None else max(ends.values(), default=0) // BLOCK
+        spans = {self._block(keys[i + 1]): (BLOCK * i, BLOCK * (i + 1)) for i in range(last)}
+        spans |= {path: (n - n % BLOCK, n) for path, n in ends.items()}
+        missing = [path for path in spans if not path.exists()]
+        bare = [path for path in spans if layers and not _beside(path, layers).exists()]
+        if not missing and not bare:
             return
-        kv = copy(max(BLOCK * (missing[-1] + 1) if missing else 0, *new, 0)).cpu()
+        kv = copy(max((spans[path][1] for path in missing), default=0)).cpu()
         try:
-            for i in missing:
-                self._write(self._block(keys[i + 1]), [kv[:, :, :, BLOCK * i : BLOCK * (i + 1)]])
-            for n, path in new.items():
-                self._write(path, [kv[:, :, :, n - n % BLOCK : n], states[n].matrices.cpu(), states[n].inputs.cpu()])
+            for path in missing:
+                begin, end = spans[path]
+                state = [states[end].matrices.cpu(), states[end].inputs.cpu()] if path in ends else []
+                self._write(path, [kv[:, :, :, begin:end], *state])
+            for path in bare:
+                rows = slice(*spans[path])
+                self._write(_beside(path, layers), [torch.cat([hidden[layer][rows] for layer in layers], -1).cpu()])
             self._trim()
         except OSError as error:
             log.warning("prefix_cache: a prompt was not stored in %s: %s", self.folder, error)
@@ -102,8 +126,7 @@ class PrefixCache:
         rest = sha256(tokens[len(tokens) - more :].astype(np.int64).tobytes()).hexdigest()[:16]
         return self.folder / f"{keys[blocks]}-{more}-{rest}.state"
 
-    def _load_state(self, tokens: IntArray, keys: list[str], least: int) -> tuple[torch.Tensor, State | None]:
-        assert self._state is not None
+    def _load_state(self, tokens: IntArray, keys: list[str], least: int, layers: Sequence[int]) -> Stored:
         stored = defaultdict[str, list[int]](list)
         for path in self.folder.glob("*-*-*.state"):
             key, more, _ = path.stem.split("-", 2)
@@ -111,30 +134,42 @@ class PrefixCache:
                 stored[key].append(int(more))
         ends = {BLOCK * i + more for i, key in enumerate(keys) for more in stored.get(key, ())}
         for n in sorted((n for n in ends if least < n <= len(tokens)), reverse=True):
-            shape = self._state.matrices.shape, self._state.inputs.shape
-            parts = self._read(self._after(keys, tokens[:n]), [self._shape(n % BLOCK), *shape], self._state)
-            blocks = self._read_blocks(map(self._block, keys[1 : n // BLOCK + 1])) if parts else []
-            if parts and len(blocks) == n // BLOCK:
-                return self._joined([*blocks, parts[0]]), State(*parts[1:])
-        return self._joined([]), None
+            last = self._piece(self._after(keys, tokens[:n]), n % BLOCK, layers, self._state)
+            blocks = self._read_blocks(map(self._block, keys[1 : n // BLOCK + 1]), layers) if last else []
+            if last and len(blocks) == n // BLOCK:
+                return self._joined([*blocks, last], layers)
+        return self._joined([], layers)
 
-    def _read_blocks(self, paths: Iterable[Path]) -> list[torch.Tensor]:
+    def _read_blocks(self, paths: Iterable[Path], layers: Sequence[int]) -> list[list[torch.Tensor]]:
         """Read blocks, up to the first that is missing or damaged."""
-        read = (self._read(path, [self._shape(BLOCK)]) for path in paths)
-        return [block for block, in takewhile(bool, read)]
+        return [*takewhile(bool, (self._piece(path, BLOCK, layers) for path in paths))]
+
+    def _piece(self, path: Path, length: int, layers: Sequence[int], state: State | None = None) -> list[torch.Tensor]:
+        """Read keys and values of `length` tokens; a state like `state`; states [length, L * H] of L layers. Returns
+        none if anything is missing or damaged."""
+        like = [] if state is None else [state.matrices, state.inputs]
+        dtype, parts = self._target.dtype, [(self._shape(length), self._target.dtype)]
+        read = self._read(path, [*parts, *((one.shape, one.dtype) for one in like)])
+        if not read or not layers:
+            return read
+        beside = self._read(_beside(path, layers), [((length, len(layers) * self._target.hidden_size), dtype)])
+        return [*read, *beside] if beside else []
 
     def _shape(self, length: int) -> tuple[int, ...]:
         return (*self.shape[:3], length, self.shape[4])
 
-    def _joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _joined(self, pieces: Sequence[Sequence[torch.Tensor]], layers: Sequence[int]) -> Stored:
+        """Join pieces of a text. The last may have a state."""
         none = torch.empty(self._shape(0), dtype=self._target.dtype, device=self._target.device)
-        return torch.cat([none, *pieces], 3)
+        kv = torch.cat([none, *(piece[0] for piece in pieces)], 3)
+        state = State(*pieces[-1][1:3]) if pieces and self._state is not None else None
+        every = torch.cat([piece[-1] for piece in pieces]).chunk(len(layers), -1) if pieces and layers else ()
+        return Stored(kv, state, dict(zip(layers, every, strict=False)))
 
-    def _read(self, path: Path, shapes: Sequence[Sequence[int]], state: State | None = None) -> list[torch.Tensor]:
-        """Read a file's tensors: keys and values, and those of a state like `state`. Returns none if that fails. A
-        damaged file is removed."""
-        dtypes = [self._target.dtype, *([state.matrices.dtype, state.inputs.dtype] if state is not None else [])]
-        sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    def _read(self, path: Path, forms: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
+        """Read a file's tensors, given their shapes and dtypes. Returns none if that fails. A damaged file is
+        removed."""
+        sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in forms]
         try:
             data = bytearray(path.read_bytes())
             if len(data) != 4 + sum(sizes) or zlib.crc32(memoryview(data)[4:]) != int.from_bytes(data[:4], "little"):
@@ -147,8 +182,8 @@ class PrefixCache:
         ends = [4 + sum(sizes[:i]) for i in range(len(sizes) + 1)]
         bytes_ = torch.frombuffer(data, dtype=torch.uint8)
         parts = [bytes_[begin:end].clone() for begin, end in pairwise(ends)]  # A copy is aligned.
-        named = zip(parts, dtypes, shapes, strict=True)
-        return [part.view(dtype).view(*shape).to(self._target.device) for part, dtype, shape in named]
+        named = zip(parts, forms, strict=True)
+        return [part.view(dtype).view(*shape).to(self._target.device) for part, (shape, dtype) in named]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         data = b"".join(one.contiguous().view(torch.uint8).numpy().tobytes() for one in tensors)
@@ -163,7 +198,7 @@ class PrefixCache:
     def _trim(self) -> None:
         """Remove the least recently used files until the others fit, and unfinished files that a process left."""
         files = []
-        for path in [path for kind in ("kv", "state", "part") for path in self.folder.glob(f"*.{kind}")]:
+        for path in [path for kind in ("kv", "state", "hidden", "part") for path in self.folder.glob(f"*.{kind}")]:
             with suppress(FileNotFoundError):
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
         left = self.most_bytes

@@ -68,7 +68,7 @@ class Seats:
         if not self.reuse:
             raise PacelineError(
                 "prefix_cache stores what prompts share, and here they share nothing: it needs reuse, a cache of "
-                "rows of any length, and a drafter that does not read whole prompts"
+                "rows of any length, and a drafter that is not called inside the target's forward"
             )
         layers, two, _, heads, _, dim = self._cache.kv.shape
         return PrefixCache(folder, self.target, (layers, two, heads, BLOCK, dim), most, self._cache.empty_state())
@@ -113,12 +113,13 @@ class Seats:
             self._cache.mark(seat.lead.slot, seat.least)
 
     def _load(self, tokens: IntArray, share: Share) -> None:
-        """Load the stored prefix of `tokens` if no prefix in memory is as long. The disk has no states of layers."""
-        if self.disk is not None and not share.layers:
-            kv, state = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt)
+        """Load the stored prefix of `tokens` if no prefix in memory is as long."""
+        if self.disk is not None:
+            kv, state, hidden = self.disk.load(tokens, self.prefixes.best(tokens, share)[0], share.salt, share.layers)
             length = kv.shape[3]
             if length and self.room.make_room(length, 0 if state is None else state.nbytes):
-                self.prefixes.add(tokens[:length].copy(), kv, {} if state is None else {length: state}, share.salt)
+                states = {} if state is None else {length: state}
+                self.prefixes.add(tokens[:length].copy(), kv, states, share.salt, hidden)
 
     def reusable(self, row: Row, layers: Collection[int]) -> int:
         """How many tokens of a row's prompt a prefix in memory has. layers: as in `start`."""
@@ -192,7 +193,8 @@ class Seats:
                 self._store(seat)
                 if self.disk is not None:
                     prompt, states = row.tokens[: min(row.cached, row.prompt_length)], self._cache.states(row.slot)
-                    self.disk.store(prompt, partial(self._cache.copy, row.slot), row.params.cache_salt, states)
+                    copy = partial(self._cache.copy, row.slot)
+                    self.disk.store(prompt, copy, row.params.cache_salt, states, seat.hidden)
         except Exception:  # The row's answer stands, and other rows must not suffer.
             log.exception("request %d is not kept for reuse", row.id)
         finally:

@@ -8,34 +8,37 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.compiled import cosines_and_sines
 from paceline.formats.shape import ATTENTION, Latent, Shape, kind_of_rope
+from paceline.kernels.turns import Turns
 
 
-def rotary_tables(
-    config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None, rope: str | None = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of all positions, float32 [max_context + 1, head_dim]. The first half of sin is negated.
+def turns_of(
+    config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None, rope: str | None = "",
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> Turns:  # fmt: skip
+    """The tables of all positions, [max_context + 1, head_dim].
 
     Dimension i of a head rotates with i + head_dim / 2 (`row_order`). The tables include `attention_scale`: they
     multiply both queries and keys by its square root.
 
     inverse  frequencies [head_dim / 2]; None: the configuration's.
     rope     as in `LayerKind`."""
-    count, scale = shape.max_context + 1, 1.0
+    scale, factor = 1.0, 1.0
     if rope is None:
-        return torch.ones(count, shape.head_dim), torch.zeros(count, shape.head_dim)
-    if inverse is None:
-        inverse, scale = frequencies(config, shape.rotary_dim or shape.head_dim, rope)
-    angle = torch.outer(torch.arange(count).float(), inverse.float().cpu())
-    rest = shape.head_dim // 2 - angle.shape[1]
-    still = torch.ones(count, rest), torch.zeros(count, rest)
-    turns = (torch.from_numpy(table) for table in cosines_and_sines(angle.numpy()))
-    cos, sin = (torch.cat([t * scale, other], -1) for t, other in zip(turns, still, strict=True))
-    if shape.attention_scale is not None:
-        root = (shape.attention_scale * shape.head_dim**0.5) ** 0.5
-        cos, sin = cos * root, sin * root
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        inverse = torch.empty(0)
+    else:
+        if inverse is None:
+            inverse, scale = frequencies(config, shape.rotary_dim or shape.head_dim, rope)
+        if shape.attention_scale is not None:
+            factor = (shape.attention_scale * shape.head_dim**0.5) ** 0.5
+    return Turns(shape.max_context + 1, shape.head_dim, inverse, scale, factor, dtype, device)
+
+
+def rotary_tables(config: PretrainedConfig, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of all positions, float32 [max_context + 1, head_dim]. The first half of sin is negated."""
+    turns = turns_of(config, shape)
+    turns.reach(len(turns.cos))
+    return turns.cos, turns.sin
 
 
 def frequencies(config: PretrainedConfig, size: int, rope: str) -> tuple[torch.Tensor, float]:
@@ -54,7 +57,7 @@ def row_order(shape: Shape, name: str) -> torch.Tensor | None:
     """The order in which the decoder stores a checkpoint's rows; None: unchanged.
 
     If only `rotary_dim` dimensions of a head rotate, each half of a head gets its rotating dimensions first, then the
-    others, as in `rotary_tables`. Gates follow all queries. Rows that are grouped by key head are sorted by role.
+    others, as in `turns_of`. Gates follow all queries. Rows that are grouped by key head are sorted by role.
 
     name  last part of the tensor's name, such as "q_proj"."""
     size, d = shape.head_dim, shape.delta

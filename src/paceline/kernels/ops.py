@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
+from paceline.kernels.turns import Turns
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Two tensors of a forward, such as the summands of a layer's output."""
 
@@ -51,11 +53,13 @@ class Places(Protocol):
 class TorchOps:
     """The elementwise steps of a layer in torch, for any device and dtype; the reference for `kernels/steps.py`.
 
-    cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotation is x * cos + swapped(x) *
-              sin."""
+    turns     a rotation is x * cos + swapped(x) * sin. Whoever plans a forward calls its `reach`.
+    compiled  whether the steps are compiled, and attention with them."""
 
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
-        self.cos, self.sin, self.eps = cos, sin, eps
+    compiled = False
+
+    def __init__(self, turns: Turns, eps: float):
+        self.turns, self.cos, self.sin, self.eps = turns, turns.cos, turns.sin, eps
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm of x [N, H] with `weight` [H]."""

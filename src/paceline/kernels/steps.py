@@ -21,6 +21,7 @@ from paceline.kernels import vectors as v
 from paceline.kernels.ops import SILU, Activation, Pair, Places, TorchOps
 from paceline.kernels.records import FORWARD, record
 from paceline.kernels.rows import softmax
+from paceline.kernels.turns import Turns
 from paceline.kernels.vectors import Value
 
 # With NumPy's errors, division does not check for 0; a check would keep loops from vectorising. There is no fastmath,
@@ -292,9 +293,11 @@ def _words(activation: Activation) -> tuple[int, ...]:
 class FusedOps(TorchOps):
     """`TorchOps` for contiguous bfloat16 or float32 tensors on the CPU."""
 
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
-        super().__init__(cos.contiguous(), sin.contiguous(), eps)
-        self._add_norm, self._rotate, self._gate = _BY_DTYPE[cos.dtype]
+    compiled = True
+
+    def __init__(self, turns: Turns, eps: float):
+        super().__init__(turns, eps)
+        self._add_norm, self._rotate, self._gate = _BY_DTYPE[self.cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
         self._eps = _bits(eps)
 

@@ -73,7 +73,7 @@ def replayable(spec: str, target: Facts) -> Drafter:
     drafter = _bound(spec, target)
     needs = drafter.needs
     wants = {
-        "hidden states": bool(needs.hidden_layers),
+        "hidden states": bool(needs.all_layers),
         "its best logits": needs.top_k > 0,
         "layers to run itself": needs.resume_layer is not None,
         "a call in the middle of its forward": needs.callback_layer is not None,

@@ -14,6 +14,7 @@ from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.ahead import same_beginning
 from paceline.serve.fields import ChatRequest, Common, Conversation, TextRequest, Tool, text_of
+from paceline.serve.harmony import HarmonyReader, with_thinking
 from paceline.serve.infill import filling
 from paceline.serve.reading import Reader
 from paceline.serve.said import shown_drafts
@@ -95,6 +96,8 @@ class Preparer:
         )
         given = [one.model_dump(exclude_none=True, exclude={"cache_control"}) for one in tools]
         messages, inputs = prepared(_plain(request.messages), given, "tools" in self.tokenizer.chat_template)
+        if self.marks == reading.HARMONY:
+            messages = [with_thinking(message) for message in messages]
         if whole:
             self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # Megabytes would block everybody.
         return self.tokenizer.encode_chat(messages, **(options | inputs | request.turns | more))
@@ -132,6 +135,9 @@ class Preparer:
             formats = (*formats, reading.BARE)
         names = {one.function.name: one.function.parameters for one in tools}
         most = 1 if request.parallel_tool_calls is False else None
+        if marks == reading.HARMONY:
+            formats = formats if request.is_constrained else ()
+            return HarmonyReader(formats, names if self.formats else (), most=most, strict=self.strict(tools))
         return Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
     def strict(self, tools: Sequence[Tool]) -> reading.ArgumentChecks:

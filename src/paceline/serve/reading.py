@@ -107,7 +107,7 @@ def _typed(text: str, schema: Any) -> Any:
     if kinds - {"string"}:
         word = text.strip()
         with suppress(NotJSON):
-            value = _value({"True": "true", "False": "false", "None": "null"}.get(word, word))
+            value = parsed_value({"True": "true", "False": "false", "None": "null"}.get(word, word))
             if _KINDS[type(value)] in kinds or (type(value) is int and "number" in kinds):
                 return value
     return text
@@ -120,7 +120,7 @@ def _pythonic(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             return None
         given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        return _value(json.dumps(given)) if None not in given else None
+        return parsed_value(json.dumps(given)) if None not in given else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, NotJSON):
         return None
 
@@ -136,7 +136,7 @@ class _Words(ast.NodeTransformer):
 def _fenced(text: str, _: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read a JSON object, which may end with a code fence. Returns None if it is broken."""
     try:
-        value = _value(text.strip().removesuffix("```"))
+        value = parsed_value(text.strip().removesuffix("```"))
     except NotJSON:
         return None
     return value if isinstance(value, dict) else None
@@ -174,10 +174,15 @@ FORMATS = {
 }  # fmt: skip
 LISTED = Format(("<tools>",), "</tools>", bound=True)  # Small models repeat this mark from the prompt's list of tools.
 BARE = Format((), bare=True)  # A grammar forces this: a call and nothing else.
+HARMONY = ("<|channel|>analysis<|message|>", "<|end|>")
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+IN_HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+"""Its special tokens, beside those that end an answer. `harmony.py` reads what is written with them."""
 REASONING = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed": ("<seed:think>", "</seed:think>"),
+    "harmony": HARMONY,
 }
 
 LONGEST = 512  # Most characters before a call's arguments: an endless name must not be read again for each token.
@@ -203,7 +208,8 @@ def tool_formats(parser: str) -> tuple[Format, ...]:
 def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
     """The marks around reasoning, by --reasoning-parser. auto: marks that the chat template mentions."""
     if parser == "auto":
-        return next((marks for marks in REASONING.values() if marks[1] in template), None)
+        other = (marks for marks in REASONING.values() if marks[1] in template and marks != HARMONY)
+        return HARMONY if HARMONY[0] in template else next(other, None)
     if parser != "none" and parser not in REASONING:
         raise PacelineError(f"--reasoning-parser is {parser!r}; it can be auto, {', '.join(REASONING)} or none")
     return REASONING.get(parser)
@@ -212,7 +218,7 @@ def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
 def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> list[str]:
     """Every mark to look for."""
     own = (mark for one in formats for mark in (*one.opens, one.close, *one.inner, one.after))
-    return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ())]
+    return [*filter(None, own), *_NAMED_MARKS, *(reasoning or ()), *(IN_HARMONY if reasoning == HARMONY else ())]
 
 
 def usual_marks(template: str) -> list[str]:
@@ -223,11 +229,12 @@ def usual_marks(template: str) -> list[str]:
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
     """Both parsers in words, for the server's start."""
     tool_formats(tool_parser)  # This raises PacelineError for an unknown name.
-    read = tool_parser
-    if read == "auto":
+    read, marks = tool_parser, reasoning_marks(reasoning_parser, template)
+    if read != "none" and marks == HARMONY:
+        read = "messages to functions"
+    elif read == "auto":
         own = [name for name, one in FORMATS.items() if any(mark in template for mark in one.inner or one.opens)]
         read = f"auto ({', '.join(FORMATS)}; the chat template has {own[-1] if own else 'none of them'})"
-    marks = reasoning_marks(reasoning_parser, template)
     split = f"from {marks[0]} to {marks[1]}" if marks else "is not split off"
     return f"tool calls are read as {read}; reasoning {split}"
 
@@ -503,23 +510,23 @@ def _parsed(text: str, named: re.Match[str] | None, *, bound: bool) -> tuple[str
     head = named or _HEAD.match(text)
     as_written = _Nesting(head.end()).read(text) if head else ""
     try:
-        value = _value(text if named is None else text[named.end() :])
+        value = parsed_value(text if named is None else text[named.end() :])
         if named is not None:
             value = {"name": named[1], "arguments": value}
         if bound and set(value) != {"name", "arguments"}:
             return None
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):
-            arguments = _value(arguments)
+            arguments = parsed_value(arguments)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        same = bool(as_written) and _value(as_written) == arguments
+        same = bool(as_written) and parsed_value(as_written) == arguments
     except NotJSON:
         return None
     return name, as_written if same else json.dumps(arguments, ensure_ascii=False)
 
 
-def _value(text: str) -> Any:
+def parsed_value(text: str) -> Any:
     """Parse JSON as models write it. Raises NotJSON also for NaN and numbers too large for JSON."""
     value = loads(text, raw=True)
     try:

@@ -145,7 +145,7 @@ class Settings:
         "auto",
         "Format of tool calls; auto is every format.",
     )
-    reasoning_parser: Literal["auto", "think", "mistral", "seed", "none"] = option(
+    reasoning_parser: Literal["auto", "think", "mistral", "seed", "harmony", "none"] = option(
         "auto", "How reasoning is told from the answer; auto is by the chat template."
     )
     lenient: bool = option(

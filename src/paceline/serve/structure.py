@@ -22,6 +22,7 @@ from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, shortened
 from paceline.formats.tokenizer import Tokenizer
 from paceline.net.completion import in_common
+from paceline.serve.reading import FINAL, HARMONY
 from paceline.serve.settings import Refused
 
 if TYPE_CHECKING:
@@ -232,18 +233,22 @@ class AfterReasoning:
     """A grammar for the text after reasoning. Reasoning is free, but the answer cannot end in it.
 
     begin, end   marks of reasoning. begin "": the prompt has begun it; else the answer may begin it. With a grammar
-                 that closes, reasoning ends while there is room for the rest."""
+                 that closes, reasoning ends while there is room for the rest.
+    then         text that must follow `end`."""
 
-    def __init__(self, grammar: Matched, tokenizer: Tokenizer, begin: str, end: str, ends: Sequence[int]):
+    def __init__(
+        self, grammar: Matched, tokenizer: Tokenizer, begin: str, end: str, ends: Sequence[int], then: str = ""
+    ):  # fmt: skip
         self._grammar, self._tokenizer, self._end, self._ends = grammar, tokenizer, end, list(ends)
         self._opening = _written(begin, tokenizer) if begin else []
+        self._then = tokenizer.encode_text(then) if then else []
         self._gap = tokenizer.encode_text("\n\n")
         self._bound: Closing | None = grammar if isinstance(grammar, Closing) else None
         self._closes, self._limited = _written(end, tokenizer), _Answers()
         if self._bound is not None:
             self._most, self._gap = self._bound.most, self._gap if len(self._gap) == 1 else []
             # Room for the closing mark, perhaps begun in other tokens, and an empty line.
-            self._reserve = self._bound.least + 2 * len(self._closes) + 2
+            self._reserve = self._bound.least + 2 * len(self._closes) + 2 + len(self._then)
             if not begin and self._reserve > self._most:
                 raise _refused(self._most, self._reserve)
         self._spelled: dict[int, str] = {}
@@ -310,6 +315,8 @@ class AfterReasoning:
         if rest and not self._grammar.goes_on(rest):
             raise PacelineError(f"the answer's grammar failed: a token joins {self._end} to what cannot follow it")
         answer = answer[len(opening) + at :]
+        if (then := self._then) and answer[: len(then)] == then[: len(answer)]:
+            return (None, [then[len(answer)]]) if len(answer) < len(then) else (answer[len(then) :], [])
         if not rest and answer == self._gap[: len(answer)] and len(answer) < len(self._gap):
             return (None if answer else []), [self._gap[len(answer)]]
         if not rest and answer[: len(self._gap)] == self._gap:
@@ -467,7 +474,8 @@ class Grammars:
 
     def after_reasoning(self, grammar: Matched, marks: tuple[str, str], inside: bool) -> AfterReasoning:
         """A grammar that begins where reasoning ends."""
-        return AfterReasoning(grammar, self._tokenizer, "" if inside else marks[0], marks[1], self._ends)
+        begin, then = "" if inside else marks[0], FINAL if marks == HARMONY else ""
+        return AfterReasoning(grammar, self._tokenizer, begin, marks[1], self._ends, then)
 
     def _matched(self, grammar: str) -> Matched:
         return Matched(self._compiled(grammar), self._ends)

@@ -23,7 +23,7 @@ from paceline.kernels.blocks import Blocks, WeightsByName, tensors_of, within
 from paceline.kernels.linear import Linear, stacked
 from paceline.kernels.ops import Pair, TorchOps
 from paceline.target.cache import RaggedCache, Writer
-from paceline.target.layout import Layout, plan
+from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.target.parts import LayerPart
 
 
@@ -414,20 +414,23 @@ def attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor,
-    windows: Iterable[int | None] = (None,),
+    windows: Iterable[int | None] = (None,), on_paths: bool = False,
 ) -> tuple[Layout, Writer]:  # fmt: skip
-    """Plan a forward of layers with their own cache, and grow the cache if necessary.
+    """Plan a forward of a drafter's layers, and grow their cache if necessary.
 
-    like  a tensor with the states' dtype and device. windows: the layers' windows, as in `plan`."""
+    like      a tensor with the states' dtype and device. windows: the layers' windows, as in `plan`.
+    on_paths  whether short segments attend along paths, with kernels that the decoder has compiled."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],
-        shared=shape.num_heads // shape.num_kv_heads,
+        shared=shape.shared,
         windows=list(windows),
         dtype=like.dtype,
         device=like.device,
+        most_on_paths=SHARED_QUERIES if on_paths else 0,
         pieces=True,
     )
+    ops.turns.reach(max(layout.reach.values()))
     return layout, cache.writer(layout)
 
 

@@ -31,12 +31,14 @@ class Needs:
 
     hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
                     norm, BEFORE_NORM its input. The drafter gets them for all tokens, prompts included.
+    new_layers      the same for tokens that the target runs. Those that a row takes over from another have none.
     top_k           number of best logits of each verified node.
     resume_layer    the drafter itself runs drafted nodes through the layers below this one, and leaves their states in
                     `Segment.hidden`; the target runs the other layers.
     callback_layer  number of layers after which `Drafter.on_layer` is called."""
 
     hidden_layers: tuple[int, ...] = ()
+    new_layers: tuple[int, ...] = ()
     top_k: int = 0
     resume_layer: int | None = None
     callback_layer: int | None = None
@@ -46,10 +48,16 @@ class Needs:
         """Whether the drafter needs the states of all prompt tokens, run or reused."""
         return bool(self.hidden_layers) or self.callback_layer is not None
 
+    @property
+    def all_layers(self) -> tuple[int, ...]:
+        """The layers whose states the forward returns."""
+        return tuple(sorted({*self.hidden_layers, *self.new_layers}))
+
     def __or__(self, other: Needs) -> Needs:
         """Join the needs of two drafters."""
         return Needs(
             tuple(sorted({*self.hidden_layers, *other.hidden_layers})),
+            tuple(sorted({*self.new_layers, *other.new_layers})),
             max(self.top_k, other.top_k),
             self.resume_layer if self.resume_layer is not None else other.resume_layer,
             self.callback_layer if self.callback_layer is not None else other.callback_layer,

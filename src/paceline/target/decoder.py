@@ -25,7 +25,7 @@ from paceline.errors import Interrupted, ModelError
 from paceline.formats.facts import BEFORE_NORM, Inside
 from paceline.formats.folder import fingerprint
 from paceline.formats.precision import describe
-from paceline.formats.rotary import rotary_tables, row_order
+from paceline.formats.rotary import row_order, turns_of
 from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, has_units, linear
@@ -165,8 +165,7 @@ class Decoder(CachedTarget):
         self._ops: dict[str | None, TorchOps] = {}
         for rope, kind in {"": LayerKind(), **{kind.rope: kind for kind in s.layers}}.items():
             own = s.of_layer(kind)
-            cos, sin = (t.to(self.device, dtype) for t in rotary_tables(config, own, inverse_frequencies, rope))
-            self._ops[rope] = TorchOps(cos, sin, s.eps)
+            self._ops[rope] = TorchOps(turns_of(config, own, inverse_frequencies, rope, dtype, self.device), s.eps)
         self.ops = self._ops[""]
         self._programs: Programs | None = None
         if self.head.in_units:
@@ -226,17 +225,21 @@ class Decoder(CachedTarget):
     def inside(self) -> Inside:
         return self
 
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [N, H] of the input embedding, without its factor."""
+        return self._table.rows(tokens)
+
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """States [N, H] of tokens before the first layer."""
-        rows = self._table.rows(tokens)
+        rows = self.rows(tokens)
         return rows if self.shape.embedding_scale == 1.0 else rows * self._embedding_scale
 
     @property
     def prefix_key(self) -> str:
         """As `Target.prefix_key`. For exact targets it also names processor and torch, which may round differently."""
         tables = sha256()
-        for table in (table for ops in self._ops.values() for table in (ops.cos, ops.sin)):
-            tables.update(table.cpu().view(torch.uint8).numpy().tobytes())
+        for ops in self._ops.values():
+            tables.update(ops.turns.key)
         where = f"{processor.name()} {processor.level()} {torch.__version__}" if self.exact else ""
         return f"{super().prefix_key} {self.shape} {tables.hexdigest()} {where}"
 
@@ -247,7 +250,7 @@ class Decoder(CachedTarget):
         from paceline.kernels.program import Programs
         from paceline.kernels.steps import FusedOps
 
-        self._ops = {rope: FusedOps(ops.cos, ops.sin, ops.eps) for rope, ops in self._ops.items()}
+        self._ops = {rope: FusedOps(ops.turns, ops.eps) for rope, ops in self._ops.items()}
         self.ops, self._programs = self._ops[""], Programs()
 
     def _count_own_nodes(self) -> None:
@@ -321,18 +324,19 @@ class Decoder(CachedTarget):
         `needs` names, by layer."""
         taps: dict[int, torch.Tensor] = {}
         clock = clock or Clock()
-        stops = {first, *needs.hidden_layers, needs.callback_layer}
+        tapped = needs.all_layers
+        stops = {first, *tapped, needs.callback_layer}
         here = [layer for layer in range(first, self.num_layers) if layer in stops]
         for layer, end in pairwise([*here, self.num_layers]):
-            if layer in needs.hidden_layers:
+            if layer in tapped:
                 taps[layer] = x[: layout.num_nodes]
             if on_layer is not None and layer == needs.callback_layer:
                 on_layer(layer, x[: layout.num_nodes])
             x = self._run(x, range(layer, end), layout, cache)
         clock.lap("layers")
-        if BEFORE_NORM in needs.hidden_layers:
+        if BEFORE_NORM in tapped:
             taps[BEFORE_NORM] = x[: layout.num_nodes]
-        if self.num_layers in needs.hidden_layers:
+        if self.num_layers in tapped:
             x = self.ops.norm(x, self.norm)
             taps[self.num_layers] = x[: layout.num_nodes]
             x = x if layout.wanted is None else x[layout.wanted]
@@ -426,9 +430,15 @@ class Decoder(CachedTarget):
             most_on_paths=1 << 62 if self.exact else SHARED_QUERIES if self._programs is not None else 0,
             pieces=True,
         )
+        self.reach(max(layout.reach.values()))
         if self._beside is not None:
             layout.beside = self._beside(layout.tokens, self.embedded(layout.tokens))
         return layout
+
+    def reach(self, count: int) -> None:
+        """Prepare a forward over positions below `count`."""
+        for ops in self._ops.values():
+            ops.turns.reach(count)
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
         """How many nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
@@ -448,7 +458,7 @@ class Decoder(CachedTarget):
         If some segments have states before `resume_layer`, only the other segments run the layers below it. But if a
         drafter needs states of a layer below, all segments run all layers, and their states are not used."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
-        wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
+        wanted = {*needs.all_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
             return self.embedded(layout.tokens), 0

@@ -26,7 +26,6 @@ from paceline.target.layout import SHARED_QUERIES, Group, Layout
 class Recordable(Inside, Protocol):
     """A decoder whose forwards can be recorded: their beginning, and all that follows (`Decoder.finish`)."""
 
-    def embedded(self, tokens: torch.Tensor) -> torch.Tensor: ...
     def finish(self, x: torch.Tensor, first: int, layout: Layout, cache: Writer, needs: Needs) -> Any: ...
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
@@ -155,8 +154,9 @@ class Recorder:
         if (last - first) * width > MOST_NODES or reach > min(decoder.max_context, window or reach):
             return None
         cache.reserve(reach)
+        decoder.reach(reach)
         keys = min(-(-reach // KEYS) * KEYS, cache.capacity)
-        return Form(first, last, width, keys, needs.hidden_layers, (*cache.kv.shape, cache.kv.data_ptr()))
+        return Form(first, last, width, keys, needs.all_layers, (*cache.kv.shape, cache.kv.data_ptr()))
 
     def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
         """The arguments of `GraphRecording.fill`."""

@@ -139,7 +139,7 @@ class HFTarget(CachedTarget):
 
     def check(self, needs: Needs) -> None:
         """Raise ModelError for needs that only the native decoder can meet."""
-        inside = BEFORE_NORM in needs.hidden_layers  # transformers only gives the states after the norm.
+        inside = BEFORE_NORM in needs.all_layers  # transformers only gives the states after the norm.
         if inside or needs.resume_layer is not None or needs.callback_layer is not None:
             raise ModelError(
                 f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
@@ -157,12 +157,12 @@ class HFTarget(CachedTarget):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
         clock, results = clock or Clock(), dict[int, Any]()
         for members in self._forwards(segments):
-            ran = self._forward([segments[s] for s in members], needs.hidden_layers, clock)
+            ran = self._forward([segments[s] for s in members], needs.all_layers, clock)
             results |= zip(members, ran, strict=True)
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
         clock.lap("head")
-        states = {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers}
+        states = {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.all_layers}
         return Verdict.on(segments, packed, states, self._best(packed, needs, clock))
 
     def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:

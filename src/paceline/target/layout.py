@@ -3,7 +3,7 @@
 The N tokens of all segments are packed into one dimension, so that linear layers compute almost no padding. Attention
 needs more dimensions: short segments share a padded group over a range of slots, and each long segment (a prompt's
 chunk) is a group. Node i of a segment has the position (row length) + (its depth) and the cache place (row length) + i.
-It sees the row's committed tokens, its ancestors and itself; in a `mutual` segment it sees all nodes."""
+It sees the row's committed tokens, its ancestors and itself, if the segment does not say otherwise (`Segment.sees`)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def plan(
         short = [s for s in rest if segments[s].num_run <= SHARED_QUERIES]
         long = [s for s in rest if segments[s].num_run > SHARED_QUERIES]
         return [
-            _group(members, segments, lengths, spans, positions, shared, window, dtype, device, pieces)
+            _group(members, segments, lengths, spans, shared, window, dtype, device, pieces)
             for members in ([short] if short else []) + [[s] for s in long]
         ]
 
@@ -193,8 +193,7 @@ def _join(arrays: Sequence[IntArray]) -> IntArray:
 
 def _group(
     members: Sequence[int], segments: Sequence[Segment], lengths: Sequence[int], spans: Sequence[tuple[int, int]],
-    positions: Sequence[IntArray], shared: int, window: int | None, dtype: torch.dtype, device: torch.device | str,
-    pieces: bool,
+    shared: int, window: int | None, dtype: torch.dtype, device: torch.device | str, pieces: bool,
 ) -> Group:  # fmt: skip
     """Plan the attention call of segments `members`, each in its own slot."""
     slots = [segments[s].slot for s in members]
@@ -213,7 +212,7 @@ def _group(
     mask[..., 0] = 0  # Padding sees a key, because otherwise its softmax would be NaN.
     seen = mask[:, : queries * shared].reshape(last - first, queries, shared, keys)
     for s in members:
-        _see(seen[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
+        _see(seen[segments[s].slot - first], segments[s], lengths[s], window)
     whole = torch.from_numpy(mask[:, None]).to(device, dtype)
 
     def put(array: IntArray | None) -> torch.Tensor | None:
@@ -222,11 +221,16 @@ def _group(
     return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole, shared)
 
 
+def _ends(segment: Segment, length: int) -> IntArray:
+    """The position before which each node that is run sees tokens."""
+    return length + segment.depth[segment.start :] + (segment.sees != "none")
+
+
 def _is_whole_chain(segment: Segment, keys: int, window: int | None) -> bool:
     """Whether the segment is a chain that begins at its root and sees all of its row's `keys` tokens."""
     n = len(segment.tokens)
     seen = window is None or keys <= window
-    return segment.start == 0 and int(segment.depth[-1]) == n - 1 and seen and not segment.mutual
+    return segment.start == 0 and int(segment.depth[-1]) == n - 1 and seen and segment.sees == "ancestors"
 
 
 def _padding(
@@ -249,13 +253,13 @@ _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32),
 """The mask between the nodes of a chain."""
 
 
-def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None) -> None:
+def _see(mask: NDArray[np.float32], segment: Segment, length: int, window: int | None) -> None:
     """Set the mask of one slot, [queries, shared, keys], to 0 for the keys that the segment's nodes see."""
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
     rows[..., :length] = 0
-    if segment.mutual:
-        among = np.zeros((n - start, n), np.float32)
+    if segment.sees != "ancestors":
+        among = np.full((n - start, n), 0 if segment.sees == "all" else -np.inf, np.float32)
     elif n <= SHARED_QUERIES and segment.depth[-1] == n - 1:
         among = _CHAIN[start:n, :n]
     else:
@@ -263,7 +267,7 @@ def _see(mask: NDArray[np.float32], segment: Segment, length: int, positions: In
     rows[..., length : length + n] = among[:, None]
     if window is not None:
         where = np.concatenate([np.arange(length), length + segment.depth])
-        far = positions[:, None] - where[None, :] >= window
+        far = _ends(segment, length)[:, None] - where[None, :] > window
         np.copyto(rows[..., : length + n], np.float32(-np.inf), where=far[:, None])
 
 
@@ -311,7 +315,7 @@ class PathPlan:
                 packed += segment.num_run
                 continue
             limit, stride = length + len(segment.tokens), 0
-            if segment.depth[-1] != len(segment.tokens) - 1:
+            if segment.sees != "none" and segment.depth[-1] != len(segment.tokens) - 1:
                 limit = length // BLOCK * BLOCK
                 paths = _paths(segment, length, limit)
                 stride = paths.shape[1]
@@ -321,7 +325,7 @@ class PathPlan:
                 tiles.append(Tile(segment.slot, packed + begin, count, limit, written + begin * stride, stride))
             packed += segment.num_run
             written += segment.num_run * stride
-        ends = np.concatenate([n + s.depth[s.start :] + 1 for s, n in zip(segments, lengths, strict=True)])
+        ends = np.concatenate([_ends(s, n) for s, n in zip(segments, lengths, strict=True)])
         flat = np.concatenate(places) if places else np.zeros(1, np.int64)
         queries = shared * max(tile.nodes for tile in tiles)
         return cls(np.array(tiles, np.int64), ends, flat, int(ends.sum()), queries)

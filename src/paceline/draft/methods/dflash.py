@@ -90,8 +90,9 @@ class DFlashNetwork:
         x, norm = self.mask.repeat(begins[-1], 1), self.layers.ops.norm
         x[begins[:-1]] = self.table[list(anchors)]
         self.at = torch.cat([torch.arange(block.num_run) for block in blocks]).to(x.device)
+        mutual = [replace(block, sees="all") for block in blocks]
         plans = {
-            (window, causal): self.layers.begin([replace(one, mutual=not causal) for one in blocks], x, window)
+            (window, causal): self.layers.begin(blocks if causal else mutual, x, window)
             for window, causal in set(self.spans)
         }
         for number, span in enumerate(self.spans):

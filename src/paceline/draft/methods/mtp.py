@@ -22,14 +22,16 @@ import torch
 from paceline.core.options import option
 from paceline.core.segment import Segment
 from paceline.draft.models import layers as neural
+from paceline.draft.models.assistant import AssistantModel
 from paceline.draft.models.layers import Precision
 from paceline.draft.models.model_drafter import ModelDrafter
 from paceline.draft.models.states import FeatureConfig, FeatureModel, Network
 from paceline.errors import MethodError
 from paceline.formats.facts import Facts
+from paceline.formats.heads.assistant import is_assistant
 from paceline.formats.heads.checkpoint import open_drafter, read_config, recorded_target
 from paceline.formats.heads.gguf import head_in as in_file
-from paceline.formats.heads.layout import refuse_others, table_and_head
+from paceline.formats.heads.layout import refuse_others
 from paceline.formats.heads.mtp import OUTER, check_head, head_in, head_of, head_shape
 from paceline.formats.place import find, gguf_of, is_gguf
 from paceline.kernels.blocks import WeightsByName, tensors_of, within
@@ -58,10 +60,14 @@ class MtpNetwork(Network):
         self.fc = linear([here[OUTER[0]]], None, target.dtype)
         self.layer = Layer(within(here, "layers.0."), shape, inside.ops, shape.layers[0])
         self.taps: tuple[int, ...] = (target.num_layers,)
-        self.table, self.head = table_and_head(target)
+        self.target, self.head = inside, inside.head
         self.cache = RaggedCache(1, shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device)
         of_experts = neural.nbytes({name: weight for name, weight in here.items() if ".experts." in name})
         self.nbytes = neural.nbytes(here) - round((1 - inside.expert_share) * of_experts)
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As the target's table has them; of one in blocks only these rows are expanded."""
+        return self.target.rows(tokens)
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
@@ -87,8 +93,8 @@ class Mtp(ModelDrafter):
     Config = MtpConfig
     config: MtpConfig
 
-    def open(self, target: Facts) -> FeatureModel:
-        """Load the head from the folder or file of the option, or from the target's."""
+    def open(self, target: Facts) -> FeatureModel | AssistantModel:
+        """Load the head from the folder or file of the option, or from the target's; or a Gemma 4's assistant."""
         named = self.config.checkpoint or target.folder
         if self.config.checkpoint is None and target.folder is not None and not target.brings_head:
             raise MethodError(f"{target.folder} has no {HEAD}; `paceline train mtp` makes one: mtp:PATH")
@@ -96,6 +102,8 @@ class Mtp(ModelDrafter):
             raise MethodError(f"{target.name} is not from a model's folder, which could have a head: write mtp:PATH")
         path = gguf_of(named) if is_gguf(named) else find(Path(named), [])
         self.config = replace(self.config, checkpoint=str(path))
+        if is_assistant(path):
+            return AssistantModel(path, self.config, target)
         if is_gguf(named):
             tensors: WeightsByName = in_file(path, neural.native(target, NEEDS_KIND, "eagle3").shape)
         else:

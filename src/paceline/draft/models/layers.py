@@ -16,7 +16,7 @@ from paceline.errors import MethodError
 from paceline.formats.facts import Facts, Inside
 from paceline.formats.heads.layout import head_shapes
 from paceline.formats.precision import multipliable, quantised
-from paceline.formats.rotary import rotary_tables
+from paceline.formats.rotary import turns_of
 from paceline.formats.shape import LayerKind, Shape
 from paceline.kernels.blocks import Blocks, Weights, WeightsByName, tensors_of, within
 from paceline.kernels.ops import TorchOps
@@ -115,9 +115,9 @@ def rotary_layers(weights: WeightsByName, config: PretrainedConfig, target: Fact
     """Build the layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions."""
     shape = Shape.of(config)
     kind = TorchOps if target.inside is None else type(target.inside.ops)
-    cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
+    turns = turns_of(config, shape, dtype=target.dtype, device=target.device)
     prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
-    return HeadLayers(weights, prefixes, shape, kind(cos, sin, shape.eps), target)
+    return HeadLayers(weights, prefixes, shape, kind(turns, shape.eps), target)
 
 
 # Layers of the target's shape ----------------------------------------------------------------------------------------

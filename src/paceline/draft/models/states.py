@@ -182,6 +182,10 @@ class Network:
     columns: torch.Tensor | None = None
     nbytes: int
 
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The embeddings [N, H] of tokens [N]."""
+        return F.embedding(tokens, self.table)
+
     def first(self, states: torch.Tensor) -> torch.Tensor:
         """Make features [N, H] of the target's states [N, taps * target's H]."""
         return states
@@ -237,7 +241,7 @@ class FeatureModel(StatesModel):
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]) -> Pair:
         ids = torch.tensor(tokens, device=features.device)
-        return self.network.forward(F.embedding(ids, self.network.table), features, segments)
+        return self.network.forward(self.network.embedded(ids), features, segments)
 
     def commit(self, draft: Draft, nodes: Sequence[int]) -> None:
         # Drafted nodes were run on the head's own output. `feed` brings the target's states of the accepted tokens.

@@ -48,11 +48,9 @@ OTHERS = {
         r"(speculator\.)?((emb|proj|head|ln)\.\d+|\w+_(emb|proj)\.\d+|(cell|state)_ln)\..*",
         r"(mlp|lstm|variant)_?speculator|^mlp$",
     ),
-    "a Gemma assistant, which reads its target's keys and values": (
-        r"(pre|post)_projection\..*|masked_embedding\..*", r"gemma4_?assistant"
-    ),
 }  # fmt: skip
 """Drafters that nothing here runs. Patterns of them: a tensor's whole name, and entries SIGNS in small letters."""
+ASSISTANT = r"gemma4_?(unified_?)?assistant"  # what those entries of a Gemma 4's assistant hold
 SIGNS = ("speculators_model_type", "architectures", "model_type", "projector_type")
 FLAGS: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1,),
@@ -148,6 +146,8 @@ def refuse_others(path: str, method: str, given: Entries, names: Iterable[str]) 
     names."""
     kind = str(given.get("speculators_model_type") or "")
     signs = [(f"{key} is {given[key]}", str(given[key]).lower()) for key in SIGNS if given.get(key)]
+    if any(re.search(ASSISTANT, value) for _, value in signs):
+        raise MethodError(f"{path} is a Gemma 4's assistant: write mtp:{quoted(path)}")
     for what, (tensors, entries) in OTHERS.items():
         found = [sign for sign, value in signs if re.search(entries, value)]
         found += [f"it has {name}" for name in names if re.fullmatch(tensors, name)]
