@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[float, bool, bool]] = {
         (1 << 24, REAL, NATIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier"),
         (1 << 24, REAL, NATIVE, "final_logit_softcapping swiglu_alpha swiglu_limit routed_scaling_factor"),
         (1 << 24, REAL, NATIVE, "residual_multiplier logits_scaling original_max_position_embeddings"),
-        (1, REAL, NATIVE, "partial_rotary_factor"),
+        (1, REAL, NATIVE, "partial_rotary_factor rms_norm_eps"),
     )
     for name in names.split()
 }
