@@ -118,6 +118,9 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     if experts and groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
         yield f"the best {best} of {groups} groups of {experts} experts cannot be chosen"
     kinds, shared = getattr(config, "layer_types", None) or [], getattr(config, "num_kv_shared_layers", None) or 0
+    is_off = getattr(config, "use_sliding_window", True) is False
+    if shape.ATTENTION[1] in kinds and getattr(config, "sliding_window", None) is None and not is_off:
+        yield f"layer_types has {shape.ATTENTION[1]}, and there is no sliding_window"
     if shared and {*kinds[:-shared]} != {*kinds}:
         yield f"num_kv_shared_layers is {shared}, and not every kind of them has a layer before them"
     needed = ("num_experts", "top_k_experts", "moe_intermediate_size")
