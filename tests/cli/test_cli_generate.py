@@ -12,7 +12,7 @@ import torch
 import paceline.target.load
 from paceline.cli.compare import Compared, doubts, repeat
 from paceline.cli.drive import Answer, Interrupt, drive
-from paceline.cli.prompts import Job
+from paceline.cli.prompts import Job, from_file
 from paceline.cli.run import Run
 from paceline.cli.show import CONTROLS, Screen, statistics
 from paceline.core.request import Row
@@ -297,6 +297,14 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
     records = [json.loads(line) for line in told.out.splitlines()]
     assert {record["index"]: record["text"] for record in records} == answers
     assert all(record["identical"] for record in records)
+
+
+def test_a_line_has_parameters_of_its_own(tmp_path):
+    line = {"prompt": "a", "max_completion_tokens": 3, "logit_bias": {"42": -1.5}, "temperature": 0.5}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line))
+    ((job,), broken) = from_file(str(tmp_path / "prompts.jsonl"), SamplingParams(top_k=7))
+    assert not broken
+    assert job.params == SamplingParams(top_k=7, max_tokens=3, logit_bias={42: -1.5}, temperature=0.5)
 
 
 def test_broken_lines_are_named_and_the_rest_is_done(command, tiny, tmp_path):
