@@ -1,5 +1,7 @@
 """Models of the newest families whose files are damaged or contradict themselves: one line for each, and no more."""
 
+import json
+import shutil
 from functools import cache
 from math import inf
 
@@ -116,3 +118,38 @@ def test_a_file_that_is_damaged(family, folder, refusal, tmp_path):
         if tensor.encode() in whole:
             file = gguf_files.write(folder(family), tmp_path / "m.gguf", leave_out=tensor)
             assert tensor in refusal(file)
+
+
+ENTRIES = [
+    ("gpt-oss", "sliding_window", None, "layer_types has sliding_attention, and there is no sliding_window"),
+    ("gpt-oss", "num_local_experts", 0, "num_experts is 0"),
+    ("gpt-oss", "num_experts_per_tok", 9, "num_experts_per_tok is 9, and there are 8 experts"),
+    ("gpt-oss", "layer_types", [], "layer_types"),
+    ("gemma4", "model_type", [], "has no model_type"),
+    ("gemma4", "head_dim", 0, "head_dim is 0"),
+    ("gemma4", "rms_norm_eps", 2.0, "rms_norm_eps is 2.0; it must be a number above 0 and up to 1"),
+    ("glm-flash", "n_group", 3, "the best 2 of 3 groups of 8 experts cannot be chosen"),
+    ("glm-flash", "vocab_size", 321, "has shape [320, 64] where config.json asks for [321, 64]"),
+    ("qwen3.5", "linear_num_key_heads", 3, "linear_num_value_heads, 4, is no multiple of linear_num_key_heads, 3"),
+    ("qwen3.5", "num_hidden_layers", 1 << 20, "num_hidden_layers is 1048576"),
+]
+
+
+@pytest.mark.parametrize(("family", "entry", "value", "words"), ENTRIES)
+def test_an_entry_that_cannot_be(family, entry, value, words, folder, refusal, tmp_path):
+    copied = shutil.copytree(folder(family), tmp_path / "m")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {entry: value}))
+    assert words in refusal(copied)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_folder_that_is_damaged(family, folder, refusal, tmp_path):
+    for file, size, words in (
+        ("model.safetensors", 5000, "is cut off or damaged"), ("model.safetensors", None, "has no weights"),
+        ("config.json", 100, "cannot be read"), ("tokenizer.json", None, "has no tokenizer"),
+    ):  # fmt: skip
+        copied = shutil.copytree(folder(family), tmp_path / f"{file} {size}")
+        whole = (copied / file).read_bytes()
+        (copied / file).unlink() if size is None else (copied / file).write_bytes(whole[:size])
+        assert words in refusal(copied)
