@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import ExitStack
 from time import sleep
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 import paceline.target.load
 from paceline.cli.compare import Compared, doubts, repeat
 from paceline.cli.drive import Answer, Interrupt, drive
+from paceline.cli.generate import _appended, _not_in
 from paceline.cli.prompts import Job, from_file
 from paceline.cli.run import Run
 from paceline.cli.show import CONTROLS, Screen, statistics
@@ -386,6 +388,18 @@ def test_a_second_process_does_not_write_into_the_same_file(command, tiny, tmp_p
     assert (other.code, other.out) == (2, "")
     assert other.err == f"error: another process is writing into {out}; wait for it, or name another file\n"
     assert sorted(json.loads(line)["index"] for line in out.read_text().splitlines()) == [0, 1]
+
+
+def test_answers_that_failed_or_were_cut_off_are_asked_again(tmp_path):
+    out, ends = tmp_path / "answers.jsonl", {"a": {"finish_reason": "stop"}, "b": {"finish_reason": "abort"}}
+    ends["c"] = {"finish_reason": "error", "error": "too long"}
+    records = [{"index": n, "key": key, **end} for n, (key, end) in enumerate(ends.items())]
+    out.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with ExitStack() as stack:
+        jobs = [Job(n, "hi", SamplingParams(), key=key) for n, key in enumerate("abcd")]
+        left = _not_in(_appended(out, stack), out, jobs)
+    assert [job.key for job in left] == ["b", "c", "d"]
+    assert [json.loads(line)["key"] for line in out.read_text().splitlines()] == ["a"]
 
 
 def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monkeypatch):
