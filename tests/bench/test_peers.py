@@ -9,6 +9,7 @@ from tests.bench.peers import opened, peer
 from tests.paths import REPOSITORY
 
 from paceline.errors import MethodError, PacelineError
+from paceline.net.completion import Completion
 from paceline.peers import PEERS, describe, parse_peer
 from paceline.peers.peer import Peer
 from paceline.peers.setup import cut, cut_rounds, model_bytes
@@ -64,6 +65,30 @@ def test_no_engine_is_imported_before_it_is_opened():
     for name in PEERS:
         describe(name)
     assert not {"vllm", "llama_cpp"} & (set(sys.modules) - before)
+
+
+class Noted(Peer):
+    """Answers each prompt by itself, and notes what it is asked together."""
+
+    def __init__(self):
+        super().__init__("noted", 2, None, ends=(7,))
+        self.groups = []
+
+    def answer(self, prompts, params):
+        self.groups.append(([prompt[0] for prompt in prompts], params[0].stop_token_ids))
+        return [Completion(tokens=list(prompt)) for prompt in prompts]
+
+
+def test_groups_are_alike_and_no_larger_than_an_engine_takes():
+    one, bodies = Noted(), [{"prompt": [n], "max_tokens": 5 if n == 1 else 4} for n in range(5)]
+    assert [done.tokens for done in one.ask(bodies, 9)] == [[n] for n in range(5)]
+    assert [asked for asked, _ in one.groups] == [[0, 2], [3, 4], [1]]
+
+
+def test_the_models_end_tokens_end_an_answer_unless_it_ignores_them():
+    one = Noted()
+    one.ask([{"prompt": [0], "stop_token_ids": [3], "ignore_eos": ignored} for ignored in (False, True)])
+    assert one.groups == [([0], (3, 7)), ([0], (3,))]
 
 
 def test_bytes_a_forward_reads(tiny, tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from scipy.stats import chi2
 
 from paceline.certify import stats
+from paceline.certify.conditional import _difference, copied_token
+from paceline.certify.verdict import Greedy, Look, sampled_facts
 from paceline.runs import chance
 
 
@@ -25,6 +27,10 @@ def test_a_shift_of_the_stated_size_is_found_with_the_stated_power():
     assert found == pytest.approx(stats.POWER, abs=0.02)
     assert stats.detectable(count, df, level) == pytest.approx(shift, rel=1e-3)
     assert stats.power(count, df, shift, level) == pytest.approx(stats.POWER, abs=1e-3)
+    twice = stats.samples_for(df, shift, level, samples=2)  # the probabilities are known by a second sample alone
+    assert twice == pytest.approx(2 * count, abs=2)
+    assert stats.detectable(twice, df, level, samples=2) == pytest.approx(shift, rel=1e-3)
+    assert stats.power(twice, df, shift, level, samples=2) == pytest.approx(stats.POWER, abs=1e-3)
 
 
 def test_lossless_engines_are_accused_at_the_level_alone():
@@ -85,12 +91,15 @@ def test_a_tail_bound_holds_for_dependent_trials_and_finds_what_cannot_happen():
     assert chance.excess(3, np.full(10, 0.3)) == 1.0
     assert chance.excess(60, np.full(100, 0.3)) < 1e-7
     assert chance.outside(10, np.full(100, 0.3), np.full(100, 0.35)) < 1e-3
+    assert chance.outside(30, np.full(100, 0.3), np.full(100, 0.7)) == 1.0  # at the lower end of what is right
 
 
 def test_ties_are_counted_against_those_of_the_reference():
     assert stats.more_often(3, 2) > 0.1
     assert stats.more_often(30, 2) < 1e-4
     assert stats.more_often(0, 0) == 1.0
+    assert [one.p < 1e-4 for one in Greedy(tied=30, rounded=2).findings()] == [True]
+    assert Greedy(tied=2, rounded=30).findings() == []
 
 
 def test_two_samples_may_differ_by_the_slack():
@@ -99,3 +108,22 @@ def test_two_samples_may_differ_by_the_slack():
     many, more = rng.multinomial(200_000, probs), rng.multinomial(200_000, moved / moved.sum())
     assert stats.tail(stats.chi_square_of_two(many, more), 2) < 1e-6
     assert stats.tail(stats.chi_square_of_two(many, more, 0.1), 2) > 0.05
+
+
+def test_a_difference_that_rounding_may_have_made_is_none():
+    wide, narrow = ((np.full(1000, 0.5 - reach), np.full(1000, 0.5 + reach)) for reach in (0.1, 0.0))
+    assert _difference((600.0, *wide), (400.0, *wide)) == 1.0
+    assert _difference((600.0, *narrow), (400.0, *narrow)) < 1e-9
+
+
+def test_the_copied_token_followed_the_latest_and_longest_match():
+    assert copied_token([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]) == 8
+    assert copied_token([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]) == 7
+    assert copied_token([4, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]) == 8
+    assert copied_token([1, 2, 3]) is None
+
+
+@pytest.mark.parametrize(("difference", "accused"), [(1e-9, True), (0.5, False)])
+def test_plain_decoding_differs_where_drafts_are_not_to_blame(difference, accused):
+    facts = sampled_facts([Look(100, 1e-9, 1.0, 1e-3, difference)], [])
+    assert (facts["lossless"], facts["plain_differs"]) == (not accused, not accused)

@@ -2,7 +2,9 @@
 
 import json
 import re
+from contextlib import ExitStack
 from time import sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import torch
 import paceline.target.load
 from paceline.cli.compare import Compared, doubts, repeat
 from paceline.cli.drive import Answer, Interrupt, drive
-from paceline.cli.prompts import Job
+from paceline.cli.generate import _appended, _not_in
+from paceline.cli.prompts import Job, from_file
 from paceline.cli.run import Run
-from paceline.cli.show import CONTROLS, Screen
+from paceline.cli.show import CONTROLS, Screen, statistics
 from paceline.core.request import Row
 from paceline.core.sampling import SamplingParams
 from paceline.engine.budget import Budget
@@ -298,6 +301,14 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
     assert all(record["identical"] for record in records)
 
 
+def test_a_line_has_parameters_of_its_own(tmp_path):
+    line = {"prompt": "a", "max_completion_tokens": 3, "logit_bias": {"42": -1.5}, "temperature": 0.5}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line))
+    ((job,), broken) = from_file(str(tmp_path / "prompts.jsonl"), SamplingParams(top_k=7))
+    assert not broken
+    assert job.params == SamplingParams(top_k=7, max_tokens=3, logit_bias={42: -1.5}, temperature=0.5)
+
+
 def test_broken_lines_are_named_and_the_rest_is_done(command, tiny, tmp_path):
     path = tmp_path / "prompts.jsonl"
     lines = [
@@ -379,6 +390,18 @@ def test_a_second_process_does_not_write_into_the_same_file(command, tiny, tmp_p
     assert sorted(json.loads(line)["index"] for line in out.read_text().splitlines()) == [0, 1]
 
 
+def test_answers_that_failed_or_were_cut_off_are_asked_again(tmp_path):
+    out, ends = tmp_path / "answers.jsonl", {"a": {"finish_reason": "stop"}, "b": {"finish_reason": "abort"}}
+    ends["c"] = {"finish_reason": "error", "error": "too long"}
+    records = [{"index": n, "key": key, **end} for n, (key, end) in enumerate(ends.items())]
+    out.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with ExitStack() as stack:
+        jobs = [Job(n, "hi", SamplingParams(), key=key) for n, key in enumerate("abcd")]
+        left = _not_in(_appended(out, stack), out, jobs)
+    assert [job.key for job in left] == ["b", "c", "d"]
+    assert [json.loads(line)["key"] for line in out.read_text().splitlines()] == ["a"]
+
+
 def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monkeypatch):
     file, how = tmp_path / "text.txt", ("-n", 4, "--json")
     file.write_text("the cat\n")
@@ -386,7 +409,7 @@ def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monke
     for words, stdin in (("the dog", ""), ("-", "the dog")):
         told = json.loads(command("generate", tiny, words, "--file", file, *how, stdin=stdin).out)
         assert (told["prompt"], told["text"]) == (typed["prompt"], typed["text"])
-    assert 0 < told["prompt_seconds"] <= told["seconds"]
+    assert 0 < told["prompt_seconds"] < told["seconds"]
     alone = json.loads(command("generate", tiny, "--file", file, *how).out)
     assert alone["prompt"] == "the cat"
     refused = command("generate", tiny, "--file", file, "-p", file)
@@ -398,6 +421,16 @@ def test_a_document_stands_in_front_of_the_prompt(command, tiny, tmp_path, monke
     monkeypatch.setattr("paceline.cli.show.LONG_READING", 0.0)
     shown = command("generate", tiny, "the dog", "--file", file, "-n", 4)
     assert re.match(r"\d+ tokens read in \d+\.\d s; 4 new tokens in .*, \d+\.\d tokens/s after that; max", shown.err)
+
+
+@pytest.mark.parametrize(("reading", "said"), [
+    (2.0, "90 tokens read in 2.0 s; 11 new tokens in 5 rounds, 2.00 mean accepted tokens, 2.0 tokens/s after that"),
+    (0.5, "11 new tokens in 5 rounds, 2.00 mean accepted tokens, 1.6 tokens/s"),
+])
+def test_what_a_long_prompt_took_is_not_in_the_speed_after_it(reading, said):
+    stats = SimpleNamespace(rounds=5, mean_accepted_tokens=2.0)
+    row = SimpleNamespace(num_new=11, prompt_length=100, reused=10, finish_reason="stop", stats=stats)
+    assert statistics(Answer(None, row, seconds=7.0, reading=reading)) == f"{said}; the model ended it"
 
 
 def test_a_run_that_fails_leaves_no_empty_file(command, tmp_path):

@@ -6,7 +6,7 @@ import lzma
 
 import pytest
 
-from paceline.logs.bodies import ConversationError, asked, said
+from paceline.logs.bodies import ConversationError, asked, said, seconds_of
 from paceline.logs.conversations import read_trace
 from paceline.textfiles import opened, records
 
@@ -114,6 +114,18 @@ def test_a_thought_is_part_of_the_answer(response):
 def test_calls_are_answers(response):
     message, _ = said(response, ())
     assert (message["content"], message["tool_calls"]) == ("", [CALL])
+
+
+def test_streamed_calls_have_the_order_of_their_numbers():
+    calls = [{"index": n, "function": {"name": name, "arguments": "{}"}} for n, name in ((1, "second"), (0, "first"))]
+    message, _ = said(stream(*(delta(tool_calls=[call]) for call in calls)), ())
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["first", "second"]
+
+
+def test_times_are_seconds_whatever_their_unit():
+    times = 1.7e9, 1700000000, 1.7e12, "2023-11-14T22:13:20+00:00"
+    assert {seconds_of(time) for time in times} == {1.7e9}
+    assert {seconds_of(time) for time in (0, -5, True, "soon", None, 10**400)} == {None}
 
 
 def test_anthropics_tools_and_their_results():

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import PacelineError
+from paceline.net import client
 from paceline.net.completion import Completion, CompletionError
-from paceline.net.servers import Drafting, Request, Server, _version, fingerprint, read_requests
+from paceline.net.servers import Drafting, Request, Senders, Server, _version, fingerprint, read_requests
 from tests.served import Served
 from tests.web import Handler, serving
 
@@ -130,6 +131,14 @@ def test_waiting_for_a_place_counts_where_requests_have_their_times():
     assert third < second
 
 
+def test_answers_of_several_processes_have_the_order_of_their_requests():
+    with Served() as fake, Senders(2) as senders:
+        server = Server.find(fake.url)
+        asked = [server.body(Request(str(n), [{"role": "user", "content": "hi"}]), n) for n in range(1, 6)]
+        answers, _ = senders.send(server, asked, concurrency=2)
+    assert [len(one.tokens) for one in answers if isinstance(one, Completion)] == [1, 2, 3, 4, 5]
+
+
 def test_stopping_ends_it_at_once():
     with Served(seconds=lambda running: 0.2) as fake:
         server = Server.find(fake.url)
@@ -160,8 +169,12 @@ def hostile(**what):
     return serving(type("Made", (Hostile,), what))
 
 
-def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal():
+def test_a_metrics_page_cannot_fill_the_memory_or_the_terminal(monkeypatch):
     with hostile(endless=True) as url, pytest.raises(CompletionError, match="longer than 16 MiB"):
+        Drafting.read(url)
+    monkeypatch.setattr(client, "PAGE_BYTES", 1 << 40)
+    monkeypatch.setattr(client, "PAGE_SECONDS", 0.1)
+    with hostile(endless=True) as url, pytest.raises(CompletionError, match="or does not end"):
         Drafting.read(url)
     with hostile(page=b"vllm:x{ 1 2 3 {\n") as url, pytest.raises(CompletionError, match="not in Prometheus"):
         Drafting.read(url)
@@ -191,6 +204,14 @@ def test_an_event_that_is_no_part_of_an_answer_fails_its_request_alone(part):
         (answer,) = server.send(bodies(server, 1), 1)
         assert isinstance(answer, CompletionError)
         assert "\x1b" not in str(answer)
+
+
+def test_calls_come_in_any_order():
+    answer = Completion()
+    for number, name in ((1, "second"), (0, "first")):
+        call = {"index": number, "function": {"name": name, "arguments": "{}"}}
+        answer.take({"choices": [{"delta": {"tool_calls": [call]}}]})
+    assert answer.tool_calls == [{"name": name, "arguments": "{}"} for name in ("first", "second")]
 
 
 def test_prompts_are_sent_as_the_model_reads_them(tmp_path):

@@ -122,8 +122,10 @@ def test_one_request_at_a_time_is_followed_by_its_text():
     assert (drafter.kept, dropped) == ([([0, 1], [2, 3, 4])], [])
     one.draft(np.array([1, 2, 3]))  # shorter: another request
     assert dropped == [0]
-    one.close()
+    one.draft(np.array([1, 9, 3, 7, 5]))  # longer, with another beginning: another one again
     assert dropped == [0, 1]
+    one.close()
+    assert dropped == [0, 1, 2]
 
 
 def test_a_row_grows_and_knows_its_room():

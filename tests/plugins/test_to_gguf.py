@@ -328,10 +328,12 @@ def test_eight_bits(model, target, tmp_path):
     tensors = eagle3(model)
     head = write(tmp_path / "head", speculators(model), tensors)
     write_head(f"eagle3:{head}", target, tmp_path / "head.gguf", "q8_0")
-    one = {one.name: one for one in gguf.GGUFReader(tmp_path / "head.gguf").tensors}["blk.0.attn_q.weight"]
+    found = {one.name: one for one in gguf.GGUFReader(tmp_path / "head.gguf").tensors}
+    one = found["blk.0.attn_q.weight"]
     assert one.tensor_type == gguf.GGMLQuantizationType.Q8_0
     expected = turned(tensors["midlayer.self_attn.q_proj.weight"].numpy(), 2)
     assert np.abs(gguf.quants.dequantize(one.data, one.tensor_type) - expected).max() < 0.01
+    np.testing.assert_array_equal(found["d2t"].data, np.flatnonzero(d2t_of(model)[1].numpy()))  # as it is in all types
 
 
 def test_the_vocabulary_of_a_gguf_target(target, model, tmp_path):

@@ -398,6 +398,25 @@ def test_what_else_is_refused_by_name():
         ours(model, inputs, "samm")
 
 
+class Nine(StoppingCriteria):
+    """Ends each text after token 9."""
+
+    eos_token_id = None
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids[:, -1] == 9
+
+
+def test_what_a_round_brought_after_a_texts_end_is_padding():
+    config, prompts = GenerationConfig(max_length=8), torch.zeros(2, 2, dtype=torch.long)
+    config._pad_token_tensor = torch.tensor(5)
+    ends = paceline._Ends(StoppingCriteriaList([MaxLengthCriteria(8), Nine()]), prompts, config)
+    ends.take(0, [1, 9, 3])
+    for tokens in ([1, 2, 4], [4, 9, 6]):
+        ends.take(1, tokens)
+    assert ends.sequences()[:, 2:].tolist() == [[1, 9, 5, 5, 5], [1, 2, 4, 4, 9]]
+
+
 def test_stop_strings_end_each_text_of_a_batch():
     for ends in (None, [5, 6, 7]):
         plain, drafted = both(HONOURED["stop_strings"] | {"count": 8, "eos_token_id": ends})

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.replay.advice import DRAWS, Costs, Drafts, Goals, choose, configuration, methods, not_chosen, ranges
+from paceline.replay.advice import (
+    DRAWS,
+    Choice,
+    Costs,
+    Drafts,
+    Goals,
+    Method,
+    choose,
+    configuration,
+    methods,
+    not_chosen,
+    ranges,
+)
 from paceline.replay.server import DRAFTS, PLAIN, ServerTuning, bins_of, costs_of
 from tests import models
 from tests.served import Served
@@ -64,6 +76,16 @@ def test_where_every_token_costs_a_round_it_says_off():
     best_drafts = "the best drafts, ngram, 1 to 3 tokens looked up, 1 drafted, would have"
     assert lines[0].startswith(f"Off at 1 at once: {best_drafts}")
     assert lines[-1] == "At no load that was measured would drafts gain."
+
+
+def test_flags_have_the_number_of_tokens_in_the_servers_own_count():
+    written = [configuration(Choice(one, {1: 4}, 4, [], {}), "")["flags"] for one in methods("sglang")]
+    own = Method("sglang", "its own", "", "", "")
+    written.append(configuration(Choice(own, {1: 4}, 4, [], {}), "")["flags"])
+    assert all("--speculative-num-draft-tokens 5" in flags for flags in written)  # with the target's own
+    assert "--speculative-num-steps 4" in written[-1]
+    llama = Choice(own._replace(engine="llamacpp"), {1: 4}, 4, [], {})
+    assert "--spec-draft-n-max 4" in configuration(llama, "")["flags"]
 
 
 def test_a_schedule_by_load_where_the_server_has_it():

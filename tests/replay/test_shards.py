@@ -9,6 +9,7 @@ from paceline.draft.recording import Recording
 from paceline.logs.bodies import ConversationError
 from paceline.logs.conversations import Reading, read_pieces, read_trace
 from paceline.logs.transcript import Transcriber, open_tokenizer
+from paceline.replay import corpus
 from paceline.replay.report import Report
 from paceline.replay.workers import Replayer, ShardedReplay, start
 from paceline.textfiles import Piece, pieces_of
@@ -127,3 +128,19 @@ def test_a_broken_line_is_named(logs):
         list(pieces([last]))
     with pytest.raises(ConversationError, match="cannot be read"):
         list(pieces_of(logs[0].with_name("none"), ConversationError))
+
+
+def test_a_corpus_of_shards_has_the_documents_of_one_process(vocabulary, logs, monkeypatch):
+    def here(make, arguments, parts, *_):
+        yield from map(make(*arguments), parts)
+
+    monkeypatch.setattr(corpus, "spread", here)
+    tokenizer = open_tokenizer(vocabulary)
+    (logs[0].parent / "empty.jsonl").write_text("")
+    files = [*logs, logs[0].parent / "empty.jsonl"]
+    one, many = (
+        [document.tolist() for document in read(files, tokenizer, tokenizer.eos_token_id, lambda done: None)]
+        for read in (corpus.read_here, corpus.Sharded(str(vocabulary)))
+    )
+    assert one == many
+    assert len(one) == 2 * 25  # prompts and answers

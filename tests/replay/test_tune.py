@@ -7,6 +7,8 @@ import shlex
 import pytest
 
 from paceline.cli import main
+from paceline.replay import tune
+from paceline.replay.tune import Tuning
 from tests import models
 from tests.served import Served
 from tests.test_docs import complaint
@@ -33,6 +35,18 @@ def test_the_command_writes_a_table_that_auto_reads(tiny, tmp_path, capsys):
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "auto", "--tune", str(out)]) == 0
     assert main(["generate", str(tiny), "the little", "-n", "8", "--draft", "sam", "--tune", str(out)]) == 2
     assert "--tune is a table for auto" in capsys.readouterr().err
+
+
+def test_acceptance_at_a_depth_is_of_the_drafts_that_reached_it(monkeypatch):
+    def ten_rounds(drafter, answer, id, tally):
+        """Drafts of two tokens: of ten, eight have the first accepted, and four both."""
+        tally.depths[2] += 10
+        tally.accepted[:3] += [2, 4, 4]
+
+    monkeypatch.setattr(tune, "replayable", lambda spec, target: None)
+    monkeypatch.setattr(tune, "replay", ten_rounds)
+    monkeypatch.setattr(Tuning, "recording", None)
+    assert Tuning(None, None, ["sam"], [1])._replayed("sam", ["answer"])[1] == [0.8, 0.5]
 
 
 def test_what_it_advises_is_known_to_every_command_that_drafts(tiny, tmp_path, capsys):

@@ -47,8 +47,12 @@ class Memory(Drafter):
     Config = MemoryConfig
 
     def __init__(self, config=MemoryConfig()):
-        self.config = config
+        self.config, self.seen = config, set()
         self.before = np.empty(0, np.int64)
+
+    def start(self, row):
+        assert row.id not in self.seen
+        self.seen.add(row.id)
 
     def propose(self, asks):
         rows = [row for row, _ in asks]

@@ -23,7 +23,10 @@ def test_a_run_goes_on_with_what_it_holds(tmp_path):
         assert answers.get("a") == {"key": "a", "text": "again"}
         assert answers.get("b") == {"key": "b", "text": "zwölf"}
         assert answers.get("c") is None
-        assert ([row["text"] for row in answers], len(answers)) == (["one", "zwölf", "again"], 2)
+        answers.append({"key": "d", "text": "größer"})
+        answers.append({"key": "e", "text": "last"})
+        assert answers.get("e") == {"key": "e", "text": "last"}
+        assert ([row["text"] for row in answers], len(answers)) == (["one", "zwölf", "again", "größer", "last"], 4)
     assert read_about(tmp_path / "run", "bench")["note"] == "second"
     assert is_run(tmp_path / "run", "bench")
     assert not is_run(tmp_path / "run", "align")
@@ -55,6 +58,7 @@ def test_a_broken_line_is_named(tmp_path):
         {RUN: json.dumps({"kind": "bench", "identity": {**IDENTITY, "options": {"n": 2, "seed": 0}}})},
         r'its options was \{"n": 2\} and now is \{"n": 1\}',
     ),
+    ({RUN: json.dumps({"kind": "bench", "identity": {"model": "demo"}})}, r"its options was null and now is \{"),
 ])
 def test_another_folder_is_refused_and_left_as_it_is(tmp_path, content, message):
     for name, text in content.items():

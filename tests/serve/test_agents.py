@@ -4,16 +4,18 @@ scripted by a grammar; `test_agent_slow` and `test_clients_slow` run the clients
 import json
 import logging
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
 
+from paceline.core.request import Completion, RowStats
 from paceline.errors import PacelineError
 from paceline.serve import chats, said, streams
 from paceline.serve.fields import ChatRequest
 from paceline.serve.items import ItemsRequest
 from paceline.serve.messages import MessagesRequest
-from paceline.serve.ollama import OllamaRequest
+from paceline.serve.ollama import Lines, OllamaRequest
 from paceline.serve.tools import thinking
 from tests.serve.live import engine, serving
 from tests.serve.test_tools import CALL, TAKES, TEMPLATE, folder, writes  # noqa: F401
@@ -394,6 +396,13 @@ def test_ollamas_chats_and_their_streams_say_the_same(http, writes, case):  # no
         said |= {name: said.get(name, type(value)()) + value for name, value in message.items() if name != "role"}
     assert said == whole["message"]
     assert (lines[-1]["done_reason"], lines[-1]["eval_count"]) == ("stop", whole["eval_count"])
+
+
+def test_ollamas_times_are_in_nanoseconds():
+    lines = Lines(SimpleNamespace(settings=SimpleNamespace(model="tiny")))
+    told = json.loads(lines.end(0, Completion(0, "", [5, 6], 3, "length", 1.5, RowStats(), []), [], False))
+    assert [told[f"{name}_duration"] for name in ("total", "load", "prompt_eval", "eval")] == [1.5e9, 0, 0, 1.5e9]
+    assert (told["done_reason"], told["prompt_eval_count"], told["eval_count"]) == ("length", 3, 2)
 
 
 def test_what_ollamas_clients_send_back_is_read_as_it_was_written():

@@ -1,10 +1,12 @@
 """Keys: which routes are open, by the path that routes are found by and nothing else a client says."""
 
 import asyncio
+import gzip
 from threading import Event
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from paceline.cli import app as command
 from paceline.errors import PacelineError
 from paceline.serve import guard
 from paceline.serve.guard import Bodies, Guard
+from paceline.serve.ollama import ShowRequest
 from paceline.serve.settings import Settings
 from paceline.serve.worker import Busy
 
@@ -149,6 +152,25 @@ def test_two_apps_do_not_share_their_room(monkeypatch):
             more(1)
     with full._holding("b") as hold:
         hold(10)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_packed_bodies_take_the_room_of_what_they_may_become(short, monkeypatch):
+    packed, most = gzip.compress(b"{}"), 60
+    monkeypatch.setattr(guard, "MOST_HELD", len(packed) + most - short)
+    headers = {"content-type": "application/json", "content-encoding": "gzip", "content-length": str(len(packed))}
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "state": {"client": "a"},
+             "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}  # fmt: skip
+
+    async def receive():
+        return {"type": "http.request", "body": packed, "more_body": False}
+
+    asked = Bodies(Settings("m", max_body=most)).of(ShowRequest)(Request(scope, receive))
+    if short:
+        with pytest.raises(Busy, match="bytes are being read"):
+            asyncio.run(asked)
+    else:
+        assert asyncio.run(asked) == ShowRequest()
 
 
 def test_a_client_leaves_threads_to_others(monkeypatch):

@@ -533,6 +533,17 @@ def test_accepted_tokens_are_counted_as_the_engine_counts_them():
     assert sum(place.value for place in places if place.name.endswith("_total")) == counted[0]
 
 
+def test_the_time_of_a_round_is_shared_by_its_tokens(monkeypatch):
+    clock = iter((1.0, 7.0))
+    monkeypatch.setattr("paceline.serve.metrics.perf_counter", lambda: next(clock))
+    metrics = Metrics(SimpleNamespace(running=0, waiting=0, jobs={3: SimpleNamespace(arrived=0.5)}))
+    for tokens in ([5], [6, 7, 8]):
+        metrics.round([SimpleNamespace(row=SimpleNamespace(id=3), tokens=tokens, nodes=0)])
+    for histogram, seconds in ((metrics.first, 0.5), (metrics.between, 2.0)):
+        sums = [one.value for one in histogram.collect()[0].samples if one.name.endswith("_sum")]
+        assert sums == [seconds]
+
+
 class Ahead(Drafter):
     """Drafts what the target says next, four tokens in every second round."""
 

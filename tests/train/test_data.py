@@ -197,6 +197,13 @@ def test_a_source_weighs_what_it_has_and_mixtures_resume():
     assert 0.68 < (drawn == 1).float().mean() < 0.82
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert torch.equal(one.next(0.1)["input_ids"], two.next(0.1)["input_ids"])
+    many = np.arange(40).reshape(20, 2)
+    orders = [Mixture({"a": (many, many)}, 20, seed).next(0.1)["input_ids"][:, 0].tolist() for seed in (0, 1)]
+    again = Mixture({"a": (many, many)}, 20, 0)
+    orders += [again.next(0.1)["input_ids"][:, 0].tolist() for _ in range(2)]
+    assert orders[0] == orders[2], "a seed gives an order"
+    assert orders[0] not in (orders[1], orders[3]), "every epoch, and every seed, has its own"
+    assert {frozenset(order) for order in orders} == {frozenset(range(0, 40, 2))}
     grown = Mixture(rows | {"b": (np.full((3, 2), 2), np.full((3, 2), 2))}, 8)
     with pytest.raises(PacelineError, match=r"began with other rows \(\{'a': 6, 'b': 2\}\) than there are now"):
         grown.load_state_dict(one.state_dict())

@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[float, bool, bool]] = {
         (1 << 24, REAL, NATIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier"),
         (1 << 24, REAL, NATIVE, "final_logit_softcapping swiglu_alpha swiglu_limit routed_scaling_factor"),
         (1 << 24, REAL, NATIVE, "residual_multiplier logits_scaling original_max_position_embeddings"),
-        (1, REAL, NATIVE, "partial_rotary_factor"),
+        (1, REAL, NATIVE, "partial_rotary_factor rms_norm_eps"),
     )
     for name in names.split()
 }
@@ -118,6 +118,9 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     if experts and groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
         yield f"the best {best} of {groups} groups of {experts} experts cannot be chosen"
     kinds, shared = getattr(config, "layer_types", None) or [], getattr(config, "num_kv_shared_layers", None) or 0
+    is_off = getattr(config, "use_sliding_window", True) is False
+    if shape.ATTENTION[1] in kinds and getattr(config, "sliding_window", None) is None and not is_off:
+        yield f"layer_types has {shape.ATTENTION[1]}, and there is no sliding_window"
     if shared and {*kinds[:-shared]} != {*kinds}:
         yield f"num_kv_shared_layers is {shared}, and not every kind of them has a layer before them"
     needed = ("num_experts", "top_k_experts", "moe_intermediate_size")

@@ -44,7 +44,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
     given = read_json(file)
     model_type = given.get("model_type")
-    if model_type is None:
+    if not isinstance(model_type, str):
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
     for part in (given, given.get("text_config")):
         if isinstance(part, Mapping):  # transformers lists all layers, however many there are.

@@ -130,8 +130,8 @@ def sampling_of(file: GGUF) -> dict[str, float]:
 def end_tokens(facts: Mapping[str, Any]) -> set[int]:
     """Tokens that end an answer: the end tokens in the metadata, and control tokens with certain texts."""
     facts = within(facts, "tokenizer.ggml.")
-    named = {facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")}
-    tokens, types = facts.get("tokens") or [], facts.get("token_type") or []
+    named = [facts.get(f"{key}_token_id") for key in ("eos", "eot", "eom")]
+    tokens, types = (found if isinstance(found := facts.get(key), list) else [] for key in ("tokens", "token_type"))
     texts = _HARMONY if "<|return|>" in tokens else _ENDS
     kinds = enumerate(zip(tokens, types, strict=False))
     known = {i for i, (text, kind) in kinds if (kind == CONTROL and text in texts) or text == _ASKS}
@@ -144,7 +144,7 @@ def end_tokens(facts: Mapping[str, Any]) -> set[int]:
 def config_of(file: GGUF) -> PretrainedConfig:
     """Make the model's transformers configuration. ModelError for a model that the native decoder does not run."""
     family = file.family
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(
             f"{file.path} is of architecture {shortened(repr(family))}, and GGUF files are run of "
             f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama; docs/models.md)"
@@ -162,8 +162,8 @@ def config_of(file: GGUF) -> PretrainedConfig:
         raise ModelError(f"{file.path} has {shortened(', '.join(odd))}, which the native decoder does not run")
 
     def number(key: str, default: Any = None) -> Any:
-        """Read a number, or a list with the same number for each layer. ModelError for other values, or if the key is
-        missing and has no default."""
+        """Read a number, or a list with the same number for each layer; a whole one if the default is whole. ModelError
+        for other values, or if the key is missing and has no default."""
         value = default if facts.get(key) is None else facts[key]
         if value is None:
             raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
@@ -171,8 +171,10 @@ def config_of(file: GGUF) -> PretrainedConfig:
             value = value[0]
         if isinstance(value, list):
             raise ModelError(f"{file.path}: {key} differs from layer to layer, which the native decoder lacks")
-        if not isinstance(value, (int, float)):
-            raise ModelError(f"{file.path}: {key} is {shortened(repr(value))}; it must be a number")
+        whole = isinstance(default, int)
+        if not isinstance(value, int if whole else (int, float)):
+            wanted = "a whole number" if whole else "a number"
+            raise ModelError(f"{file.path}: {key} is {shortened(repr(value))}; it must be {wanted}")
         return value
 
     heads, size = number("attention.head_count"), number("embedding_length")
@@ -303,9 +305,13 @@ def _gemma4(
     slides, kept = facts.get("attention.sliding_window_pattern"), values["num_hidden_layers"]
     if not isinstance(slides, list):
         raise ModelError(f"{file.path} does not say which layers have a window: it was not made for llama.cpp")
-    factors = file.tensor(FREQUENCIES) if FREQUENCIES in file.places else torch.ones(1)
-    if not isinstance(factors, torch.Tensor):
-        raise ModelError(f"{file.path}: {FREQUENCIES} is in blocks; it should be numbers")
+    size = number("attention.key_length_all", values["head_dim"])
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (found := number(f"{key}_all", size)) != size:
+            raise ModelError(f"{file.path}: gemma4.{key} is {found}, and heads have {size} numbers: not supported")
+    factors = file.tensor(FREQUENCIES) if FREQUENCIES in file.places else torch.ones(size // 2)
+    if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
+        raise ModelError(f"{file.path}: {FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
     turned = float((factors < 2).float().mean())  # Files give what does not turn a factor of 1e30.
     full = {"rope_type": "proportional", "partial_rotary_factor": turned} | {
         "rope_theta": values["rope_parameters"]["rope_theta"]
@@ -317,7 +323,7 @@ def _gemma4(
     return {
         "layer_types": [ATTENTION[bool(one)] for one in slides[:kept]],
         "rope_parameters": dict(zip(ATTENTION, (full, local), strict=True)),
-        "global_head_dim": number("attention.key_length_all", values["head_dim"]),
+        "global_head_dim": size,
         "num_global_key_value_heads": number("attention.head_count_kv_all", values["num_key_value_heads"]),
         "attention_k_eq_v": any(f"blk.{n}.attn_v.weight" not in file.places for n in own),
         "use_double_wide_mlp": last == 2 * inner,

@@ -4,7 +4,8 @@ The first file's name opens a model in several files. Every fault is a ModelErro
 
 import re
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -50,7 +51,9 @@ class GGUF:
         self.metadata, self.places = _read(self.path)
         self.family: Any = self.metadata.get("general.architecture")
         for other in self._other_parts():
-            self.places |= _read(other)[1]
+            more = _read(other)[1]
+            _refuse_repeated(other, [*self.places, *more])
+            self.places |= more
 
     def _other_parts(self) -> Iterator[Path]:
         count = int(self.metadata.get("split.count", 1))
@@ -170,15 +173,25 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
             known = " and ".join(map(str, VERSIONS))
             raise ModelError(f"{path} is a GGUF of version {version}, and {known} are read: convert the model anew")
         tensors, pairs = cursor.count(), cursor.count()
-        facts = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(pairs)}
+        given = [(cursor.text(), cursor.value(cursor.number("I"))) for _ in range(pairs)]
         entries = [_entry(cursor) for _ in range(tensors)]
     except (struct.error, KeyError, ValueError) as error:
         raise ModelError(f"{path} is cut off or damaged ({error}): copy or download it again") from None
+    _refuse_repeated(path, [key for key, _ in given])
+    _refuse_repeated(path, [name for name, *_ in entries])
+    facts = dict(given)
     step = facts.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1:
         raise ModelError(f"{path}: general.alignment is {step}; it must be a whole number above 0")
     begin, data = -(-cursor.at // step) * step, torch.from_numpy(mapped)
     return facts, {name: Place(data, kind, shape, begin + at) for name, kind, shape, at in entries}
+
+
+def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Raise ModelError if one of a file's names is there twice."""
+    if len({*names}) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise ModelError(f"{path} has {shortened(twice)} twice: it is damaged; copy or download it again")
 
 
 def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:

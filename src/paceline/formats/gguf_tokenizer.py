@@ -97,7 +97,7 @@ def _refused(file: GGUF, why: str) -> ModelError:
 def _facts(file: GGUF) -> dict[str, Any]:
     facts = within(file.metadata, "tokenizer.ggml.")
     pre = facts.get("pre")
-    rule = {"pre": _SAME.get(pre, pre)} if isinstance(pre, str) else {}
+    rule = {"pre": _SAME.get(pre, pre) if isinstance(pre, str) else None}
     named = within(file.metadata, "tokenizer.chat_template.")
     others = {name: text for name, text in named.items() if isinstance(text, str)}
     template = file.metadata.get("tokenizer.chat_template")
@@ -117,7 +117,7 @@ def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
 
     all_of_them  whether the tokenizer must also have all of the file's tokens."""
     facts = _facts(file)
-    tokens: Sequence[str] = facts.get("tokens") or []
+    tokens: Sequence[str] = found if isinstance(found := facts.get("tokens"), list) else []
     known = vocabulary(tokenizer.inner)
     highest = max(known.values(), default=0)
     if not tokens and not all_of_them:

@@ -149,7 +149,7 @@ class Proposer(Drafts):
                 self.rows[i] = row
         gained = {i: texts[i][len(row) :] for i, row in self.rows.items()}
         new = {i: text for i, text in texts.items() if i not in gained}  # Its new tokens count as prompt.
-        disturbed = len(texts) < len(sampled) or bool(before)
+        disturbed = len(texts) < len(sampled)
         for i in list(before):
             if i < len(sampled) and not len(sampled[i]):
                 self.rows[i] = before.pop(i)  # The row gained nothing in this step.
