@@ -88,6 +88,10 @@ def _run(at):  # type: ignore[no-untyped-def]
                 call(task.yields, ())
 
 
+States = dict[int, torch.Tensor]
+"""States [N, H] before layers, by layer."""
+
+
 class Programs:
     """Recorded forwards. They share the memory of intermediate results: since a layer reads only the output of the
     layer before, memory for two layers is enough."""
@@ -96,12 +100,15 @@ class Programs:
         self._programs: dict[Hashable, _Program | None] = {}
         self._memory: dict[Hashable, torch.Tensor] = {}
 
-    def run(self, step: Callable[..., Any], layers: range, place: int, x: torch.Tensor, places: Places) -> Pair | None:
-        """Run the layers over x [N, H]. Returns two summands [N, H] of the result, valid until the next call; None if
-        this forward cannot be recorded.
+    def run(
+        self, step: Callable[..., Any], layers: Sequence[int], place: int, x: torch.Tensor, places: Places
+    ) -> tuple[Pair, States] | None:
+        """Run the layers over x [N, H]. Returns two summands [N, H] of the result, and the wanted states before layers,
+        all valid until the next call; None if this forward cannot be recorded.
 
-        step   step(layer, x, delta) runs a layer over x + delta, and returns two summands.
-        place  number of the cache's first layer."""
+        step    step(layer, x, delta) runs a layer over x + delta, and returns two summands.
+        layers  numbers of the layers. In front of one, ~layer wants its states: step(~layer, x, delta) adds x + delta.
+        place   number of the cache's first layer."""
         if not 0 < len(x) <= MOST_ROWS:
             return None
         # The number of threads decides into which pieces products are cut.
@@ -109,28 +116,37 @@ class Programs:
         if key not in self._programs:
             self._programs[key] = self._record(step, layers, x, places)
         program = self._programs[key]
-        return None if program is None else program(x, places)
+        return None if program is None else (program(x, places), program.states)
 
-    def _record(self, step: Callable[..., Any], layers: range, x: torch.Tensor, places: Places) -> _Program | None:
+    def _record(
+        self, step: Callable[..., Any], layers: Sequence[int], x: torch.Tensor, places: Places
+    ) -> _Program | None:
         with recorded() as steps:
             watch = _Watch(self._memory, len(x))
             into = out = watch.place(x)
             delta: Any = None
+            states: States = {}
             try:
                 with watch:
                     for watch.layer in layers:
                         watch.count = 0
                         out, delta = step(watch.layer, out, delta)
+                        if watch.layer < 0:
+                            states[~watch.layer] = out
             except _NotRecordable:
                 return None
-        return _Program(into, (out, delta), places.header, steps)
+        return _Program(into, (out, delta), states, places.header, steps)
 
 
 class _Program:
-    """A recorded forward: input, output, `Places.header`, and steps (function, task, whether a single thread runs
-    it)."""
+    """A recorded forward: input, output, states before layers, `Places.header`, and steps (function, task, whether a
+    single thread runs it)."""
 
-    def __init__(self, x: torch.Tensor, out: Pair, header: array[int], steps: Sequence[tuple[Any, array[int], bool]]):
+    def __init__(
+        self, x: torch.Tensor, out: Pair, states: States, header: array[int],
+        steps: Sequence[tuple[Any, array[int], bool]],
+    ):  # fmt: skip
+        self.states = states
         self._x, self._out, self._header, self._count = x, out, header, len(steps)
         *begins, end = len(steps) * WORDS + np.cumsum([0, *(len(task) for _, task, _ in steps)])
         self._memory = np.empty(end, np.int64)  # lines of all steps, then their tasks
@@ -166,7 +182,8 @@ _EMPTY = torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_li
 class _Watch(TorchDispatchMode):
     """Gives memory to a forward that is being recorded, and raises _NotRecordable if torch computes.
 
-    layer  the current layer. count: number of its allocations so far."""
+    layer  the current layer, or ~layer while its states are added, which keep memory of their own. count: number of its
+           allocations so far."""
 
     def __init__(self, memory: dict[Hashable, torch.Tensor], rows: int):
         super().__init__()
@@ -195,7 +212,7 @@ class _Watch(TorchDispatchMode):
         programs with as many rows, which never write to the zeros that they need."""
         self.count += 1
         each = -(-like.numel() // self._rows)
-        key = self.layer % 2 if self.layer >= 0 else None, self.count, each, like.dtype, self._rows if fill else 0
+        key = self.layer % 2 if self.layer >= 0 else self.layer, self.count, each, like.dtype, self._rows if fill else 0
         if key not in self._memory:
             self._memory[key] = torch.zeros(MOST_ROWS * each, dtype=like.dtype)
         return self._memory[key][: like.numel()].view(like.shape)

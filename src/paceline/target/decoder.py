@@ -8,7 +8,7 @@ is read fastest: oneDNN's, or our own (`kernels/products.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -29,7 +29,7 @@ from paceline.formats.rotary import row_order, turns_of
 from paceline.formats.shape import BESIDE, CHOICE, LayerKind, Shape, weight_shapes
 from paceline.kernels.blocks import Blocks, WeightsByName, give_back, tensors_of, within
 from paceline.kernels.linear import Linear, has_units, linear
-from paceline.kernels.ops import ALL_ROWS, Pair, TorchOps
+from paceline.kernels.ops import ALL_ROWS, TorchOps
 from paceline.target.attention import Layer
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
@@ -325,14 +325,12 @@ class Decoder(CachedTarget):
         taps: dict[int, torch.Tensor] = {}
         clock = clock or Clock()
         tapped = needs.all_layers
-        stops = {first, *tapped, needs.callback_layer}
-        here = [layer for layer in range(first, self.num_layers) if layer in stops]
-        for layer, end in pairwise([*here, self.num_layers]):
-            if layer in tapped:
-                taps[layer] = x[: layout.num_nodes]
-            if on_layer is not None and layer == needs.callback_layer:
+        seam = needs.callback_layer if on_layer is not None else None
+        stops = {first, self.num_layers} | ({max(seam, first)} if seam is not None else set())
+        for layer, end in pairwise(sorted(stops)):
+            if on_layer is not None and layer == seam:
                 on_layer(layer, x[: layout.num_nodes])
-            x = self._run(x, range(layer, end), layout, cache)
+            x = self._run(x, range(layer, end), layout, cache, taps=taps, tapped=tapped)
         clock.lap("layers")
         if BEFORE_NORM in tapped:
             taps[BEFORE_NORM] = x[: layout.num_nodes]
@@ -385,25 +383,40 @@ class Decoder(CachedTarget):
         return self._run(x, range(first, last), layout, writer, 0 if cache is None else first)[: layout.num_nodes]
 
     def _run(
-        self, x: torch.Tensor, layers: range, layout: Layout, cache: Writer, cache_begins: int = 0
-    ) -> torch.Tensor:
-        """Run `layers` over states x [N, H]. Returns states [N, H]. cache_begins: number of the cache's first layer."""
+        self, x: torch.Tensor, layers: range, layout: Layout, cache: Writer, cache_begins: int = 0,
+        tapped: Collection[int] = (), taps: dict[int, torch.Tensor] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Run `layers` over states x [N, H]. Returns states [N, H].
 
-        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> Pair:
+        cache_begins  number of the cache's first layer.
+        tapped, taps  `taps` gets the states of the layout's nodes before each layer in `tapped`."""
+
+        def summed(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+            return x if delta is None else self.ops.add_norm(x, delta, None, self.shape.residual_scale)[0]
+
+        def step(layer: int, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if layer < 0:
+                return summed(x, delta), None
             kind = self.shape.layers[layer]
             places, at = self._places[kind.recurrent], layer if kind.source is None else kind.source
             return self.layers[layer](x, delta, layout, cache, places[at] - places[cache_begins])
 
-        recorded = None
+        recorded, found = None, {} if taps is None else taps
+        steps = [number for layer in layers for number in ((~layer, layer) if layer in tapped else (layer,))]
         ends_early = self.is_interrupted is not None  # A recorded forward runs all layers in one call.
         if self._programs is not None and layers and not layout.groups and not self.recurrent and not ends_early:
-            recorded = self._programs.run(step, layers, cache_begins, x, cache)
-        x, delta = (x, None) if recorded is None else recorded
-        for layer in layers if recorded is None else ():
+            recorded = self._programs.run(step, tuple(steps), cache_begins, x, cache)
+        delta: torch.Tensor | None = None
+        if recorded is not None:
+            (x, delta), states = recorded
+            found |= {layer: state[: layout.num_nodes].clone() for layer, state in states.items()}
+        for number in steps if recorded is None else ():
             if self.is_interrupted is not None and self.is_interrupted():
                 raise Interrupted
-            x, delta = step(layer, x, delta)
-        return x if delta is None else self.ops.add_norm(x, delta, None, self.shape.residual_scale)[0]
+            x, delta = step(number, x, delta)
+            if number < 0:
+                found[~number] = x[: layout.num_nodes]
+        return summed(x, delta)
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head's logits [N, V] for hidden states [N, H]. normalise: apply the final norm first."""
