@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from paceline.cli import UsageError, _with_addresses, app, main
 from paceline.cli.generate import told_apart
+from paceline.cli.later import recipe
 from paceline.cli.options import SMOLLM2
-from paceline.cli.train import recipe
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.formats import folder, gguf, place, shape

@@ -17,7 +17,7 @@ from paceline import processor
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.params import SamplingParams
     from paceline.core.tree import DraftTree
     from paceline.engine.engine import Engine
 
@@ -28,7 +28,7 @@ __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version_
 # They bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
 _LATER = {
     "Engine": "paceline.engine.engine",
-    "SamplingParams": "paceline.core.sampling",
+    "SamplingParams": "paceline.core.params",
     "DraftTree": "paceline.core.tree",
 }
 

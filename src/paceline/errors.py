@@ -66,32 +66,34 @@ def printable(said: object) -> str:
     return "".join(one if one.isprintable() else "?" for one in " ".join(str(said).split()))
 
 
-def install(extra: str) -> str:
-    """How to install the packages of an extra, for the message of an error."""
-    absent = [name for name, installed in _packages(extra) if not installed] or [name for name, _ in _packages(extra)]
+def install(place: str) -> str:
+    """How to install one of our distributions, for the message of an error. place: in a checkout, with an extra or
+    without: ".[serve]", "packages/lab"."""
+    folder, _, extra = place.partition("[")
+    name = "paceline" if folder == "." else f"paceline-{folder.removeprefix('packages/')}"
+    absent = _absent(name, extra.removesuffix("]"))
     by_name = f", elsewhere: pip install {' '.join(absent)}" if absent else ""
-    return f"in a checkout of Paceline: pip install '.[{extra}]'{by_name}"
+    return f"in a checkout of Paceline: pip install {repr(place) if extra else place}{by_name}"
 
 
-def _packages(extra: str) -> list[tuple[str, bool]]:
-    """The packages of an extra, and whether each is installed; none if Paceline itself is not installed."""
-    from importlib import metadata  # both imports are slow, and only errors need them
+def _absent(name: str, extra: str) -> list[str]:
+    """The packages of others that a distribution's extra brings, those that are not installed if there are any; none
+    for one that is not installed itself."""
+    from importlib import metadata  # Both imports are slow, and only errors need them.
 
     from packaging.requirements import Requirement
 
     try:
-        wanted = [Requirement(line) for line in metadata.requires("paceline") or ()]
+        wanted = [Requirement(line) for line in metadata.requires(name) or () if extra]
     except metadata.PackageNotFoundError:
         return []
-    packages: list[tuple[str, bool]] = []
-    for requirement in wanted:
-        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
-            continue
-        if requirement.name == "paceline":
-            packages += [package for inner in requirement.extras for package in _packages(inner)]
-        else:
-            packages.append((requirement.name, any(metadata.distributions(name=requirement.name))))
-    return packages
+    wanted = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
+    packages: dict[str, bool] = {}
+    for one in wanted:
+        ours = one.name.partition("-")[0] == "paceline"
+        more = [part for inner in one.extras for part in _absent(one.name, inner)] if ours else [one.name]
+        packages |= {part: any(metadata.distributions(name=part)) for part in more}
+    return [part for part, installed in packages.items() if not installed] or list(packages)
 
 
 _KINDS = {

@@ -12,8 +12,8 @@ import pytest
 
 import paceline
 from paceline.certify.certificate import certify
+from paceline.certify.exact import Exact
 from paceline.certify.options import Scope
-from paceline.certify.oracles import Exact
 from paceline.certify.page import findings
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine

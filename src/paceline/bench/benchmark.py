@@ -5,7 +5,6 @@ works out the figures and writes the files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from paceline.bench.metrics import BASELINE, summarize
 from paceline.bench.options import Benchmark, Result
 from paceline.bench.ours import Ours, scheduled_engines
 from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
-from paceline.bench.runner import Runner, has_answered
+from paceline.bench.runner import answer_all, has_answered
 from paceline.bench.setting import Setting, set_up
 from paceline.draft.registry import create
 from paceline.errors import PacelineError
@@ -175,29 +174,8 @@ def _run(setting: Setting, run: Run, present: Sequence[Endpoint], progress: Prog
         options=setting.benchmark.options,
         request=setting.request,
         recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
-        device=setting.target.device,
+        gpu=setting.target.device if setting.target.device.type == "cuda" else None,
     )
-
-
-def answer_all(run: Run, progress: Progress, **asked: Any) -> tuple[bool, list[Answer]]:
-    """Answer every question without an answer in the run's folder. Returns whether all have one now, and all answers.
-    asked: fields of `Runner`: endpoints, groups, options and the like."""
-    lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
-    questions = sum(len(group.questions) for group in asked["groups"])
-    total, done = len(asked["endpoints"]) * questions * asked["options"].repeats, count(1)
-    progress.say("answering")
-
-    def record(new: Sequence[Answer]) -> None:
-        lines.append(*(answer.row() for answer in new))
-        answers.extend(new)
-
-    def answered(answer: Answer) -> None:
-        if answer.failed:
-            progress.note(f"{answer.method} failed: {answer.failed}")
-        progress.step(next(done), total)
-
-    runner = Runner(known=list(answers), record=record, stopped=progress.stopped, progress=answered, **asked)
-    return runner.run(), answers
 
 
 def _conclude(

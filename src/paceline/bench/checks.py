@@ -18,7 +18,8 @@ from paceline.bench.setting import Setting
 from paceline.core.noise import Noise
 from paceline.formats.precision import exact_dtype
 from paceline.peers import PEER
-from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
+from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance
+from paceline.runs.chance import is_tie
 from paceline.runs.progress import Progress
 from paceline.target.load import load
 

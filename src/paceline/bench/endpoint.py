@@ -11,11 +11,10 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.benchmark import answer_all
 from paceline.bench.metrics import OVERALL, summarize
 from paceline.bench.options import Benchmark, Load, Result
 from paceline.bench.record import KIND, SUMMARY, settled
-from paceline.bench.runner import QuestionGroup
+from paceline.bench.runner import QuestionGroup, answer_all
 from paceline.bench.suites import ALL, SUITES, Question, read_suite, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.logs.conversations import Reading

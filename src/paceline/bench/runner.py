@@ -6,25 +6,25 @@ task. The warm-up comes before and is not recorded."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from random import Random
+from typing import Any
 from zlib import crc32
 
-import torch
-
 from paceline.bench.options import Options
-from paceline.bench.record import Answer, Done, answered
+from paceline.bench.record import ANSWERS, Answer, Done, answered, read_answers
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.net.endpoint import Body, Endpoint, OutOfTime
 from paceline.runs.environment import Peak, load
+from paceline.runs.progress import Progress
+from paceline.runs.runs import Run
 
 Prompt = Callable[[Question, Sequence[str]], list[int]]
 """Token ids of a question's next turn, after the answers to the turns before."""
 Asked = Callable[[Question, Sequence[str]], Body]
 """The request for a question's next turn, without how it is sampled."""
 
-CPU = torch.device("cpu")
 WARM_UP_TOKENS = 32  # Most tokens of an answer in the warm-up.
 WAKE = 0.2
 """Seconds that an endpoint works before an answer is timed. A processor whose cores slept, while another process
@@ -93,6 +93,7 @@ class Runner:
     request      makes the body for a question's next turn from the endpoint's answers to earlier turns. Its max_tokens,
                  if any, may be less than the options'.
     recount      counts a text's tokens as Spec-Bench does.
+    gpu          torch's device whose memory counts; None: the process's counts.
     known        answers from before; record: called with each group's new answers.
     stopped      called between answers; True ends the run.
     progress     called with every answer, new or known.
@@ -103,7 +104,7 @@ class Runner:
     options: Options
     request: Asked
     recount: Callable[[str], int] = len
-    device: torch.device = CPU
+    gpu: Any = None
     known: Sequence[Answer] = ()
     record: Callable[[list[Answer]], None] = lambda answers: None
     stopped: Callable[[], bool] = lambda: False
@@ -198,7 +199,7 @@ class Runner:
             seeds = [crc32(repr((self.options.seed, group.number, i, repeat, n)).encode()) >> 1 for i in asked]
             bodies = [self._sampled(body, seed, max_tokens) for body, seed in zip(bodies, seeds, strict=True)]
             endpoint.wake(WAKE)
-            peak = Peak(self.device if self.device.type == "cuda" else None)
+            peak = Peak(self.gpu)
             replies, most = endpoint.ask(bodies, len(bodies)), peak.read()
             for i, reply, seed in zip(asked, replies, seeds, strict=True):
                 reply.text, reply.seed = reply.text.strip(), seed if self.options.temperature else None
@@ -213,3 +214,24 @@ class Runner:
         most = min(max_tokens, body.get("max_tokens", max_tokens))
         drawn = {"seed": seed} if self.options.temperature else {}
         return {**body, "max_tokens": most, "temperature": self.options.temperature, **drawn}
+
+
+def answer_all(run: Run, progress: Progress, **asked: Any) -> tuple[bool, list[Answer]]:
+    """Answer every question without an answer in the run's folder. Returns whether all have one now, and all answers.
+    asked: fields of `Runner`: endpoints, groups, options and the like."""
+    lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
+    questions = sum(len(group.questions) for group in asked["groups"])
+    total, done = len(asked["endpoints"]) * questions * asked["options"].repeats, count(1)
+    progress.say("answering")
+
+    def record(new: Sequence[Answer]) -> None:
+        lines.append(*(answer.row() for answer in new))
+        answers.extend(new)
+
+    def said(answer: Answer) -> None:
+        if answer.failed:
+            progress.note(f"{answer.method} failed: {answer.failed}")
+        progress.step(next(done), total)
+
+    runner = Runner(known=list(answers), record=record, stopped=progress.stopped, progress=said, **asked)
+    return runner.run(), answers

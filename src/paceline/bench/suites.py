@@ -153,7 +153,8 @@ def _speed_bench(config: str) -> bytes:
 
         rows = datasets.load_dataset(SPEED_BENCH_HOME, config, split="test", revision=SPEED_BENCH_REVISION)
     except ImportError:
-        raise SuiteError(f"SPEED-Bench needs the package datasets; {install('bench')}; {otherwise}") from None
+        what = "SPEED-Bench needs the package datasets"
+        raise SuiteError(f"{what}; {install('packages/lab[bench]')}; {otherwise}") from None
     except Exception as error:  # The package raises many kinds of errors.
         why = " ".join(str(error).split()) or type(error).__name__
         raise SuiteError(f"SPEED-Bench cannot be downloaded ({why}); {otherwise}") from None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.certify.options import REQUESTS
 from paceline.certify.verdict import CONTEXT
 from paceline.net.client import Retry
 from paceline.net.completion import Completion, CompletionError
@@ -27,6 +28,7 @@ BEST = 5  # Rounding is measured by the log-probabilities of this many tokens at
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 SHIFTED = 0.5  # Nats: rounding moves the log-probability of a best token by less.
 Fields = dict[str, Any]  # Fields of a request's body, or facts of a finding, by name.
+AFTER_LOADING = "; the budget begins when all is loaded"
 RETRY = Retry(tries=3, longest=5.0)
 OWNER, OFF = "paceline", {"draft": "none"}
 """The owner that our server names for its model, and what switches its drafts off for one request. llama.cpp's server
@@ -293,3 +295,14 @@ def own_best(reply: Completion, body: Fields, noise: Noise) -> Iterator[Fields]:
             before = "".join(one.token for one in mine[max(0, at - CONTEXT) : at])
             gap = logprob - place.logprob
             yield {"at": at, "said": place.token, "best": best, "gap": gap, "noise": float(noise), "before": before}
+
+
+def chats(given: Sequence[Any] | None) -> list[Messages]:
+    """Prompts as chat messages; the built-in questions if none are given."""
+    prompts: Sequence[Any] = REQUESTS["questions"] if given is None else given
+    return [tuple(one) if _is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
+
+
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is messages, and not a text or token ids."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -1,33 +1,30 @@
-"""What `paceline certify` runs: opens the engine, the reference and the prompts, and writes the certificate."""
+"""What `paceline certify` runs: opens the engine, the reference and the prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from paceline.certify.asking import AFTER_LOADING, Control, chats
 from paceline.certify.certificate import certify
+from paceline.certify.exact import Exact
 from paceline.certify.options import REQUESTS, EngineTest, ServerTest
-from paceline.certify.oracles import Exact, Reported
 from paceline.certify.verdict import CANNOT_SAY, NO_DRAFT
 from paceline.draft.base import Drafter
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.spec import cut, exchanged
 from paceline.engine.engine import Engine
-from paceline.engine.prompt import Prompt, encode, is_chat
+from paceline.engine.prompt import Prompt, encode
 from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
 from paceline.formats.tokenizer import Tokenizer
-from paceline.net.completion import CompletionError
-from paceline.net.endpoint import Endpoint, Remote
-from paceline.outputs import write_json, write_whole
+from paceline.net.endpoint import Endpoint
 from paceline.peers import HOSTS, create_peer
 from paceline.peers.reference import Model, PlainDecoding, Reference
 from paceline.runs.environment import environment
@@ -36,12 +33,8 @@ from paceline.serve.local import Local
 from paceline.target.base import Target
 from paceline.target.load import load
 
-if TYPE_CHECKING:
-    from paceline.certify.asking import Control, Messages
-
 LIBRARIES = ("transformers", "vllm", "llama-cpp", "xllamacpp")
 """What names of peers begin with; by itself, a library without drafts."""
-AFTER_LOADING = "; the budget begins when all is loaded"
 CONTEXT = 1024  # Other libraries run with this context at most.
 PACED = False
 """Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay on any machine."""
@@ -89,7 +82,7 @@ def certify_engine(subject: EngineTest, watch: Progress) -> dict[str, Any]:
             watch.say(f"loading the control{AFTER_LOADING}")
         oracle = Exact(
             exact, own, facts, prompts, starts, min(target.max_context, CONTEXT), draft, subject.engine != "paceline",
-            control, _plain_of(subject, target) if plays else None, _chats(subject.prompts),
+            control, _plain_of(subject, target) if plays else None, chats(subject.prompts),
         )  # fmt: skip
         if watch.stopped():
             raise KeyboardInterrupt
@@ -136,57 +129,18 @@ def _references(subject: EngineTest, target: Target, dtype: str) -> tuple[Model,
     return exact, own, f"our own plain decoding of these weights ({kinds}), not transformers, which has no such model"
 
 
-def certify_server(subject: ServerTest, watch: Progress) -> dict[str, Any]:
-    """Certify the server `subject.server`, and return the certificate."""
-    from paceline.certify.asking import HELLO, RETRY, Control, control_of
-
-    with ExitStack() as opened:
-
-        def server_at(spec: str) -> Remote:
-            return opened.enter_context(Remote(spec, key=subject.keys.of(spec), slots=subject.batch, retry=RETRY))
-
-        server = server_at(subject.server)
-        others = [] if subject.control is None else [server_at(subject.control)]
-        for one in (server, *others):  # A dead server is named before a model is loaded.
-            try:
-                one.ask([HELLO], 1)
-            except CompletionError as error:
-                raise PacelineError(f"{one.url} cannot be asked: {error}") from None
-        if others:
-            control = Control(others[0])
-        else:
-            if subject.against is not None:
-                watch.say(f"loading {subject.against}, the control{AFTER_LOADING}")
-            control = control_of(server) if subject.against is None else _plain(subject, subject.against, "float32")
-            opened.callback(control.source.close)
-        certificate = certify(server, Reported(control, _chats(subject.prompts)), subject.scope, watch)
-    return {
-        "target": server.model,
-        **certificate,
-        "environment": {"started": datetime.now(UTC).isoformat("T", "seconds")},
-    }
-
-
 def _plain_of(subject: EngineTest, target: Target) -> Control:
     """A control: our plain decoding of the endpoint's model, in the exact dtype of its weights (`exact_dtype`)."""
     bits = target.activations if target.quantised else None
-    return _plain(subject, subject.model, exact_dtype(subject.dtype, target.quantised), bits)
+    return plain_control(subject, subject.model, exact_dtype(subject.dtype, target.quantised), bits)
 
 
-def _plain(subject: EngineTest | ServerTest, model: str, dtype: str, activations: int | None = None) -> Control:
+def plain_control(subject: EngineTest | ServerTest, model: str, dtype: str, activations: int | None = None) -> Control:
     """A control: our plain decoding of `model`. Raises PacelineError if it has no tokenizer."""
-    from paceline.certify.asking import Control
-
     plainly = load(model, dtype=dtype, device=subject.device, activations=activations)
     if plainly.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server is asked with text")
     return Control(local(plainly, plainly.tokenizer, "none", batch=subject.batch))
-
-
-def _chats(given: Sequence[Prompt] | None) -> list[Messages]:
-    """Prompts as chat messages; the built-in questions if none are given."""
-    prompts: Sequence[Any] = REQUESTS["questions"] if given is None else given
-    return [tuple(one) if is_chat(one) else ({"role": "user", "content": str(one)},) for one in prompts]
 
 
 def _engine(subject: EngineTest, target: Target, dtype: str, *, plain: bool = False) -> Endpoint:
@@ -243,13 +197,3 @@ def _spell(certificate: dict[str, Any], target: Target) -> None:
         one["before_text"] = target.tokenizer.decode(one["before"])
         for name in ("said", "best"):
             one[f"{name}_text"] = "" if one[name] is None else target.tokenizer.decode([one[name]])
-
-
-def write(certificate: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write certificate.json and certificate.html to `folder`, and return their paths."""
-    from paceline.certify.page import page
-
-    files = folder / "certificate.json", folder / "certificate.html"
-    write_json(files[0], certificate, indent=2)
-    write_whole(files[1], page(certificate))
-    return files

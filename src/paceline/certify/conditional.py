@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 
 from paceline.certify import stats
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
-from paceline.core.sampling import SamplingParams, probabilities
-from paceline.peers.reference import Rounding, distributions
 from paceline.runs.chance import outside
 
 BEST = "the best token"
@@ -33,11 +29,11 @@ NEAR, BEYOND = f"within {FAR} tokens of context", f"beyond {FAR} tokens of conte
 Keys = tuple[tuple[str, str], ...]  # Pairs of a group of places and a set of tokens.
 EVERYWHERE: Keys = ((NEAR, BEST), (BEYOND, BEST))
 NORMAL = 50.0  # With this variance or more, hits are taken as normal, also far out in the tails.
-AT_ONCE = 8  # Places in memory at once; each holds a distribution over the vocabulary for every world.
 Places = tuple[float, Floats, Floats]
 """How many tokens of a set came, and between which probabilities one comes at each place, [n] and [n]."""
 BORDER = 0.005  # Error allowed in the probability inside top-p, since rounding decides about the last token.
 REST = 200_000  # At most this many tokens stand for all that is not among the best.
+UNFILTERED: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 Reported = tuple[str, float, list[tuple[str, float]]]
 """A token, its log-probability, and the best ones at its place with theirs, best first."""
 
@@ -164,21 +160,6 @@ def copied_token(text: Sequence[int]) -> int | None:
     return None
 
 
-def read(
-    rounding: Rounding, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, group: str,
-    counts: Conditional,
-) -> None:  # fmt: skip
-    """Add every place of an answer to `counts`. group: how it was sampled, in words."""
-    text = [*prompt, *tokens]
-    before = [text[:end] for end in range(len(prompt), len(text))]
-    logits = rounding.along(text, len(prompt))
-    for begin in range(0, len(before), AT_ONCE):
-        some = before[begin : begin + AT_ONCE]
-        worlds = distributions(logits[:, begin : begin + AT_ONCE], params, some, len(prompt))
-        for place, context in enumerate(some):
-            counts.add(group, worlds[:, place], context, len(prompt), text[len(context)])
-
-
 # Servers ------------------------------------------------------------------------------------------------------------
 #
 # Servers report log-probabilities before temperature, penalties and filters, which are applied here to the reported
@@ -214,9 +195,6 @@ def read_places(
         text.append(token)
 
 
-_params = lru_cache(64)(SamplingParams)  # Cached, because making one checks it, and every token needs one.
-
-
 def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], fields: Mapping[str, Any]) -> Floats:
     """Distributions of the next token, [W, len(best) + 1]. The last column is all that is not among `best`."""
     rest = max(0.0, 1 - float(np.exp(logprobs).sum()))
@@ -225,18 +203,38 @@ def _worlds(logprobs: Sequence[float], best: Sequence[int], seen: Counter[int], 
     remainder = max(rest - number * last, 1e-12)
     presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
     shifted = np.array(logprobs) - [presence * (seen[one] > 0) + frequency * seen[one] for one in best]
-    with_rest = np.append(shifted, [logprobs[-1]] * number + [np.log(remainder)])
-    asked = {"temperature": 1.0} | {k: fields[k] for k in ("temperature", "top_k", "top_p", "min_p") if k in fields}
-    params = _params(**asked)
+    with_rest, counts = np.append(shifted, [logprobs[-1], np.log(remainder)]), [1] * len(best) + [number, 1]
+    asked = UNFILTERED | {name: fields[name] for name in UNFILTERED if name in fields}
     # Below temperature 1, the more tokens share the rest, the less it counts. Filters and penalties may lower it too.
-    exactly = params == _params(temperature=1.0) and not presence and not frequency
-    worlds = []
+    exactly = asked == UNFILTERED and not presence and not frequency
+    worlds, top_p = [], asked["top_p"]
     for scores in (with_rest,) if exactly else (with_rest, shifted):
-        for top_p in {params.top_p, min(1.0, params.top_p + BORDER), params.top_p - BORDER * (params.top_p < 1)}:
-            logits = torch.tensor(scores, dtype=torch.float32)[None]
-            probs = probabilities(logits, _params(**asked | {"top_p": top_p}), [])[0].numpy()
-            worlds.append(np.append(probs[: len(best)], probs[len(best) :].sum()))
+        for border in {top_p, min(1.0, top_p + BORDER), top_p - BORDER * (top_p < 1)}:
+            masses = drawn(scores, np.array(counts[: len(scores)]), **asked | {"top_p": border})
+            worlds.append(np.append(masses[: len(best)], masses[len(best) :].sum()))
     return np.stack(worlds)
+
+
+def drawn(
+    scores: Floats, counts: NDArray[np.int64], *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Floats:
+    """The probability of each group of equally probable tokens, [n], after temperature, top-k, top-p and min-p as
+    `SamplingParams` defines them. scores [n]: the logarithm of a token's probability; counts [n]: tokens of a group."""
+    there = np.flatnonzero(counts)
+    each, left = np.exp((scores[there] - scores.max()) / temperature), counts[there]
+    order = np.argsort(each, kind="stable")
+    best = order[-1]
+    if top_k:
+        enough = order[::-1][np.cumsum(left[order[::-1]]) >= top_k]
+        left = np.where(each < each[enough[0]], 0, left) if len(enough) else left
+    mass = (each * left / (each * left).sum())[order]
+    a_token = each[order] / (each * left).sum()
+    dropped = np.floor(np.maximum(1 - top_p - (np.cumsum(mass) - mass), 0.0) / a_token)
+    left[order] = np.maximum(left[order] - dropped, order == best)  # Of the best tokens one stays.
+    left[each < min_p * each[best]] = 0
+    masses = np.zeros(len(scores))
+    masses[there] = each * left / (each * left).sum()
+    return masses
 
 
 def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:

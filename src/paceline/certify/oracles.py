@@ -1,212 +1,25 @@
-"""Two judges of an endpoint's answers: its model's logits, or reported log-probabilities and a control's answers."""
+"""An oracle that knows no model: it judges a server by reported log-probabilities and a control's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from math import ceil, inf
 from typing import Any, ClassVar
 
 from paceline.certify import stats
-from paceline.certify.asking import Control, Fields, Messages, places, request
-from paceline.certify.conditional import Conditional, Words, is_raw, read, read_places
-from paceline.certify.greedy import PASSES, Reader, Rounds, acceptance, measured, replayed, stop_strings
-from paceline.certify.options import REQUESTS, SHIFT
+from paceline.certify.acceptance import acceptance
+from paceline.certify.asking import Control, Fields, Messages, places
+from paceline.certify.conditional import Conditional, Words, is_raw, read_places
+from paceline.certify.options import REQUESTS
 from paceline.certify.parts import Learnt, Oracle, Part, Read, Run, Unreadable
-from paceline.certify.sampled import KnownCase, Sampled, TextCase, best_view, distribution_of, level_of, needed
-from paceline.certify.scenarios import MIXED, SPENT
+from paceline.certify.sampled import Sampled, TextCase, best_view, level_of
+from paceline.certify.scenarios import MIXED
 from paceline.certify.shrink import sampled_report
-from paceline.certify.verdict import Finding, Greedy, Stops
-from paceline.core.sampling import SamplingParams
-from paceline.draft.recording import Recording
-from paceline.errors import PacelineError
+from paceline.certify.verdict import Finding, Greedy
 from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint
-from paceline.peers.reference import Model, Rounding
 
-Prompts = Sequence[Sequence[int]]
-
-
-# By the model ---------------------------------------------------------------------------------------------------------
-
-WAYS = REQUESTS["sampling"]
-"""How sampled answers are sampled, in turn."""
-AHEAD = 2  # A request asks for so many tokens more than are tested, so that drafts may reach beyond those.
-REPEATED = 6  # The prompt of a long sampled answer repeats its beginning so often, so that there is much to copy.
-LONG_TOKENS = 6.0
-"""Tokens of long sampled answers that a shift of 1 would take; one of a tenth takes a hundred times as many."""
-REQUESTS_EACH = 16  # Sampled requests for each long answer, if their number is given.
-
-
-@dataclass
-class Exact(Oracle):
-    """Judges an engine that takes token ids by its model, which reads every answer.
-
-    exact, own  the model in float32, and in the engine's dtype (None if that is float32).
-    recording   what is known of the model; max_context: the engine's.
-    prompts     for greedy answers; starts: short prompts, for the distribution of the next tokens.
-    draft       the drafter's spec, if its replay can be the reference acceptance;
-                chains: whether to cut it to chains."""
-
-    exact: Model
-    own: Model | None
-    recording: Recording
-    prompts: Prompts
-    starts: Prompts
-    max_context: int = 1024
-    draft: str | None = None
-    chains: bool = False
-    control: Callable[[], Endpoint] | None = None
-    plainly: Control | None = None
-    chats: Sequence[Messages] = ()
-
-    shift: ClassVar = SHIFT
-    sampled: ClassVar = 0.6
-
-    def __post_init__(self) -> None:
-        self.rounding = Rounding(self.exact, self.own)
-        self.answers = Reader(self.rounding, self.recording.eos_token_ids)
-
-    def parts(self) -> list[Part]:
-        played = [] if self.plainly is None else [Part("scenarios", 1.0, self.scenarios, ends=True)]
-        return [
-            Part("greedy", 0.2, self.greedy), Part("stops", 0.25, self.stops), Part("first", 0.4, self.first),
-            Part("long", self.sampled, self.long), *played,
-        ]  # fmt: skip
-
-    def broke(self, run: Run, what: str, error: CompletionError) -> None:
-        raise PacelineError(f"{run.endpoint.name} failed: {error}") from None
-
-    def greedy(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Ask for the passes that fit the engine. At least one answer is read, whatever the time."""
-        first, left_out, prompts = list[Completion](), list[str](), self.prompts
-        run.watch.say("greedy answers")
-        for each in PASSES:
-            if not each.fits(run.endpoint):
-                continue
-            company = each.company.format(batch=run.endpoint.slots)
-            size = 1 if each.alone else run.at_once(until)
-            replies, read = list[Completion](), 0
-            with self.asking(run, "greedy answers"):
-                while read < len(prompts) and not run.watch.over(until if first or read else inf):
-                    if read == len(replies):
-                        replies += each.ask(run.endpoint, prompts[read : read + size], run.scope.max_tokens, read)
-                    params = each.params(read, run.scope.max_tokens)
-                    self.answers.read(read, prompts[read], replies[read].tokens, params, company)
-                    read += 1
-                    run.watch.step(read, len(prompts))
-            first = first or replies[:read]
-            if read < len(prompts):
-                rest = f" to {len(prompts) - read} of {len(prompts)} prompts" if read else ""
-                left_out.append(f"{'' if each.seeded else 'greedy '}answers {company}{rest}: {SPENT}")
-        return replace(learnt, replies=first, left_out=left_out)
-
-    def stops(self, run: Run, learnt: Learnt, until: float) -> Learnt:
-        """Ask again with stop strings that are cut out of the replies of the first pass."""
-        if self.recording.tokenizer is None or not run.endpoint.can_take({"stop": ()}):
-            return learnt
-        pairs, done, ended = zip(self.prompts, learnt.replies, strict=False), 0, Stops()
-        asked = [(prompt, stop) for prompt, one in pairs for stop in stop_strings(one.text)]
-        run.watch.say("stop strings")
-        with self.asking(run, "stop strings"):
-            while done < len(asked) and not run.watch.over(until):
-                some, most = asked[done : done + run.at_once(until)], run.scope.max_tokens
-                replies = run.endpoint.ask([request(prompt, max_tokens=most, stop=[stop]) for prompt, stop in some])
-                for (prompt, stop), one in zip(some, replies, strict=True):
-                    ended.answers += 1
-                    whole, before = self.decode(prompt, one.tokens), self.decode(prompt, one.tokens[:-1])
-                    right = whole[: whole.index(stop)] if stop in whole else whole
-                    if one.text != right or stop in before:
-                        ended.wrong.append({"stop": stop, "text": one.text, "right": right})
-                done += len(some)
-        return replace(learnt, ended=ended)
-
-    def decode(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
-        """The text of an answer, without its end tokens."""
-        tokenizer, ends = self.recording.tokenizer, self.recording.eos_token_ids
-        assert tokenizer is not None
-        detokenizer = tokenizer.detokenizer(list(prompt))
-        return "".join(detokenizer.push(t) for t in answer if t not in ends) + detokenizer.flush()
-
-    def cases(self, run: Run, learnt: Learnt, until: float) -> tuple[list[KnownCase], int]:
-        """Returns a case for each way to sample, with the exact distribution of first tokens,
-        and the number of requests."""
-        cases = list[KnownCase]()
-        run.watch.say("the exact distribution of first tokens")
-        for i, (name, way) in enumerate(WAYS.items()):
-            if run.watch.stopped() or (cases and run.watch.over(until)):
-                break
-            start = self.starts[(i + 2) % len(self.starts)]  # Penalties then meet a text of few different tokens.
-            length = run.scope.length
-            fields = {**way, "max_tokens": length + AHEAD, "ignore_eos": True}
-            if run.endpoint.can_take(fields):
-                distribution = distribution_of(self.rounding, start, SamplingParams(**fields), length)
-                if distribution.df:
-                    cases.append(KnownCase(name, request(start, **fields), distribution))
-            run.watch.step(i + 1, len(WAYS))
-        number = run.scope.requests
-        return cases, needed(cases, run.scope.shift or SHIFT) if cases and number is None else number or 0
-
-    def requests(self, run: Run, learnt: Learnt) -> list[tuple[str, Fields]]:
-        """Requests in every way to sample, after repeated beginnings and after the prompts of greedy answers."""
-        scope = run.scope
-        if not learnt.sampled.cases:
-            return []
-        space = self.max_context - scope.max_tokens
-        prompts = [list(one) * max(1, min(REPEATED, space // len(one))) for one in self.starts]
-        prompts += map(list, self.prompts)
-        ways = [(name, way) for name, way in WAYS.items() if run.endpoint.can_take(way)]
-        number = ceil(LONG_TOKENS / (scope.shift or SHIFT) ** 2 / scope.max_tokens)
-        if scope.requests is not None:
-            number = min(number, -(-scope.requests // REQUESTS_EACH))
-        every = []
-        for i in range(number):
-            name, way = ways[(i + i // len(prompts)) % len(ways)]
-            fields = {**way, "max_tokens": scope.max_tokens, "ignore_eos": True}
-            every.append((name, request(prompts[i % len(prompts)], **fields)))
-        return every
-
-    def reader(self, learnt: Learnt, endpoint: Endpoint, counts: Conditional) -> Read:
-        def counted(name: str, body: Fields, reply: Completion) -> None:
-            read(self.rounding, body["prompt"], reply.tokens, SamplingParams(**WAYS[name]), name, counts)
-
-        return counted
-
-    def judged(self, run: Run, learnt: Learnt, sampled: dict[str, Any]) -> dict[str, Any]:
-        """Facts on greedy answers, on what was not tested, and on how often drafts were accepted."""
-        engine, replies, reference = run.endpoint, learnt.replies, list[Rounds]()
-        run.watch.say("how often drafts are accepted")
-        if self.draft is not None and replies:
-            texts = [one.tokens for one in replies]
-            reference = replayed(self.draft, self.recording, self.prompts[: len(texts)], texts, chains=self.chains)
-        names = [name for name, way in WAYS.items() if not engine.can_take(way)]
-        missing = [f"sampling by {name}: this engine is not asked for it" for name in names]
-        if not sampled["cases"]:
-            missing.append("sampling")
-        elif sampled["draft_tokens"] == 0:
-            missing.append("drafts in sampled answers: none was made")
-        elif sampled["draft_tokens"] is None:
-            missing.append("drafts in sampled answers: the engine does not say how many it made")
-        if not learnt.ended.answers:
-            missing.append("stop strings")
-        if engine.slots == 1:
-            missing.append("batches")
-        elif not engine.mixes:
-            missing.append("greedy and sampled requests in one batch")
-        return {
-            "greedy": self.answers.found,
-            "engine": engine.name,
-            "draft": self.draft,
-            "ran_on": engine.facts,
-            "not_tested": missing,
-            "acceptance": acceptance(measured(replies), reference),
-            "also": ["scenarios"] if learnt.play is not None and learnt.play.bugs else [],
-        }
-
-
-# By what servers say --------------------------------------------------------------------------------------------------
-#
 # Long sampled answers are judged token by token, by the log-probabilities that the server reports. If there is a
 # control, beginnings of many short answers are compared with the control's.
 

@@ -19,15 +19,10 @@ from paceline.certify import stats, verdict
 from paceline.certify.options import Scope
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
-from paceline.core.sampling import SamplingParams
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
-from paceline.peers.reference import Rounding, distributions
 from paceline.runs.progress import Progress
 
-FOLLOWED, NAMED = 0.01, 0.002
-"""A prefix at least as probable as FOLLOWED is continued by its next tokens, and a token at least as probable as NAMED
-has an outcome of its own. Both are shares of all answers."""
 FINE, COARSE = 0.01, 0.08  # Least probability of a fine bin, and of a coarse bin.
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.4))
 """(share of the requests, share of LEVEL); the rest of LEVEL is for longer answers and for ties."""
@@ -68,38 +63,6 @@ class Distribution:
         while prefix not in self.bin_of:
             prefix = prefix[:-1]
         return self.bin_of[prefix]
-
-
-def distribution_of(rounding: Rounding, prompt: Sequence[int], params: SamplingParams, length: int) -> Distribution:
-    """The distribution of the first `length` tokens after `prompt`, sampled by `params`,
-    which end no answer that soon."""
-    probability: dict[Prefix, Floats] = {(): np.ones(1)}
-    level: list[Prefix] = [()]
-    for _ in range(length):
-        below: list[Prefix] = []
-        for prefix, following in zip(level, _next(rounding, prompt, level, params), strict=True):
-            here = probability[prefix][:, None] * following
-            named = np.flatnonzero(here[0] >= NAMED)
-            probability[prefix] = np.maximum(0.0, here.sum(1) - here[:, named].sum(1))
-            for token in named.tolist():
-                probability[*prefix, token] = here[:, token]
-                below.append((*prefix, token))
-        level = [prefix for prefix in below if probability[prefix][0] >= FOLLOWED]
-        if not level:
-            break
-    worlds = np.stack(list(probability.values()), 1)
-    worlds /= worlds.sum(1, keepdims=True)
-    worlds[worlds < 1e-12] = 0.0  # Such a rest is rounding: all tokens after the prefix have outcomes of their own.
-    bins = stats.pooled(worlds[0], FINE)
-    fine = stats.by_bin(worlds, bins)
-    return Distribution(dict(zip(probability, bins.tolist(), strict=True)), fine, stats.pooled(fine[0], COARSE), length)
-
-
-def _next(rounding: Rounding, prompt: Sequence[int], prefixes: Sequence[Prefix], params: SamplingParams) -> Floats:
-    """The distribution of the token after each prefix in every world, float64 [N, W, V]."""
-    texts = [[*prompt, *prefix] for prefix in prefixes]
-    exact, *moved = rounding.after(texts)
-    return distributions([exact.double(), *moved], params, texts, len(prompt)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.certify import stats
 from paceline.certify.options import SHIFT, Scope
-from paceline.peers.reference import is_tie
+from paceline.runs.chance import is_tie
 
 SHOWN = 5  # Most ties, and most bugs, that a certificate shows.
 CONTEXT = 12  # Tokens shown before a divergence.

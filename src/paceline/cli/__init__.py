@@ -1,4 +1,4 @@
-"""The command line. Each command is one module here; torch is imported by those that need it, when they run.
+"""The command line. Each command is one module here, imported when it runs; `commands.py` says which there are.
 
 paceline generate smollm2 "The mill was built in 1790. When was the mill built?" --draft sam --compare
 """
@@ -7,103 +7,41 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from paceline import __version__, interrupt
-from paceline.cli.bench import bench, schedules, servers, sessions
-from paceline.cli.certify import certify, certify_server
-from paceline.cli.chat import chat
-from paceline.cli.corpus import corpus
-from paceline.cli.demo import demo
-from paceline.cli.doctor import doctor
-from paceline.cli.eval_align import align
-from paceline.cli.eval_vision import vision
-from paceline.cli.export import export
+from paceline.cli.commands import TABLE, Root
 from paceline.cli.frame import configured
-from paceline.cli.generate import generate
-from paceline.cli.launch import Launching, launch
-from paceline.cli.methods import methods
-from paceline.cli.parameters import Grouped, app_of
-from paceline.cli.quantised import quality, quantize
-from paceline.cli.replay import replay
-from paceline.cli.report import report
-from paceline.cli.serve import Serving, serve
-from paceline.cli.train import app as train
-from paceline.cli.tune import tune, tune_server
+from paceline.cli.parameters import app_of
 from paceline.cli.warned import SAID, WARNED
-from paceline.cli.watch import watch
 from paceline.errors import PacelineError, install, out_of_memory, printable
 
-CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
-
-\b
-paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
-paceline corpus info build/answers
-"""
-
-
-def _needs(extra: str, when: str = "") -> str:
-    """The end of a command's help. when: as in "With --ray: "."""
-    return f"{when}pip install '.[{extra}]' in a checkout brings the packages that this needs."
-
-
-def _add(
-    to: typer.Typer, command: Callable[..., Any], summary: str, needs: str = "", name: str | None = None,
-    kind: type[Grouped] = Grouped,
-) -> None:  # fmt: skip
-    """needs: the end of its help."""
-    to.command(name, cls=kind, short_help=summary, epilog=needs or None)(command)
-
-
-evaluate = app_of(no_args_is_help=True)
-_add(evaluate, align, "How well answers keep a scenario's written rules.", _needs("eval"), "align")
-evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language model sees size, place and number.")
-
-app = app_of()
-_add(app, generate, "Answer a prompt, or a file of prompts.")
-_add(app, chat, "Talk with a model.")
-_add(app, serve, "Serve a model with OpenAI's API.", _needs("serve"), kind=Serving)
-_add(app, launch, "Start a coding agent with a server behind it.", _needs("serve"), kind=Launching)
-_add(app, demo, "See what drafts gain on six prompts.")
-_add(app, methods, "List the drafting methods.")
-_add(app, doctor, "Say what this machine has, and what a model runs with.")
-app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
-_add(app, replay, "Try drafters on recorded answers.")
-_add(app, bench, "Measure drafters and other engines.")
-_add(app, schedules, "Compare ways to schedule a batch.", name="bench schedules")
-_add(app, servers, "Measure running servers under load.", _needs("bench"), "bench server")
-_add(app, sessions, "Measure whole sessions of a coding agent.", _needs("bench"), "bench sessions")
-_add(app, certify, "Say whether an engine is lossless.", _needs("certify"))
-_add(app, certify_server, "Say whether a server is lossless.", _needs("certify"), "certify server")
-_add(app, report, "Make a page of a measurement.")
-_add(app, quantize, "Make a model of eight or four bits.")
-_add(app, quality, "Say what a quantised model has lost.")
-_add(app, tune, "Measure our engine, and say what to draft.")
-_add(app, tune_server, "Measure a running server, and say what to draft.", _needs("tune"), "tune server")
-_add(app, watch, "See what the drafts of a running server bring.", _needs("watch"))
-app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
-app.add_typer(train, name="train", short_help="Train drafters for a model.")
-app.add_typer(export, name="export", short_help="Write models and drafters as other engines read them.")
+app = app_of(cls=Root)
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 NoCommand: type[Exception] = next(one for one in UsageError.__subclasses__() if one.__name__ == "NoArgsIsHelpError")
-OWN_EXTRAS = ("serve", "bench", "tune", "watch", "certify", "eval", "train", "vision")  # Each has its own extra.
-EXTRAS = {
-    **dict.fromkeys(("accelerate", "datasets"), "train"),
-    **dict.fromkeys(("openai", "httpx2", "prometheus_client"), "watch"),
-    **dict.fromkeys(("yaml", "pyarrow", "pydantic"), "eval"),
-    **dict.fromkeys(("PIL", "peft", "sklearn"), "vision"),
-    **dict.fromkeys(("scipy", "jsonschema"), "certify"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "llguidance", "pathspec"), "serve"),
-    "diffusers": "diffusion",
-    "ray": "ray",
+BROUGHT = {
+    **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "paceline"), "."),
+    **dict.fromkeys(("openai", "httpx2", "prometheus_client"), "packages/net"),
+    **dict.fromkeys(("paceline.bench", "paceline.replay", "numba"), "packages/lab"),
+    **dict.fromkeys(("sklearn", "datasets"), "packages/lab[bench]"),
+    **dict.fromkeys(("paceline.certify", "scipy", "jsonschema"), "packages/certify"),
+    **dict.fromkeys(("paceline.train", "accelerate"), "packages/train"),
+    **dict.fromkeys(("paceline.evals", "yaml", "pyarrow"), "packages/evals"),
+    **dict.fromkeys(("PIL", "peft"), "packages/evals[vision]"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pathspec"), ".[serve]"),
+    **dict.fromkeys(("pydantic", "llguidance"), ".[local]"),
+    "paceline.rollout": "packages/rl",
+    "diffusers": "packages/evals[diffusion]",
+    "ray": "packages/lab[ray]",
 }
-"""Packages that not every installation has, and the extra that brings them to commands without one of their own."""
+"""Packages that not every installation has, and what brings them to commands that do not say what they need."""
+OF_ITSELF = ("packages/evals[diffusion]", "packages/lab[ray]")  # Whatever else a command needs.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
 
 
@@ -211,11 +149,18 @@ def _in_a_line(error: Exception, argv: Sequence[str]) -> str | None:
     if isinstance(error, OSError) and error.errno in FULL:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
-        command = "vision" if "vision" in argv[:2] else next(iter(argv), "")
-        own = command in OWN_EXTRAS and extra not in ("ray", "diffusion")
-        return f"{error.name} is not installed; {install(command if own else extra)}"
+    if isinstance(error, ModuleNotFoundError) and (lacking := _lacking(str(error.name), argv)):
+        return f"{error.name} is not installed; {install(lacking)}"
     return str(error) if isinstance(error, PacelineError) else out_of_memory(error)
+
+
+def _lacking(module: str, argv: Sequence[str]) -> str:
+    """What brings a module that is not installed; "" for one that no command needs."""
+    top = module.split(".")
+    what = BROUGHT.get(".".join(top[:2])) or BROUGHT.get(top[0], "")
+    command = next((TABLE[name] for name in (" ".join(argv[:2]), *argv[:1]) if name in TABLE), None)
+    own = "packages/evals[vision]" if list(argv[:2]) == ["eval", "vision"] else command.needs if command else ""
+    return what if what in OF_ITSELF or not what else own or what
 
 
 def _interrupted() -> int:

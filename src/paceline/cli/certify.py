@@ -72,7 +72,7 @@ def certify_server(asked: ServerTest, written: Written) -> int:
 
 def _certify(asked: EngineTest | ServerTest, written: Written) -> int:
     asked.use_threads()
-    from paceline.certify import command
+    from paceline.certify import server
     from paceline.certify.page import issue, junit
     from paceline.certify.verdict import EXIT_STATUS, NOT_LOSSLESS
 
@@ -81,10 +81,12 @@ def _certify(asked: EngineTest | ServerTest, written: Written) -> int:
     with Steps("starting") as steps, Interrupt(on_first=lambda: steps.err.print(ending)) as interrupt:
         watch = Progress(steps.say, steps.show, limit=steps.limit, stopped=lambda: interrupt.pressed)
         if isinstance(asked, ServerTest):
-            certificate = command.certify_server(asked, watch)
+            certificate = server.certify_server(asked, watch)
         else:
-            certificate = command.certify_engine(asked, watch)
-    files = list(command.write(certificate, written.out)) if written.out is not None else []
+            from paceline.certify.command import certify_engine  # It needs torch.
+
+            certificate = certify_engine(asked, watch)
+    files = list(server.write(certificate, written.out)) if written.out is not None else []
     if written.junit is not None:
         write_whole(written.junit, junit(certificate))
         files.append(written.junit)
@@ -106,7 +108,7 @@ def _read(file: str | None) -> list[Any] | None:
     if file is None:
         return None
     from paceline.cli.prompts import from_file
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.params import SamplingParams
 
     jobs, broken = from_file(file, SamplingParams())
     if broken:

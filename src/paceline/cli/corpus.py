@@ -21,7 +21,14 @@ from paceline.outputs import check_folder
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
 
-corpus = app_of(no_args_is_help=True)
+HELP = """Build a corpus to copy from, or show what is in one.
+
+\b
+paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
+paceline corpus info build/answers
+"""
+
+corpus = app_of(no_args_is_help=True, help=HELP)
 
 
 @corpus.command(cls=Grouped, short_help="Make a corpus of text files.")
@@ -61,14 +68,11 @@ def build(
     if not files or not tokenizer:
         raise StoreError("paceline corpus build OUT --text FILE... --tokenizer MODEL: a corpus needs all three")
 
-    import transformers
-
     from paceline.draft.text.corpus import PARTS, Plan
+    from paceline.formats.tokenizer_files import load_tokenizer
     from paceline.replay.corpus import Sharded, read_here
     from paceline.replay.corpus import build as build_store
-    from paceline.target.load import load_tokenizer
 
-    transformers.logging.set_verbosity_error()
     began = time.perf_counter()
     with Steps("reading", 100, "%") as steps:
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from typer.core import TyperGroup
 
 from paceline.errors import PacelineError, meant
-from paceline.serve.settings import LIMITS
 
 COMMANDS = {
     "train draft": "train model",
@@ -48,6 +47,11 @@ class Old(NamedTuple):
 
 
 SUITES = r"demo|code-edits|spec-bench|humaneval|speed-bench(?:-\d+k)?"  # Suites by name; anything else is a file.
+LIMITED = (
+    "waiting", "rows-per-key", "connections", "body", "messages", "parts", "prompts", "answers", "stops", "stop-length",
+    "stop-ids", "logit-bias", "logprobs", "tools", "schema", "text", "ids", "values",
+)  # fmt: skip
+"""Limits of a server that had an option each."""
 OPTIONS = [
     *(Old(command, "--batch-size", "--batch") for command in ("generate", "bench", "bench schedules", "certify")),
     *(Old(command, "--out", "--output") for command in ("generate", "report")),
@@ -66,7 +70,7 @@ OPTIONS = [
     Old("eval align", "--concurrency", "--batch"),
     Old("quality", "--tokens", "--max-tokens"),
     Old("serve", "--max-batch", "--batch"),
-    *(Old("serve", f"--max-{name}", "--limit", value=rf"{name}=\g<0>") for name in LIMITS),
+    *(Old("serve", f"--max-{name}", "--limit", value=rf"{name}=\g<0>") for name in LIMITED),
     Old(
         "eval vision run", "--model", "--model", when=r"endpoint:([^,]*)(.*?),model=([^,]*)(.*)", value=r"\1#\3\2\4"
     ),

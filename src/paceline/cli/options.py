@@ -22,7 +22,7 @@ from paceline.textfiles import readable, readable_or_folders, text_of
 
 if TYPE_CHECKING:
     from paceline.cli.show import Screen
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.params import SamplingParams
     from paceline.draft.base import Drafter
     from paceline.engine.engine import Engine
 
@@ -118,7 +118,7 @@ def open_engine(model: str, draft: str | Drafter, running: ModelOptions, **more:
 
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
-    from paceline.target.load import load_tokenizer, tokenizer_for
+    from paceline.formats.tokenizer_files import load_tokenizer, tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
@@ -169,7 +169,7 @@ class SamplingOptions:
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. more: further ones of `SamplingParams`."""
-        from paceline.core.sampling import SamplingParams
+        from paceline.core.params import SamplingParams
 
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return SamplingParams(**given | {"stop": tuple(self.stop or ())} | more)

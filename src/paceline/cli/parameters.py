@@ -155,7 +155,7 @@ class Grouped(TyperCommand):
         _format_options(self, ctx, formatter)
 
 
-class _Commands(TyperGroup):
+class Words(TyperGroup):
     """A command with commands of its own, whose names may have two words: `bench server` beside `bench`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -169,4 +169,4 @@ class _Commands(TyperGroup):
 
 def app_of(**more: Any) -> typer.Typer:
     """A command line without commands, in plain text."""
-    return typer.Typer(cls=_Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **more)
+    return typer.Typer(**{"cls": Words, "rich_markup_mode": None, "pretty_exceptions_enable": False} | more)

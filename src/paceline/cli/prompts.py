@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.core.sampling import SamplingParams, token_id
+from paceline.core.params import SamplingParams, token_id
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object
 from paceline.logs.bodies import METADATA

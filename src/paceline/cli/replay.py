@@ -26,7 +26,7 @@ from paceline.outputs import REPLAYED, write_json, writes_in
 from paceline.textfiles import readable_or_folders, seekable
 
 if TYPE_CHECKING:
-    from paceline.cli.drive import Interrupt
+    from paceline.interrupt import Interrupt
     from paceline.logs.formats import Conversation
     from paceline.replay.report import Cost, Report
 
@@ -114,9 +114,9 @@ def replay(asked: ReplayOptions) -> int:
     if asked.ray is not None and asked.limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
 
-    from paceline.cli.drive import Interrupt
     from paceline.draft.recording import Recording
     from paceline.draft.registry import create
+    from paceline.interrupt import Interrupt
     from paceline.logs.transcript import open_tokenizer
     from paceline.replay.report import read_cost
     from paceline.replay.walk import judged

@@ -22,14 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from secrets import randbits
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numba import carray, njit
 
 from paceline.compiled import address, logarithm
 from paceline.core.tree import Floats, IntArray
 from paceline.errors import NumericError
+
+if TYPE_CHECKING:
+    import torch
 
 MASK = 2**32 - 1
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -37,9 +40,6 @@ WEYL = 0x9E3779B9, 0xBB67AE85  # These are added to the key in each round.
 ROUNDS = 10
 BLOCK = 256
 """Number of tokens that are hashed and compared together."""
-TIED = 8
-"""How many tokens of a row get a second word on an accelerator. In a flat distribution over 150,000, more tokens have
-nearly the same first word once in 1e40 draws."""
 NOTHING = "Cannot draw a token: the probabilities are not numbers, or all 0."
 
 
@@ -59,8 +59,6 @@ class Noise:
         probs  [V], float32 or float64, not necessarily normalised. Tokens of probability 0 are never taken.
 
         Raises NumericError if `probs` has NaN or infinity, or only 0."""
-        if probs.device.type != "cpu":
-            return tokens_of_rows(probs.unsqueeze(0), [self.key], [position])[0]
         tokens, _ = self.guess(probs, position)
         if not len(tokens):
             raise NumericError(NOTHING)
@@ -77,7 +75,7 @@ class Noise:
         count = min(count, len(probs))
         best, times = np.empty(count, np.int64), np.empty(count)
         where, ids = probs.data_ptr(), 0 if tokens is None else tokens.ctypes.data
-        out, is_single = (best.ctypes.data, times.ctypes.data, count), probs.dtype == torch.float32
+        out, is_single = (best.ctypes.data, times.ctypes.data, count), probs.element_size() == 4
         found = _best_at(where, ids, len(probs), self._key, position, *out, is_single)
         return best[:found], times[:found]
 
@@ -100,7 +98,7 @@ def folded(seed: int) -> int:
 
 
 def _compact(probs: torch.Tensor) -> torch.Tensor:
-    return (probs if probs.dtype in (torch.float32, torch.float64) else probs.float()).contiguous()
+    return (probs if probs.element_size() >= 4 else probs.float()).contiguous()
 
 
 # On a CPU, compiled ---------------------------------------------------------------------------------------------------
@@ -292,57 +290,3 @@ def _best_at(where, ids, size, key, position, out, out_times, count, is_single):
 def _uniform(key, position):  # type: ignore[no-untyped-def]
     words = _philox(key, np.uint64(0), np.uint64(position), np.uint64(0), np.uint64(1))
     return np.float64(words[0] << np.uint64(21) | words[1] >> np.uint64(11)) * 2.0**-53
-
-
-# On an accelerator ----------------------------------------------------------------------------------------------------
-
-
-PIECE = 1 << 24
-"""Number of probabilities whose times are computed together. Each of a dozen temporary tensors then has 128 MiB."""
-
-
-def tokens_of_rows(probs: torch.Tensor, keys: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """`Noise.choose` for each row of `probs` [R, V], with the row's key and position, in a single wait."""
-    signed = [key - 2**64 if key >= 2**63 else key for key in keys]
-    key, at = (torch.tensor(numbers, device=probs.device).unsqueeze(-1) for numbers in (signed, list(positions)))
-    size = max(PIECE // probs.shape[-1], 1)
-    pieces = zip(*(of.split(size) for of in (probs, key, at)), strict=True)
-    tokens: list[int] = torch.cat([_tokens_of(*piece) for piece in pieces]).tolist()
-    if min(tokens) < 0:
-        raise NumericError(NOTHING)
-    return tokens
-
-
-def _tokens_of(probs: torch.Tensor, key: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The token of each row, int64 [R]; -1 if the row of `probs` [R, V] has NaN or infinity, or only 0.
-
-    key, at  keys and positions, int64 [R, 1]."""
-    size, rates = probs.shape[-1], probs.double()
-    ids = torch.arange(size, device=probs.device).unsqueeze(0)
-    bad = ~torch.isfinite(rates).all(-1) | (rates.amax(-1) <= 0)
-    rates = torch.where(rates > 0, rates, 0.0)
-    # The first words give lower bounds of the times. The second words decide between the smallest.
-    lower = torch.log1p(-_words(key, ids, at, 0).double() * 2.0**-32).neg() / rates
-    lower = torch.where(rates > 0, lower, torch.inf)
-    near = lower.topk(min(TIED, size), largest=False).indices.sort(-1).values
-    first, second = (_words(key, near, at, word).double() for word in (0, 1))
-    y = (first + (second + 0.5) * 2.0**-32) * 2.0**-32
-    exact = torch.log1p(-y.clamp_max(1 - 2.0**-53)).neg() / rates.gather(-1, near)
-    chosen = near.gather(-1, exact.nan_to_num(torch.inf, torch.inf).argmin(-1, keepdim=True))[:, 0]
-    return chosen.masked_fill(bad, -1)
-
-
-def _words(key: torch.Tensor, ids: torch.Tensor, position: torch.Tensor, word: int) -> torch.Tensor:
-    """The first (word 0) or second (1) words of tokens `ids` [R or 1, n], int64 [R, n]. key, position: int64 [R, 1]."""
-
-    def high(product: torch.Tensor) -> torch.Tensor:  # upper 32 of the product's 64 bits
-        return (product >> 32) & MASK
-
-    c0, c1, c2, c3 = ids >> 2, position, torch.full_like(position, word), torch.zeros_like(position)
-    k0, k1 = key & MASK, (key >> 32) & MASK
-    for _ in range(ROUNDS):
-        a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1, c2, c3 = high(b) ^ c1 ^ k0, b & MASK, high(a) ^ c3 ^ k1, a & MASK
-        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
-    lane = (ids & 3).expand_as(c0)
-    return torch.stack([c0, *(c.expand_as(c0) for c in (c1, c2, c3))]).gather(0, lane.unsqueeze(0))[0]

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from paceline.core.noise import Noise
-from paceline.core.sampling import SamplingParams, TokenLogprob
+from paceline.core.params import SamplingParams, TokenLogprob
 from paceline.core.tally import Tally
 from paceline.core.tree import IntArray
 

@@ -5,15 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.core.accept import Accepted, Outcome
+from paceline.core.params import TokenLogprob
 from paceline.core.request import Row
-from paceline.core.sampling import token_logprobs
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
 from paceline.errors import MethodError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True)
+class Accepted:
+    """The part of a row's tree that was accepted, and the tokens that follow from it.
+
+    path      accepted nodes, root first. tokens[i] was decided at path[i]. For a piece of a prompt: [0].
+    tokens    the new tokens: those of path[1:], then the target's own. For an unfinished prompt: none.
+    logprobs  one entry for each of `tokens` if the request wants them, else None."""
+
+    path: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class Failed:
+    """Why a row gained nothing in a round, and ends."""
+
+    error: BaseException
+
+
+Outcome = Accepted | Failed
+"""The result of a round for one row."""
 
 
 @dataclass(eq=False)
@@ -115,18 +140,3 @@ class Round(Plan):
         if self.verdict is None:
             raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
         return self.verdict
-
-
-def score_prompts(plan: Plan, verdict: Verdict) -> Verdict:
-    """Give rows the log-probabilities of their prompts' tokens. Returns the verdict without the logits that only these
-    needed."""
-    deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
-    for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):
-        if row.count_unscored(len(segment.tokens)):
-            end = row.cached + len(segment.tokens)
-            own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
-            logits = verdict.of(i)[: len(own)].float()
-            row.prompt_logprobs += token_logprobs(logits, own, row.params.prompt_logprobs or 0)
-            last = int(not row.num_new and end == row.prompt_length)
-            deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
-    return verdict.select(deciding)

@@ -1,16 +1,18 @@
-"""Segment and Verdict: the input of a target's forward and its output."""
+"""Segment, Needs and Verdict: the input of a target's forward, what drafters want of it, and its output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from paceline.core.tree import DraftTree, IntArray, depths
+
+if TYPE_CHECKING:
+    import torch
 
 _UNKNOWN: IntArray = np.empty(0, np.int64)
 
@@ -73,6 +75,37 @@ class Segment:
         return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The outputs and hooks of the target's forward that a drafter needs.
+
+    hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
+                    norm, BEFORE_NORM its input. The drafter gets them for all tokens, prompts included.
+    top_k           number of best logits of each verified node.
+    resume_layer    the drafter itself runs drafted nodes through the layers below this one, and leaves their states in
+                    `Segment.hidden`; the target runs the other layers.
+    callback_layer  number of layers after which `Drafter.on_layer` is called."""
+
+    hidden_layers: tuple[int, ...] = ()
+    top_k: int = 0
+    resume_layer: int | None = None
+    callback_layer: int | None = None
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Whether the drafter needs the states of all prompt tokens, run or reused."""
+        return bool(self.hidden_layers) or self.callback_layer is not None
+
+    def __or__(self, other: Needs) -> Needs:
+        """Join the needs of two drafters."""
+        return Needs(
+            tuple(sorted({*self.hidden_layers, *other.hidden_layers})),
+            max(self.top_k, other.top_k),
+            self.resume_layer if self.resume_layer is not None else other.resume_layer,
+            self.callback_layer if self.callback_layer is not None else other.callback_layer,
+        )
+
+
 @dataclass(slots=True)
 class Verdict:
     """The output of a forward, packed in the order of the segments.
@@ -109,7 +142,7 @@ class Verdict:
         """The verdict with fewer logits: segment i keeps the slice `logits[i]` of the packed logits."""
 
         def joined(packed: torch.Tensor) -> torch.Tensor:
-            return torch.cat([packed[part] for part in logits])
+            return packed[[row for part in logits for row in range(part.start, part.stop)]]
 
         ends = list(accumulate((part.stop - part.start for part in logits), initial=0))
         top_k = None if self.top_k is None else (joined(self.top_k[0]), joined(self.top_k[1]))

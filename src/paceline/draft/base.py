@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
-from paceline.core.accept import Accepted
 from paceline.core.request import Request
-from paceline.core.round import Plan, Round
+from paceline.core.round import Accepted, Plan, Round
+from paceline.core.segment import Needs
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import RowError
 from paceline.formats.facts import Facts
-from paceline.target.base import Needs
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Ask(NamedTuple):

@@ -1,15 +1,19 @@
 """Several drafters in one: "a+b" makes a `Fallback`; with a `Choice`, each request names its drafter."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from operator import or_
+from typing import TYPE_CHECKING
 
-import torch
-
+from paceline.core.segment import Needs
 from paceline.draft.base import Allowance, Ask, Drafter, DraftTree, Facts, Plan, Request, Round
 from paceline.errors import MethodError
-from paceline.target.base import Needs
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Fallback(Drafter):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.draft.base import Ask, Drafter, DraftTree
 from paceline.draft.fallback import Fallback
@@ -18,7 +17,9 @@ from paceline.formats.tokenizer import Tokenizer
 
 @dataclass
 class Recording:
-    """A model's facts, for a drafter that is bound to recorded answers or to another engine's model."""
+    """A model's facts, for a drafter that is bound to recorded answers or to another engine's model.
+
+    dtype, device  names, or as torch has them, if they are another model's."""
 
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
@@ -28,8 +29,8 @@ class Recording:
     max_context: int = 1 << 40
     num_layers: int = 0
     hidden_size: int = 0
-    dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: Any = "float32"
+    device: Any = "cpu"
     quantised: str | None = None
     activations: int | None = None
     exact: bool = False

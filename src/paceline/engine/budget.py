@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from paceline.core.accept import Accepted
 from paceline.core.request import Request
+from paceline.core.round import Accepted
 from paceline.core.tree import DraftTree, Floats
 from paceline.draft.base import Allowance, Ask, Drafter, Unlimited, stamp
 from paceline.draft.cost import INSTANT, DraftTimes, Prices, Table

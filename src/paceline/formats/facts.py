@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from paceline.core.segment import Segment
-from paceline.formats.shape import Shape
-from paceline.formats.tokenizer import Tokenizer
-from paceline.kernels.linear import Linear
+    from paceline.core.segment import Segment
+    from paceline.formats.shape import Shape
+    from paceline.formats.tokenizer import Tokenizer
+    from paceline.kernels.linear import Linear
 
 BEFORE_NORM = -1
 """Stands in `Needs.hidden_layers` for the states before the final norm."""

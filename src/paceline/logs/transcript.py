@@ -4,27 +4,26 @@ The prompt of a turn is the whole conversation before it, through the chat templ
 as <|im_end|> in what people say are text, and messages that the template refuses are joined or turned. The answer is
 tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.tree import IntArray
 from paceline.errors import ModelError, PromptError
+from paceline.formats.plain_tokenizer import compiled
 from paceline.formats.tokenizer import SentencePiece, Tokenizer
+from paceline.formats.tokenizer_files import load_tokenizer
 from paceline.logs.bodies import MAX_TOKEN_ID, ConversationError, Message
 from paceline.logs.chat_templates import source_of, template_names
 from paceline.logs.conversations import Reading
 from paceline.logs.formats import Conversation
 from paceline.logs.tool_calls import as_text, prepared
-from paceline.target.load import load_tokenizer
 
 REFUSALS = (PromptError, jinja2.TemplateError, TypeError, KeyError)
 """What a template raises for messages that it does not take."""
@@ -185,11 +184,8 @@ def _own(tokenizer: Tokenizer) -> Render:
 
 
 def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _refuse
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # transformers has the same filter.
     try:
-        template = environment.from_string(source)
+        template = compiled(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConversationError(f"the template {name} is broken: {error} (line {error.lineno})") from None
     names = {"bos_token": _begin(tokenizer), "eos_token": tokenizer.inner.eos_token}
@@ -202,10 +198,6 @@ def _written(tokenizer: Tokenizer, name: str, source: str) -> Render:
 
 def _refusal(error: Exception) -> str:
     return str(error) if isinstance(error, PromptError) else f"the chat template refuses these messages: {error}"
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _begin(tokenizer: Tokenizer) -> str:

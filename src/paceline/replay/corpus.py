@@ -19,10 +19,10 @@ from paceline.draft.text.corpus import Documents, Plan, Report, document
 from paceline.draft.text.store import Progress, Store, silent
 from paceline.errors import PATHS, StoreError, meant
 from paceline.formats.tokenizer import Tokenizer
+from paceline.formats.tokenizer_files import load_tokenizer
 from paceline.logs.conversations import read_records
 from paceline.logs.formats import conversation
 from paceline.replay.cluster import AUTO, spread
-from paceline.target.load import load_tokenizer
 from paceline.textfiles import PACKED, Piece, opened, pieces_of, text_of
 
 Files = Sequence[Path]

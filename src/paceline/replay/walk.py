@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numba import njit
 
-from paceline.core.accept import Accepted
+from paceline.core.params import SamplingParams
 from paceline.core.request import Row
-from paceline.core.round import Round
-from paceline.core.sampling import SamplingParams
-from paceline.core.segment import Segment
+from paceline.core.round import Accepted, Round
+from paceline.core.segment import Needs, Segment
 from paceline.core.tally import Tally, over
 from paceline.core.tree import DraftTree, IntArray
 from paceline.draft.base import UNLIMITED, Ask, Drafter, Unlimited
@@ -29,7 +28,6 @@ from paceline.engine.budget import Budget
 from paceline.errors import MethodError, PacelineError
 from paceline.formats.facts import Facts
 from paceline.logs.transcript import RecordedAnswer
-from paceline.target.base import Needs
 
 SLACK = 1024
 """Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""

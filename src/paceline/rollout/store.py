@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from paceline.core.sampling import WARPING, SamplingParams
+from paceline.core.params import WARPING, SamplingParams
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError, StoreError
 

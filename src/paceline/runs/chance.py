@@ -31,3 +31,8 @@ def excess(hits: float, high: Floats) -> float:
 def outside(hits: float, low: Floats, high: Floats) -> float:
     """p-value: so many hits, too many or too few, in trials with probabilities of low..high [n]."""
     return min(1.0, 2 * min(excess(hits, high), excess(len(low) - hits, 1 - low)))
+
+
+def is_tie(gap: float, noise: float) -> bool:
+    """Whether rounding may have moved two logits across the gap between them."""
+    return gap <= 2 * noise

@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline import __version__, processor
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -20,19 +18,20 @@ PACKAGES = ("transformers", "tokenizers", "safetensors", "numpy", "numba")
 
 def environment(*, dtype: str, device: str) -> dict[str, Any]:
     """Everything about the machine and the software that could explain a figure."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    torch: Any = sys.modules.get("torch")  # Where nothing has imported it, it explains no figure.
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
     return {
         "paceline": __version__,
         "git": _git(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": torch.__version__ if torch else None,
         **{name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpu": cpu(),
         "level": processor.level(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability() if torch else None,
         "cores": cores(),
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if torch else None,
         "memory_bytes": _memory(),
         "gpu": gpus or None,
         "device": device,

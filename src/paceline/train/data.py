@@ -100,7 +100,7 @@ def _hub_rows(source: Source) -> Iterable[Any]:
         import datasets
     except ImportError:
         raise PacelineError(
-            f"source {source.name!r}: {source.path} needs the package datasets; {install('train')}"
+            f"source {source.name!r}: {source.path} needs the package datasets; {install('packages/train')}"
         ) from None
     name, _, split = str(source.path).removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")

@@ -66,7 +66,7 @@ def with_adapters(network: Any, rank: int, norms: bool = False) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise PacelineError(f"--lora needs the package peft; {install('train')}") from None
+        raise PacelineError(f"--lora needs the package peft; {install('packages/train')}") from None
     whole = ["norm"] if norms else None
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", modules_to_save=whole)
     return get_peft_model(network, config)

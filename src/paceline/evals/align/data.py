@@ -96,7 +96,7 @@ def _file(path: Path) -> Loaded:
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise PacelineError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except ImportError:
-        raise PacelineError(f"reading {path} needs pyarrow; {install('eval')}") from None
+        raise PacelineError(f"reading {path} needs pyarrow; {install('packages/evals')}") from None
     return _loaded(path.stem, about, str(path))
 
 
@@ -116,7 +116,7 @@ def _hub(name: str) -> list[Loaded]:
 
         splits = datasets.load_dataset(name)
     except ImportError:
-        raise PacelineError(f"reading from the hub needs the package datasets; {install('eval')}") from None
+        raise PacelineError(f"reading from the hub needs the package datasets; {install('packages/evals')}") from None
     except Exception as error:  # The package raises many kinds of errors.
         why = " ".join(str(error).split())[:200]
         raise PacelineError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None

@@ -153,7 +153,7 @@ async def open_backend(spec: str, asked: AlignOptions, keys: Keys) -> Backend:
     key = keys.of(spec)
     tokenizer = None
     if asked.tokenizer is not None and spec == asked.model:
-        from paceline.target.load import load_tokenizer
+        from paceline.formats.tokenizer_files import load_tokenizer
 
         tokenizer = load_tokenizer(asked.tokenizer)
         if not tokenizer.has_chat_template:

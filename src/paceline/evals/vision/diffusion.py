@@ -53,7 +53,7 @@ class Painter:
         try:
             from diffusers import AutoPipelineForInpainting, AutoPipelineForText2Image
         except ImportError as error:
-            raise PacelineError(f"diffusers cannot be used ({error}); {install('diffusion')}") from None
+            raise PacelineError(f"diffusers cannot be used ({error}); {install('packages/evals[diffusion]')}") from None
         self.options = options
         try:
             self._draw = AutoPipelineForText2Image.from_pretrained(options.checkpoint).to(device_named(options.device))
