@@ -719,7 +719,7 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out = asked.out.resolve()
     sys.path.insert(0, str(REPOSITORY))  # for the tests' statistics
-    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    paths = [*map(str, sorted(REPOSITORY.glob("packages/*/src"))), str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if asked.what == "table":
         show(asked.out)

@@ -23,11 +23,11 @@ from paceline.engine.engine import Engine
 from paceline.formats import folder, gguf, place, shape
 from tests import models
 from tests.cli.command import WHERE
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SOURCES
 
 MODELS = REPOSITORY / "models"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-HELP = [file for folder in ("cli", "train") for file in sorted((REPOSITORY / "src" / "paceline" / folder).glob("*.py"))]
+HELP = sorted(file for folder in SOURCES for part in ("cli", "train") for file in (folder / part).glob("*.py"))
 EXAMPLES = sorted(file for file in (REPOSITORY / "examples").iterdir() if file.is_file())
 TEXTS = {file: file.read_text("utf-8") for file in (*PAGES, *HELP, *EXAMPLES)}
 README, INDEX = TEXTS[PAGES[0]], TEXTS[REPOSITORY / "docs" / "README.md"]

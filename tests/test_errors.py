@@ -48,7 +48,7 @@ def test_without_an_installation_the_checkout_is_named(monkeypatch):
 def test_nothing_says_to_install_a_package_that_is_not_published():
     """A stranger could publish one under our name."""
     files = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
-    for folder in ("docs", "src", "examples", "benchmarks", "models"):
+    for folder in ("docs", "src", "packages", "examples", "benchmarks", "models"):
         files += [f for f in (REPOSITORY / folder).rglob("*") if f.suffix in (".md", ".py", ".html", ".toml", ".j2")]
     published = re.compile(r"paceline\[|pip install paceline")
     assert [str(file) for file in files if published.search(file.read_text("utf-8"))] == []

@@ -11,6 +11,7 @@ what the target alone would have written. The loop is in `paceline.engine.engine
 """
 
 from importlib import import_module
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 from paceline import processor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.core.tree import DraftTree
     from paceline.engine.engine import Engine
 
+__path__ = extend_path(__path__, __name__)  # Its modules come from several distributions.
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 

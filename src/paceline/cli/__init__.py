@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pkgutil import extend_path
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from paceline.cli.parameters import app_of
 from paceline.cli.warned import SAID, WARNED
 from paceline.errors import PacelineError, install, out_of_memory, printable
 
+__path__ = extend_path(__path__, __name__)  # Its modules come from several distributions.
 app = app_of(cls=Root)
 
 # Typer brings a copy of Click along; this is the copy's UsageError.

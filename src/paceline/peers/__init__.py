@@ -17,6 +17,7 @@ import importlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 from paceline.draft.spec import OptionInfo, Part, options, parse, values
@@ -25,6 +26,7 @@ from paceline.errors import MethodError, PacelineError, meant
 if TYPE_CHECKING:
     from paceline.peers.peer import Peer as Engine
 
+__path__ = extend_path(__path__, __name__)  # Its modules come from several distributions.
 PEER = "peer:"  # Prefix of the names of other engines.
 
 
