@@ -1,49 +1,19 @@
 """The distributions: what each imports it needs, and the commands that the base names are those that they bring."""
 
+import ast
 import sys
-import tomllib
-from functools import cache
 from importlib import metadata
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from paceline.cli import BROUGHT
 from paceline.cli.commands import GROUP, TABLE
 from tests.apart import imported, needs_engine
-from tests.paths import REPOSITORY, SOURCES
+from tests.distributions import ELSEWHERE, PLACES, UNUSUAL, extras, named, project, reached, source
 
-PLACES = {"paceline": ".", **{f"paceline-{at.parts[-3]}": f"packages/{at.parts[-3]}" for at in SOURCES[1:]}}
-UNUSUAL = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "prometheus_client": "prometheus-client"}
+OF_PYTHON = {canonicalize_name(name) for name in sys.stdlib_module_names}
 WITHOUT_TORCH = ("paceline-net", "paceline-draft", "paceline-lab", "paceline-certify")
-OF_PYTHON = sys.stdlib_module_names
-ELSEWHERE = {"vllm", "verl", "xllamacpp", "llama-cpp"}  # Each is imported in an environment of its own.
-
-
-@cache
-def project(name):
-    return tomllib.loads((REPOSITORY / PLACES[name] / "pyproject.toml").read_text("utf-8"))
-
-
-def needs(name, extras=()):
-    """The names that a distribution lists with these extras."""
-    hook = project(name)["tool"]["hatch"]["metadata"]["hooks"]["custom"]
-    return [*hook["dependencies"], *(line for extra in extras for line in hook["optional-dependencies"][extra])]
-
-
-def reached(name, extras=()):
-    """Names of the distributions that come with one, itself included."""
-    found = {name}
-    for one in map(Requirement, needs(name, extras)):
-        inner = reached(one.name, one.extras) if one.name in PLACES and one.name != name else set()
-        found |= {canonicalize_name(one.name)} | inner
-    return found
-
-
-def source(name):
-    return REPOSITORY / PLACES[name] / "src" / "paceline"
-
-
 WITH_ENGINE = {
     "certify/command.py", "certify/exact.py", "certify/greedy.py",
     "bench/benchmark.py", "bench/checks.py", "bench/ours.py", "bench/setting.py", "replay/tune.py",
@@ -54,8 +24,7 @@ WITH_ENGINE = {
 @pytest.mark.parametrize("name", PLACES)
 def test_what_is_imported_at_once_is_needed(name):
     """With its extras, because modules of a command may import at once what its extra brings."""
-    every = project(name)["tool"]["hatch"]["metadata"]["hooks"]["custom"].get("optional-dependencies", {})
-    there = reached(name, ["serve"] if name == "paceline" else every)
+    there = reached(name, ("serve", "llama-cpp") if name == "paceline" else tuple(extras(name))).keys()
     files = {file.relative_to(source(name)).as_posix(): file for file in source(name).rglob("*.py")}
     wrong = []
     for where in sorted(files.keys() - WITH_ENGINE):
@@ -64,7 +33,7 @@ def test_what_is_imported_at_once_is_needed(name):
             if top == "paceline":
                 owners = {one for one in PLACES if (source(one) / f"{'/'.join(rest)}.py").is_file()}
             else:
-                owners = {canonicalize_name(UNUSUAL.get(top, top))} - ELSEWHERE if top not in OF_PYTHON else set()
+                owners = {canonicalize_name(UNUSUAL.get(top, top))} - {*OF_PYTHON, *ELSEWHERE}
             if owners and not owners & there:
                 wrong.append((where, module))
     assert wrong == []
@@ -78,8 +47,26 @@ def test_the_engine_is_needed_only_by_modules_that_run_it(name):
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_what_needs_no_torch_brings_none(name):
-    assert not reached(name) & {"torch", "transformers", "paceline"}
-    assert "numba" not in reached("paceline-certify")
+    assert not reached(name).keys() & {"torch", "transformers", "paceline"}
+    assert not reached("paceline-certify").keys() & {"numba", "scipy"}
+
+
+def test_what_is_imported_late_has_what_brings_it():
+    """What a distribution may lack, because only an extra or another distribution brings it, has a line in errors."""
+    lacking = set()
+    for name in PLACES:
+        for file in source(name).rglob("*.py"):
+            walked = ast.walk(ast.parse(file.read_text("utf-8")))
+            modules = [one.name for node in walked if isinstance(node, ast.Import) for one in node.names]
+            walked = ast.walk(ast.parse(file.read_text("utf-8")))
+            modules += [node.module for node in walked if isinstance(node, ast.ImportFrom) and node.module]
+            tops = {module.partition(".")[0] for module in modules} - {*sys.stdlib_module_names, *ELSEWHERE, "paceline"}
+            lacking |= {top for top in tops if canonicalize_name(UNUSUAL.get(top, top)) not in reached(name)}
+    own = {"llama_cpp", "sentencepiece", "hatchling", "llvmlite"}  # Their absence has an error of its own.
+    assert lacking - own <= BROUGHT.keys()
+    for place in BROUGHT.values():
+        name, chosen = named(place)
+        assert set(chosen) <= extras(name).keys()
 
 
 def test_commands_are_brought_by_the_distributions_that_are_named():

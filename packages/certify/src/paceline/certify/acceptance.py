@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
+from paceline.certify.laws import student_bound
 from paceline.certify.stats import Floats
 from paceline.core.tally import Tally
 from paceline.net.completion import Completion
@@ -35,7 +35,7 @@ def acceptance(engine: Sequence[Rounds], reference: Sequence[Rounds]) -> dict[st
     if len(counts) >= LEAST_ANSWERS and share is not None:
         without = [_share(counts.sum(0) - one) for one in counts]  # This is the jackknife over answers.
         spread = np.std([share if one is None else one for one in without]) * (len(counts) - 1) ** 0.5
-        reach = float(student.isf(0.005, len(counts) - 1) * spread)
+        reach = float(student_bound(0.005, len(counts) - 1) * spread)
         interval = [round(max(0.0, share - reach), 3), round(share + reach, 3)]
     return {
         "tokens_a_round": _a_round(engine),

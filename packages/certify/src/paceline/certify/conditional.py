@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from paceline.certify import stats
+from paceline.certify.laws import normal_bound, normal_tail
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
 from paceline.runs.chance import outside
@@ -88,8 +88,9 @@ class Conditional:
         number, variance = max(len(low), 1), _variance(low, high)
         hidden = float((high - low).sum()) / 2 / number
         # Chernoff's bound of a normal deviate z is exp(-z^2 / 2).
-        bound = norm.isf(level / 4) if variance >= NORMAL else np.sqrt(-2 * np.log(level / 4))
-        shift = hidden + float((bound + norm.isf(1 - stats.POWER)) * np.sqrt(variance)) / number if self.tokens else 1.0
+        bound = normal_bound(level / 4) if variance >= NORMAL else np.sqrt(-2 * np.log(level / 4))
+        reach = float((bound + normal_bound(1 - stats.POWER)) * np.sqrt(variance)) / number
+        shift = hidden + reach if self.tokens else 1.0
         return {"tokens": self.tokens, "detectable": round(float(min(1.0, shift)), 4), "hidden": round(hidden, 5)}
 
 
@@ -104,7 +105,7 @@ def _often(hits: float, low: Floats, high: Floats) -> float:
     if (variance := _variance(low, high)) < NORMAL:
         return outside(hits, low, high)
     beyond = max(hits - float(high.sum()), float(low.sum()) - hits, 0.0)
-    return float(min(1.0, 2 * norm.sf(beyond / variance**0.5)))
+    return float(min(1.0, 2 * normal_tail(beyond / variance**0.5)))
 
 
 def _difference(mine: Places, control: Places) -> float:
@@ -120,7 +121,7 @@ def _difference(mine: Places, control: Places) -> float:
         slack += float((high - low).sum()) / 2 / number
         # Tokens that the model rules out, but that came in both, have the variance of their own rate.
         variance += max(float((middle * (1 - middle)).sum()), rate * (1 - rate) * number) / number**2
-    return float(2 * norm.sf(max(0.0, abs(apart) - slack) / max(variance, 1e-12) ** 0.5))
+    return float(2 * normal_tail(max(0.0, abs(apart) - slack) / max(variance, 1e-12) ** 0.5))
 
 
 def _sets(worlds: Floats, text: Sequence[int], start: int) -> Iterator[tuple[str, NDArray[np.bool_], float]]:

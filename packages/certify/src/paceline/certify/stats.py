@@ -18,9 +18,8 @@ from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import binom, chi2, ncx2
 
+from paceline.certify import laws
 from paceline.runs.chance import Floats
 
 POWER = 0.95  # A shift of the stated size is found with this probability.
@@ -55,14 +54,14 @@ def chi_square_of_two(counts: Floats, others: Floats, slack: Floats | float = 0.
 
 def tail(statistic: float, df: int) -> float:
     """The probability that chance alone gives a chi-square statistic this large: the p-value."""
-    return float(chi2.sf(statistic, df)) if df else float(statistic < inf)
+    return laws.chi_square_tail(statistic, df) if df else float(statistic < inf)
 
 
 def more_often(events: int, others: int) -> float:
     """p-value: `events` in a sample, if another sample of the same size had `others` at the same rate.
 
     The other sample is given one event more, so that a sample without events proves little."""
-    return float(binom.sf(events - 1, events + others + 1, 0.5)) if events else 1.0
+    return laws.heads_tail(events, events + others + 1) if events else 1.0
 
 
 def slack_of(worlds: Floats) -> Floats:
@@ -90,7 +89,7 @@ def power(count: float, df: int, shift: float, level: float, *, samples: int = 1
 
     samples   2 if the distribution is known only by another `count` samples, which halves the noncentrality.
     rounding  the radius of the ranges of all cases together."""
-    return float(ncx2.sf(_bound(count, df, level, rounding), df, 4 * count * shift**2 / samples))
+    return laws.shifted_tail(_bound(count, df, level, rounding), df, 4 * count * shift**2 / samples)
 
 
 def samples_for(df: int, shift: float, level: float, *, samples: int = 1) -> int:
@@ -108,12 +107,12 @@ def detectable(count: float, df: int, level: float, *, samples: int = 1, roundin
 
 def _bound(count: float, df: int, level: float, rounding: float) -> float:
     """The statistic against the first world above which the statistic against the whole range passes `level`."""
-    return float((np.sqrt(chi2.isf(level, df)) + rounding * np.sqrt(count)) ** 2)
+    return float((np.sqrt(laws.chi_square_bound(level, df)) + rounding * np.sqrt(count)) ** 2)
 
 
 def _noncentrality(bound: float, df: int) -> float:
     """The noncentrality with which the statistic exceeds `bound` with probability POWER."""
-    return float(brentq(lambda x: ncx2.sf(bound, df, x) - POWER, 0.0, 10 * (bound + df + 10)))
+    return laws.above(lambda x: laws.shifted_tail(bound, df, x), POWER, 0.0, 10 * (bound + df + 10))
 
 
 def total_variation(counts: Floats, probs: Floats) -> float:

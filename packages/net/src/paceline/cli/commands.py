@@ -115,6 +115,6 @@ class Root(Words):
         missing = {name for names in absent.values() for name in names}
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.commands.help(name)) for name in self.commands if name not in missing])
-        if absent:
-            with formatter.section("Not installed"):
-                formatter.write_dl([(", ".join(names), install(package)) for package, names in absent.items()])
+        for package, names in absent.items():
+            with formatter.section(f"Not installed; {install(package)}"):
+                formatter.write_text(", ".join(names))
