@@ -49,6 +49,7 @@ def test_nothing_says_to_install_a_package_that_is_not_published():
     """A stranger could publish one under our name."""
     files = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
     for folder in ("docs", "src", "packages", "examples", "benchmarks", "models"):
-        files += [f for f in (REPOSITORY / folder).rglob("*") if f.suffix in (".md", ".py", ".html", ".toml", ".j2")]
+        files += [f for f in (REPOSITORY / folder).rglob("*") if f.suffix in (".md", ".py", ".html", ".toml", ".j2")
+                  and f.name != "pyproject.toml"]  # which pip reads: hatch_build.py says from where
     published = re.compile(r"paceline\[|pip install paceline")
     assert [str(file) for file in files if published.search(file.read_text("utf-8"))] == []
