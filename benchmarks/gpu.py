@@ -719,8 +719,8 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out = asked.out.resolve()
     sys.path.insert(0, str(REPOSITORY))  # for the tests' statistics
-    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [*map(str, REPOSITORY.glob("packages/*/src")), str(REPOSITORY / "src"), str(REPOSITORY)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     if asked.what == "table":
         show(asked.out)
         return 0

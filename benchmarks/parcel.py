@@ -20,9 +20,10 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
-FOLDERS = ("src", "benchmarks", "models/demo", "models/demo-draft", "models/demo-eagle", "models/demo-eagle3",
-    "models/demo-kangaroo", "models/demo-medusa", "models/smollm2-eagle3", "models/smollm2-dflash")  # fmt: skip
-FILES = ("pyproject.toml", "tests/__init__.py", "tests/lossless_statistics.py", "tests/paths.py")
+HEADS = ("draft", "eagle", "eagle3", "kangaroo", "medusa")
+FOLDERS = ("src", "packages", "benchmarks", "models/demo", *(f"models/demo-{head}" for head in HEADS),
+    "models/smollm2-eagle3", "models/smollm2-dflash")  # fmt: skip
+FILES = ("pyproject.toml", "hatch_build.py", "tests/__init__.py", "tests/lossless_statistics.py", "tests/paths.py")
 SMALL = 9 << 20
 UNWANTED = ("__pycache__", ".egg-info")
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 # Tests run beside each other, and a thread pool larger than the free cores is ruinous. Before torch is imported, and
@@ -21,6 +22,7 @@ from hypothesis import settings
 
 from paceline import processor
 from paceline.__main__ import GARBAGE
+from tests import apart
 from tests.paths import REPOSITORY, SHARED
 
 # A shell starts what runs in its background with Ctrl-C ignored, and then no test would be interrupted.
@@ -30,6 +32,12 @@ typer.main.get_command = cache(typer.main.get_command)  # which takes 20 ms, and
 settings.register_profile("shared", deadline=None)  # other processes may take the cores at any time
 settings.load_profile("shared")
 ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what needs the engine where it is not installed (`make test PACKAGE=certify`)."""
+    is_module = collection_path.suffix == ".py" and find_spec("torch") is None
+    return True if is_module and apart.needs_engine(collection_path) else None
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

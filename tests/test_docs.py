@@ -15,19 +15,20 @@ import typer
 from safetensors.torch import load_file
 
 from paceline.cli import UsageError, _with_addresses, app, main
+from paceline.cli.commands import TABLE
 from paceline.cli.generate import told_apart
+from paceline.cli.later import recipe
 from paceline.cli.options import SMOLLM2
-from paceline.cli.train import recipe
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.formats import folder, gguf, place, shape
 from tests import models
 from tests.cli.command import WHERE
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SOURCES
 
 MODELS = REPOSITORY / "models"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-HELP = [file for folder in ("cli", "train") for file in sorted((REPOSITORY / "src" / "paceline" / folder).glob("*.py"))]
+HELP = sorted(file for folder in SOURCES for part in ("cli", "train") for file in (folder / part).glob("*.py"))
 EXAMPLES = sorted(file for file in (REPOSITORY / "examples").iterdir() if file.is_file())
 TEXTS = {file: file.read_text("utf-8") for file in (*PAGES, *HELP, *EXAMPLES)}
 README, INDEX = TEXTS[PAGES[0]], TEXTS[REPOSITORY / "docs" / "README.md"]
@@ -273,10 +274,11 @@ def test_the_picture_of_an_answer_opens_with_it_and_its_words_fit():
 
 
 def test_commands_that_need_more_packages_say_so():
-    own = {"launch": "serve", "eval align": "eval", "eval vision": "vision"}
-    for command, extra in ({"serve": "serve", "train": "train"} | own).items():
+    needed = {name: command.needs or command.package for name, command in TABLE.items()}
+    needed |= {"eval align": needed["eval"], "eval vision": "packages/evals[vision]"}
+    for command in ("serve", "launch", "train", "eval align", "eval vision", "watch", "tune server", "bench server"):
         (line,) = re.findall(rf"^paceline {command} .*", INDEX, re.MULTILINE)
-        assert line.endswith(f"pip install '.[{extra}]'")
+        assert line.replace("'", "").endswith(f"pip install {needed[command]}")
 
 
 # The weights in models/

@@ -1,5 +1,4 @@
-"""What is imported stands in pyproject.toml, and a wheel in an environment with one extra alone runs that extra's
-command."""
+"""Help needs no extra, and wheels in an environment of their own run their commands."""
 
 import ast
 import json
@@ -8,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from functools import cache
@@ -20,35 +18,22 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from paceline.cli import EXTRAS, OWN_EXTRAS
+from paceline.cli.commands import TABLE
 from tests import models
+from tests.distributions import ELSEWHERE, PLACES, UNUSUAL, named, reached, source
 from tests.paths import REPOSITORY
 from tests.served import Served
 from tests.train.conftest import following_answers
 
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-ELSEWHERE = {"vllm", "xllamacpp", "verl", "sentencepiece"}
-"""Imported in other environments, or named by an error of their own."""
-UNUSUAL = {"llama_cpp": "llama-cpp-python", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 
-
-def wanted(*extras):
-    """The distributions that pyproject.toml names, with the extras of each that are asked for."""
-    named = {}
-    lines = (line for extra in extras for line in PROJECT["optional-dependencies"][extra])
-    for one in map(Requirement, [*PROJECT["dependencies"], *lines]):
-        inner = wanted(*one.extras) if one.name == "paceline" else {canonicalize_name(one.name): one.extras}
-        named |= {name: named.get(name, set()) | more for name, more in inner.items()}
-    return named
-
-
-def reached(*extras):
-    """The installed distributions that an installation with these extras has."""
+def installed(*places):
+    """The installed distributions of others that come with ours."""
     found = set()
-    left = [(name, extra) for name, inner in wanted(*extras).items() for extra in ("", *inner)]
+    left = [(name, extra) for place in places for name, chosen in reached(*named(place)).items()
+            for extra in ("", *chosen)]  # fmt: skip
     while left:
         name, extra = left.pop()
-        if (name, extra) in found or not any(metadata.distributions(name=name)):
+        if (name, extra) in found or name in PLACES or not any(metadata.distributions(name=name)):
             continue
         found.add((name, extra))
         for one in map(Requirement, metadata.requires(name) or ()):
@@ -61,22 +46,14 @@ def reached(*extras):
 def imported():
     """The packages of others that the source imports, anywhere, and the distributions that they may be of."""
     known, tops = metadata.packages_distributions(), set[str]()
-    for file in (REPOSITORY / "src" / "paceline").rglob("*.py"):
+    for file in (file for name in PLACES for file in source(name).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Import):
                 tops |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 tops.add(node.module.partition(".")[0])
-    tops -= {*sys.stdlib_module_names, "paceline", *ELSEWHERE}
+    tops -= {*sys.stdlib_module_names, "paceline", "sentencepiece", *ELSEWHERE}
     return {top: {*map(canonicalize_name, known.get(top, [UNUSUAL.get(top, top)]))} for top in tops}
-
-
-def test_what_is_imported_is_listed_and_has_an_extra_to_name():
-    every = wanted(*(extra for extra in PROJECT["optional-dependencies"] if extra != "dev"))
-    assert [top for top, names in imported().items() if not names & every.keys()] == []
-    optional = {top for top, names in imported().items() if not names & wanted().keys()}
-    assert optional - {"llama_cpp"} == EXTRAS.keys()  # llama.cpp's plug-in and peer have errors of their own
-    assert set(EXTRAS.values()) | set(OWN_EXTRAS) <= PROJECT["optional-dependencies"].keys()
 
 
 HELP = """
@@ -93,33 +70,35 @@ walk(typer.main.get_command(app))
 
 
 def test_help_needs_no_extra():
-    missing = [top for top, names in imported().items() if not names & reached()]
+    missing = [top for top, names in imported().items() if not names & installed(".")]
     assert "accelerate" in missing
     done = subprocess.run([sys.executable, "-c", HELP, *missing], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """What pip makes of the project; built with the hatchling that is installed, else with one from the network."""
-    folder = tmp_path_factory.mktemp("wheel")
+def wheels(tmp_path_factory):
+    """What pip makes of our distributions; built with the hatchling that is installed, else with one from the
+    network."""
+    folder = tmp_path_factory.mktemp("wheels")
     here = ["--no-build-isolation"] if any(metadata.distributions(name="hatchling")) else []
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", *here, "-w", str(folder), str(REPOSITORY)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", *here, "-w", str(folder)]
+    told = {"capture_output": True, "text": True, "timeout": 900, "env": os.environ | {"PACELINE_RELEASE": "1"}}
+    done = subprocess.run([*command, *(str(REPOSITORY / at) for at in PLACES.values())], **told)
     if done.returncode and not here:
         pytest.skip(f"hatchling is not installed, and cannot be had: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    (made,) = folder.glob("paceline-*.whl")
-    return made
+    return {name: next(folder.glob(f"{name.replace('-', '_')}-*.whl")) for name in PLACES}
 
 
-def environment(folder, wheel, *extras):
-    """The interpreter of a new environment with the wheel, what it depends on and what these extras bring, linked."""
+def environment(folder, wheels, place):
+    """The interpreter of a new environment with the wheels that a place needs, and what they bring, linked."""
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    for name in reached(*extras):
+    for name in reached(*named(place)).keys() & wheels.keys():
+        with zipfile.ZipFile(wheels[name]) as archive:
+            archive.extractall(site)
+    for name in installed(place):
         for file in metadata.distribution(name).files or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (site / top).exists():
@@ -133,7 +112,7 @@ def model(tmp_path_factory):
 
 
 COMMANDS = {
-    "": [
+    ".": [
         "generate {model} hello --raw -n 4 --draft sam",
         "bench {model} -d sam --limit 1 -n 4 --warm-up 0 --out {out}/bench",
         "report {out}/bench",
@@ -142,38 +121,30 @@ COMMANDS = {
         "corpus build {out}/corpus --text {log} --tokenizer {model}",
         "quantize {model} {out}/int8",
     ],
-    "serve": [],
-    "bench": ["bench server {url} --log {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench"],
-    "tune": ["tune server {url} --tokenizer {model} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}/tuned"],
-    "watch": ["watch {url} --once"],
-    "certify": [
-        "certify server {url} --against {url} --budget 1s --requests 0",
-        "certify {model} -d sam --requests 40 --budget 0 -n 8",
+    ".[serve]": [],
+    "packages/lab": [
+        "replay {log} --tokenizer {model} -d suffix -d sam",
+        "corpus build {out}/corpus --text {log} --tokenizer {model}",
+        "bench server {url} --log {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench",
+        "tune server {url} --tokenizer {model} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}/tuned",
+        "watch {url} --once",
     ],
-    "eval": [
+    "packages/certify": ["certify server {url} --against {url} --budget 1s --requests 0"],
+    ".[certify]": ["certify {model} -d sam --requests 40 --budget 0 -n 8"],
+    "packages/evals": [
         "eval align --model {url}#m --data sample --method vanilla --limit 1 -n 4 --out {out}/align",
         "report {out}/align",
     ],
-    "vision": [
+    "packages/evals[vision]": [
         "eval vision build {out}/set --cases 1 --size 64 --subsets existence,plain",
         "eval vision run {out}/set --model random",
         "eval vision run {out}/set --model {url}#m,cases=1",
         "eval vision audit {out}/set",
         "eval vision train small --data {out}/set --steps 1 --out {out}/clip",
     ],
-    "train": ["train kangaroo {model} --exit 0 --data {answers} --tokens 200 --out {out}/drafter"],
+    "packages/train": ["train kangaroo {model} --exit 0 --data {answers} --tokens 200 --out {out}/drafter"],
 }
-"""By extra, commands that need no other: the smallest case of each."""
-MISSING = {
-    "serve": "serve {model}",
-    "bench": "bench server {url} --log {log} --out {out}/bench",
-    "tune": "tune server {url} --tokenizer {model}",
-    "watch": "watch {url}",
-    "certify": "certify {model} -d sam",
-    "eval": "eval align --model {url}#m --data sample --out {out}/align",
-    "vision": "eval vision build {out}/set",
-    "train": "train kangaroo {model} --out {out}/drafter",
-}
+"""By what is installed, commands that need no more: the smallest case of each."""
 
 
 @pytest.fixture
@@ -191,24 +162,30 @@ def run(python, line, places):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", COMMANDS)
-def test_a_wheel_with_an_extra_runs_its_command(extra, wheel, tmp_path, places):
-    python = environment(tmp_path / "env", wheel, *([extra] if extra else []))
-    assert COMMANDS.keys() - {""} == set(OWN_EXTRAS)
-    for line in COMMANDS[extra]:
+@pytest.mark.parametrize("place", COMMANDS)
+def test_wheels_run_their_commands(place, wheels, tmp_path, places):
+    python = environment(tmp_path / "env", wheels, place)
+    has_torch = subprocess.run([str(python), "-c", "import torch"], capture_output=True).returncode == 0
+    assert has_torch == (place not in ("packages/lab", "packages/certify"))
+    for line in COMMANDS[place]:
         done = run(python, line, places)
         told = (line, done.stdout, done.stderr)
         # What a fake of a server or so few requests are worth is not asked here.
         assert done.returncode in ((0, 1, 2, 3) if line.startswith(("certify", "tune")) else (0,)), told
         assert "not installed" not in done.stderr, told
         assert "Traceback" not in done.stderr, told
-    if extra == "serve":
+    if place == ".[serve]":
         _serves(python, places)
-    if not extra:
-        for name, line in MISSING.items():
-            done = run(python, line, places)
-            assert done.returncode == 2, (line, done.stderr)
-            assert f"pip install '.[{name}]'" in done.stderr.strip().splitlines()[-1], (line, done.stderr)
+
+
+@pytest.mark.slow
+def test_the_base_alone_says_what_brings_a_command(wheels, tmp_path, places):
+    python = environment(tmp_path / "env", wheels, "packages/net")
+    told = run(python, "--help", places).stdout
+    for name, command in TABLE.items():
+        done = run(python, f"{name} x", places)
+        assert (done.returncode, f"pip install {command.package}" in done.stderr) == (2, True), done.stderr
+        assert name in " ".join(told.split())
 
 
 def _serves(python, places):
@@ -225,7 +202,8 @@ def _serves(python, places):
 
 
 def test_every_requirement_is_read():
-    assert {"torch", "markupsafe"} <= wanted().keys()
-    assert {"openai", "scikit-learn"} <= wanted("bench").keys()
-    assert "openai" not in reached()
-    assert {"openai", "httpx2", "anyio"} <= reached("watch")
+    assert {"torch", "markupsafe", "openai"} <= reached("paceline").keys()
+    assert {"scikit-learn", "datasets"} <= reached("paceline", ("bench",)).keys()
+    assert "fastapi" not in installed(".")
+    assert {"openai", "httpx2", "anyio"} <= installed("packages/net")
+    assert not installed("packages/lab") & {"torch", "transformers", "scipy"}

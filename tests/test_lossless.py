@@ -25,7 +25,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from tests import drafters, models, native, plain
 from tests.pairs import paired
-from tests.paths import DEVICE, REPOSITORY
+from tests.paths import DEVICE, source
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
@@ -254,7 +254,7 @@ def chats(demo):
     """The demo model in float32, prompts as its users write them, and transformers' answers."""
     target, tokenizer = load(demo, dtype="float32", device=DEVICE), load_tokenizer(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).to(DEVICE)
-    lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts-tiny.jsonl").read_text("utf-8").splitlines()
+    lines = source("cli/demo-prompts-tiny.jsonl").read_text("utf-8").splitlines()
     asked = [*map(json.loads, lines[:2]), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
     prompts = [
         tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked

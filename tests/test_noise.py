@@ -13,7 +13,9 @@ from scipy import stats
 
 from paceline import processor
 from paceline.core import noise as module
-from paceline.core.noise import MULTIPLIERS, WEYL, Noise, folded, tokens_of_rows
+from paceline.core import noise_rows
+from paceline.core.noise import MULTIPLIERS, WEYL, Noise, folded
+from paceline.core.noise_rows import tokens_of_rows
 from paceline.errors import NumericError
 
 VECTORS = [
@@ -85,7 +87,7 @@ def test_rows_on_an_accelerator_are_decided_in_pieces(monkeypatch):
     probs = torch.stack([law(300, 300, 2.0, torch.float32, seed) for seed in range(7)])
     alone = [Noise(seed).choose(row, seed) for seed, row in enumerate(probs)]
     for piece in (1, 700, 1 << 24):
-        monkeypatch.setattr(module, "PIECE", piece)
+        monkeypatch.setattr(noise_rows, "PIECE", piece)
         assert tokens_of_rows(probs, range(7), range(7)) == alone
 
 

@@ -27,7 +27,7 @@ from paceline.errors import ModelError
 from paceline.formats.place import gguf_of
 from paceline.target.base import Target
 from paceline.target.load import load
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, source
 
 NAME, NEW = "smollm2", 32
 
@@ -119,7 +119,7 @@ def world(dtype):
     target = load(NAME, dtype=dtype, device="cpu", exact=FORMS[dtype])
     tokenizer = target.tokenizer
     assert tokenizer is not None
-    lines = (REPOSITORY / "src/paceline/cli/demo-prompts.jsonl").read_text("utf-8").splitlines()
+    lines = source("cli/demo-prompts.jsonl").read_text("utf-8").splitlines()
     asked = [each.get("messages", each.get("prompt")) for each in map(json.loads, lines)]
     asked = [*asked, "Give the name and the age of a person as JSON."]
     chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in asked]

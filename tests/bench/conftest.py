@@ -2,12 +2,13 @@
 
 
 import pytest
-from tests import models
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Settings of its own in generation_config.json, which no peer may heed, and text that repeats itself."""
+    from tests import models  # It needs torch, which not every test here does.
+
     folder = models.make("llama2", tmp_path_factory.mktemp("tiny"), num_hidden_layers=4)
     _repeat_itself(folder)
     (folder / "generation_config.json").write_text(
@@ -21,6 +22,7 @@ def tiny(tmp_path_factory):
 def draft(tmp_path_factory, tiny):
     """The first layer of it and the head: some drafts are right, some wrong."""
     from safetensors.torch import load_file, save_file
+    from tests import models
 
     folder = models.make("llama2", tmp_path_factory.mktemp("draft"), num_hidden_layers=1)
     weights = load_file(folder / "model.safetensors") | load_file(tiny / "model.safetensors")

@@ -9,7 +9,8 @@ from tests import models
 from paceline.core.noise import Noise
 from paceline.core.segment import Segment
 from paceline.peers import reference
-from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance, is_tie
+from paceline.peers.reference import PlainDecoding, Rounding, Sampled, distance
+from paceline.runs.chance import is_tie
 from paceline.target.load import load
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.certify.command import local
-from paceline.certify.oracles import Exact
+from paceline.certify.exact import Exact
 from paceline.core import accept
 from paceline.core.accept import Cursor, Lossless, follow, target_distributions
 from paceline.core.noise import Noise

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from paceline.certify.greedy import LEAST_ANSWERS, acceptance
+from paceline.certify.acceptance import LEAST_ANSWERS, acceptance
 from paceline.certify.page import findings
 from paceline.cli import main
 from paceline.engine import engine

@@ -8,10 +8,10 @@ import pytest
 
 from paceline.certify.certificate import certify
 from paceline.certify.command import local
+from paceline.certify.exact import distribution_of
 from paceline.certify.greedy import PASSES
 from paceline.certify.options import Scope
 from paceline.certify.page import findings, page
-from paceline.certify.sampled import distribution_of
 from paceline.core.sampling import SamplingParams
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Endpoint

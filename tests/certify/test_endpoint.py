@@ -11,10 +11,10 @@ import pytest
 
 from paceline.certify.asking import RETRY, TIE, Control, Noise, compare, control_of
 from paceline.certify.certificate import certify
-from paceline.certify.command import certify_server
 from paceline.certify.options import Scope, ServerTest
 from paceline.certify.oracles import Reported
 from paceline.certify.page import findings, page
+from paceline.certify.server import certify_server
 from paceline.net import endpoint
 from paceline.net.client import Client
 from paceline.net.completion import Completion

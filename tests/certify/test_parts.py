@@ -8,8 +8,9 @@ import pytest
 
 from paceline.certify.asking import Control
 from paceline.certify.certificate import certify
+from paceline.certify.exact import Exact
 from paceline.certify.options import Scope
-from paceline.certify.oracles import Exact, Reported
+from paceline.certify.oracles import Reported
 from paceline.certify.parts import Oracle, Part
 from paceline.certify.verdict import Finding, Greedy
 from tests.certify.tables import TableServer

@@ -17,11 +17,12 @@ from paceline.certify.conditional import (
     _difference,
     _often,
     _variance,
+    drawn,
     is_raw,
     read_places,
 )
 from paceline.certify.verdict import LEVEL, LONG
-from paceline.core.sampling import SamplingParams, probabilities
+from paceline.core.sampling import SamplingParams, probabilities, warp
 from paceline.net.completion import Completion
 
 SIZE, TOP, ANSWERS = 60, 20, 28
@@ -194,3 +195,21 @@ def test_log_probabilities_after_the_temperature_are_noticed():
     hot, cold = [("a", -0.4, [("a", -0.4), ("b", -1.5)])], [("a", -0.1, [("a", -0.1), ("b", -2.4)])]
     assert is_raw(hot, hot)
     assert not is_raw(hot, cold)
+
+
+def test_filters_of_reported_tokens_are_those_of_the_engine():
+    """Groups of equally probable tokens, at once, as the engine would filter them one by one."""
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        count, number = int(rng.integers(1, 12)), int(rng.integers(0, 30))
+        best = np.sort(np.log(rng.dirichlet(np.ones(count + 3))))[::-1][:count]
+        scores, counts = np.append(best, [best[-1], -9.0 + rng.normal()]), np.array([1] * count + [number, 1])
+        asked: dict[str, Any] = {
+            "temperature": float(rng.choice([1, 0.5, 1.7])), "top_k": int(rng.choice([0, 1, 2, 5, 40])),
+            "top_p": float(rng.choice([1, 0.9, 0.5, 0.1])), "min_p": float(rng.choice([0, 0.05, 0.3])),
+        }  # fmt: skip
+        each = torch.tensor(np.repeat(scores, counts))[None]
+        probs = warp(each, SamplingParams(**asked), [])[0].softmax(-1).numpy()
+        ends = np.cumsum(counts)
+        expected = [probs[end - size : end].sum() for end, size in zip(ends, counts, strict=True)]
+        np.testing.assert_allclose(drawn(scores, counts, **asked), expected, atol=1e-12)

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from tests.paths import REPOSITORY
+from tests.paths import source
 
 from paceline.bench.record import is_looping
 from paceline.cli.compare import Driven
@@ -15,7 +15,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.formats import place
 
-CLI = REPOSITORY / "src" / "paceline" / "cli"
+CLI = source("cli/demo.py").parent
 PROMPTS = CLI / "demo-prompts-tiny.jsonl"
 
 

@@ -9,8 +9,8 @@ import typer
 from tests.cli.command import WHERE, commands
 
 from paceline.cli import app
-from paceline.cli.train import recipe
-from paceline.core.sampling import RULES
+from paceline.cli.later import recipe
+from paceline.core.rules import RULES
 from paceline.errors import PacelineError
 from paceline.outputs import (
     GGUF,

@@ -239,8 +239,8 @@ def test_one_method_in_full(command):
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
-    (["eval", "align", "--model", "http://127.0.0.1:9/v1#m", "--data", "sample"], "pip install '.[eval]'"),
-    (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
+    (["eval", "align", "--model", "http://127.0.0.1:9/v1#m", "--data", "sample"], "pip install packages/net"),
+    (["eval", "vision", "build", "new", "--cases", "1"], "pip install 'packages/evals[vision]'"),
 ])
 def test_a_package_that_is_missing_is_named_with_its_extra(command, monkeypatch, arguments, line):
     read = {name for name in sys.modules if name.startswith(("paceline.evals", "paceline.net", "paceline.runs"))}

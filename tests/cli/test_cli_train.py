@@ -1,6 +1,5 @@
 """`paceline train`: the recipes' own commands, and one line for a user's mistake."""
 
-import importlib.util
 import json
 import sys
 
@@ -91,15 +90,6 @@ def test_an_adapter_is_trained_on_what_the_target_writes_freely(command, target,
     spec = f"kangaroo:{tmp_path / 'adapter'}"
     said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", spec, "--json")
     assert json.loads(said.out)["new_tokens"] == 5
-
-
-def test_what_is_not_installed_is_said(command, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = command("train", "tools", "vocab")
-    assert result.code == 2
-    assert result.err.startswith("error: training needs packages that are not installed; ")
-    assert "in a checkout of Paceline: pip install '.[train]', elsewhere: pip install accelerate" in result.err
-    assert result.err.count("\n") == 1
 
 
 def test_a_command_may_lie_in_a_module_that_is_imported_late(monkeypatch, tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 import paceline
 from paceline.certify.certificate import certify
+from paceline.certify.exact import Exact
 from paceline.certify.options import Scope
-from paceline.certify.oracles import Exact
 from paceline.certify.page import findings
 from paceline.draft.recording import Recording
 from paceline.engine.engine import Engine
@@ -121,7 +121,8 @@ def test_a_documented_command_starts_and_answers(command, demo, tmp_path):
         ("ENV/bin/python", "python"), ("python -m", f"{python} -m"),
     ):  # fmt: skip
         command = command.replace(theirs, str(ours))
-    env = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1]), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    ours = os.pathsep.join(str(Path(part).parent) for part in paceline.__path__)
+    env = os.environ | {"PYTHONPATH": ours, "VLLM_CPU_KVCACHE_SPACE": "1"}
     quick = " --enforce-eager --max-model-len 256"
     with Started(command + quick, env=env) as server:
         (one,) = server.ask([{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4, "temperature": 0}])

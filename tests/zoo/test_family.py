@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.train import recipe
+from paceline.cli.later import recipe
 from paceline.errors import PacelineError
 from tests.cli.command import WHERE
 from tests.paths import REPOSITORY

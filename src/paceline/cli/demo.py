@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import as_file, files
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
@@ -104,8 +103,8 @@ def demo(
     setting = SETTINGS.get(model, Setting())
     draft = drafter_for(model, draft)
     specs = [draft, *(also if also is not None else filter(_is_there, setting.also))]
-    with as_file(files("paceline.cli") / setting.prompts) as shipped:
-        jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
+    shipped = Path(__file__).with_name(setting.prompts)
+    jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
     if running.exact is None and setting.exact and device_named(running.device).type == "cpu":

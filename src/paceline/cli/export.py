@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline.cli.later import later
 from paceline.cli.parameters import Grouped, app_of, with_options
-from paceline.cli.train import later
 from paceline.draft.spec import option
 from paceline.outputs import GGUF, writes
 

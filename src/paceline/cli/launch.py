@@ -107,6 +107,9 @@ def launch(
         return _run(agent, command, arguments, {key: str(value) for key, value in facts.items()}, folder)
 
 
+launch.command_class = Launching  # type: ignore[attr-defined]
+
+
 def _known(name: str) -> Client:
     if name not in clients():
         raise PacelineError(f"no client is called {name!r}.{meant(name, clients())} Known: {', '.join(clients())}")

@@ -191,6 +191,9 @@ def serve(
     return status
 
 
+serve.command_class = Serving  # type: ignore[attr-defined]
+
+
 def _room(engine: "Engine") -> str:
     """Words on how many tokens a request may have, and why."""
     most = engine.longest

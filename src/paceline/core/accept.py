@@ -9,42 +9,22 @@ steps to the drafted child with this token; without such a child the row is done
 nodes are decided together, so that the walk waits for the device only once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from paceline.core import sampling
-from paceline.core.noise import tokens_of_rows
+from paceline.core.noise_rows import tokens_of_rows
 from paceline.core.request import Request
+from paceline.core.round import Accepted as Accepted
+from paceline.core.round import Failed as Failed
+from paceline.core.round import Outcome as Outcome
+from paceline.core.round import Plan
+from paceline.core.segment import Verdict
 from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
 from paceline.kernels.rows import BROKEN, best_token
-
-
-@dataclass(slots=True)
-class Accepted:
-    """The part of a row's tree that was accepted, and the tokens that follow from it.
-
-    path      accepted nodes, root first. tokens[i] was decided at path[i]. For a piece of a prompt: [0].
-    tokens    the new tokens: those of path[1:], then the target's own. For an unfinished prompt: none.
-    logprobs  one entry for each of `tokens` if the request wants them, else None."""
-
-    path: list[int]
-    tokens: list[int]
-    logprobs: list[sampling.TokenLogprob] | None = None
-
-
-@dataclass(slots=True)
-class Failed:
-    """Why a row gained nothing in a round, and ends."""
-
-    error: BaseException
-
-
-Outcome = Accepted | Failed
-"""The result of a round for one row."""
 
 
 class Cursor(NamedTuple):
@@ -234,3 +214,18 @@ def follow(cursor: Cursor, token: int) -> bool:
             done.path.append(child)
             return True
     return False
+
+
+def score_prompts(plan: Plan, verdict: Verdict) -> Verdict:
+    """Give rows the log-probabilities of their prompts' tokens. Returns the verdict without the logits that only these
+    needed."""
+    deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
+    for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):
+        if row.count_unscored(len(segment.tokens)):
+            end = row.cached + len(segment.tokens)
+            own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
+            logits = verdict.of(i)[: len(own)].float()
+            row.prompt_logprobs += sampling.token_logprobs(logits, own, row.params.prompt_logprobs or 0)
+            last = int(not row.num_new and end == row.prompt_length)
+            deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
+    return verdict.select(deciding)

@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 
-from paceline.core.accept import LOSSLESS, Accepted, Failed, Outcome, Rule, accept
+from paceline.core.accept import LOSSLESS, Accepted, Failed, Outcome, Rule, accept, score_prompts
 from paceline.core.clock import Clock, Profile
 from paceline.core.request import Completion, Delta, Row
-from paceline.core.round import Plan, Round, score_prompts
+from paceline.core.round import Plan, Round
 from paceline.core.rules import parse_bytes
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment, Verdict

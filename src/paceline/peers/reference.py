@@ -188,11 +188,6 @@ def noise_of(exact: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tenso
     return noise
 
 
-def is_tie(gap: float, noise: float) -> bool:
-    """Whether rounding may have moved two logits across the gap between them."""
-    return gap <= 2 * noise
-
-
 class Sampled(NamedTuple):
     """How a token was sampled: the row's noise, the output position, and the temperature."""
 

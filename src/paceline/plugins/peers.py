@@ -5,6 +5,7 @@
 In `draft` a ; stands for the comma between options: draft=sam;draft=20."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,8 @@ class InVllm(vllm.Plain):
 
     def environment(self) -> dict[str, str]:
         runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if self.config.v2 else {}
-        return super().environment() | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)} | runner
+        ours = os.pathsep.join(str(Path(part).parent) for part in paceline.__path__)
+        return super().environment() | {"PYTHONPATH": ours} | runner
 
     def _samples_right(self) -> bool:
         return self.config.repair or super()._samples_right()

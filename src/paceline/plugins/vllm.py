@@ -198,7 +198,9 @@ def _facts(model: Any, spec: str) -> Recording:
     eos = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
     tokenizer = None
     if "corpus" in spec or ":" in spec:  # Files on disk hold token ids, which must be the model's.
-        from paceline.target.load import load_tokenizer  # This imports all models of transformers, which is slow.
+        from paceline.formats.tokenizer_files import (
+            load_tokenizer,  # This imports all models of transformers, which is slow.
+        )
 
         tokenizer = load_tokenizer(model.tokenizer)
     return Recording(tokenizer, eos, model.get_vocab_size(), name=model.model)

@@ -9,3 +9,7 @@ and `chats.py` has it answered, for the routes and, without HTTP, for `local.py`
 chat template, `reading.py` reads the model's answers, `structure.py` makes grammars, and `metrics.py` counts and logs
 requests. The engine runs in the thread of a `worker`. Requests choose drafters by name; the package knows no drafter.
 """
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # Its modules come from several distributions.

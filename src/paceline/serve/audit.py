@@ -36,8 +36,8 @@ from paceline.core.sampling import SamplingParams, probabilities, warp
 from paceline.core.segment import Segment
 from paceline.core.tree import IntArray
 from paceline.engine.engine import Engine
-from paceline.peers.reference import PIECE, SCALES, is_tie, noise_of
-from paceline.runs.chance import TILTS, bounds
+from paceline.peers.reference import PIECE, SCALES, noise_of
+from paceline.runs.chance import TILTS, bounds, is_tie
 from paceline.target.base import Target
 
 log = logging.getLogger("paceline.audit")

@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
+from paceline.core.params import SamplingParams, token_id
 from paceline.core.rules import SEEDS
-from paceline.core.sampling import SamplingParams, token_id
 from paceline.errors import PacelineError, shortened
 from paceline.serve.said import once
 from paceline.serve.settings import Refused

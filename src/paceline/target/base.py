@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -17,52 +16,13 @@ from typing import Any
 import torch
 
 from paceline.core.clock import Clock
+from paceline.core.segment import Needs as Needs
 from paceline.core.segment import Segment, Verdict
 from paceline.errors import ModelError
 from paceline.formats.facts import Facts, Inside
 from paceline.formats.tokenizer import Tokenizer
 from paceline.kernels.linear import Linear
 from paceline.target.threads import Threads
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The outputs and hooks of the target's forward that a drafter needs.
-
-    hidden_layers   hidden states: l is the input of layer l (0: the embeddings), num_layers the output of the final
-                    norm, BEFORE_NORM its input. The drafter gets them for all tokens, prompts included.
-    new_layers      the same for tokens that the target runs. Those that a row takes over from another have none.
-    top_k           number of best logits of each verified node.
-    resume_layer    the drafter itself runs drafted nodes through the layers below this one, and leaves their states in
-                    `Segment.hidden`; the target runs the other layers.
-    callback_layer  number of layers after which `Drafter.on_layer` is called."""
-
-    hidden_layers: tuple[int, ...] = ()
-    new_layers: tuple[int, ...] = ()
-    top_k: int = 0
-    resume_layer: int | None = None
-    callback_layer: int | None = None
-
-    @property
-    def whole_prompt(self) -> bool:
-        """Whether the drafter needs the states of all prompt tokens, run or reused."""
-        return bool(self.hidden_layers) or self.callback_layer is not None
-
-    @property
-    def all_layers(self) -> tuple[int, ...]:
-        """The layers whose states the forward returns."""
-        return tuple(sorted({*self.hidden_layers, *self.new_layers}))
-
-    def __or__(self, other: Needs) -> Needs:
-        """Join the needs of two drafters."""
-        return Needs(
-            tuple(sorted({*self.hidden_layers, *other.hidden_layers})),
-            tuple(sorted({*self.new_layers, *other.new_layers})),
-            max(self.top_k, other.top_k),
-            self.resume_layer if self.resume_layer is not None else other.resume_layer,
-            self.callback_layer if self.callback_layer is not None else other.callback_layer,
-        )
-
 
 LayerCallback = Callable[[int, torch.Tensor], None]
 """callback(number of layers run, hidden [N, H]), called during a forward."""

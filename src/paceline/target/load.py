@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,10 +26,13 @@ from paceline.formats.checkpoint import Checkpoint
 from paceline.formats.experts import Piece, pieces, renamed, stacked_in
 from paceline.formats.folder import INDEX, METHOD, open_weights, read_config
 from paceline.formats.heads.mtp import head_names
-from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of, one_line
+from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, is_packaged, name_of
 from paceline.formats.precision import Precision, in_precision, multipliable, quantised, round_inputs
 from paceline.formats.shape import ROUTER, weight_shapes
-from paceline.formats.tokenizer import SentencePiece, Tokenizer, vocabulary
+from paceline.formats.tokenizer import Tokenizer
+from paceline.formats.tokenizer_files import has_tokenizer, tokenizer_in, tokenizer_of
+from paceline.formats.tokenizer_files import load_tokenizer as load_tokenizer
+from paceline.formats.tokenizer_files import tokenizer_for as tokenizer_for
 from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import KINDS, Blocks, Weights
 from paceline.kernels.linear import has_units
@@ -38,7 +40,7 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
 if TYPE_CHECKING:
-    from paceline.formats.gguf_file import GGUF
+    pass
 
 TEXT_PARTS = dict.fromkeys(
     ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "gemma4", "gemma4_text"), "model.language_model."
@@ -46,7 +48,6 @@ TEXT_PARTS = dict.fromkeys(
 """Families that also read images, and the prefix of their text models' tensors. Only the text models run."""
 MEASURED = "quality.json"
 """File in a model folder with the result of `paceline quality --save`."""
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
 def load(
@@ -160,7 +161,7 @@ def _load_folder(
         made = build(own.merged(adapter), precision, to)
     made.folder, made.brings_head = folder, bool(head_names(tensors))
     if tokenizer is not None or has_tokenizer(folder):
-        made.tokenizer = tokenizer or _tokenizer_in(folder, name, trust_remote_code)
+        made.tokenizer = tokenizer or tokenizer_in(folder, name, trust_remote_code)
     return made
 
 
@@ -205,7 +206,7 @@ def _load_file(
     file = GGUF(path)
     checkpoint = checkpoint_of(file)
     with suppress(ModelError):  # Without a tokenizer, prompts of token ids still work.
-        tokenizer = tokenizer or _tokenizer_of(file)
+        tokenizer = tokenizer or tokenizer_of(file)
     brings_head = first_head(file) is not None
     del file  # A vocabulary's texts take more memory than in the file; the weights' kernels need it.
     made = build(checkpoint.merged(adapter), precision, device)
@@ -382,94 +383,3 @@ def _dtype_of(weights: Weights) -> torch.dtype:
     matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
     narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
     return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
-
-
-def has_tokenizer(folder: str | Path) -> bool:
-    """Whether a model's folder has a tokenizer. Names on the hub are taken to have one."""
-    path = Path(folder).expanduser()
-    return not path.is_dir() or any((path / file).exists() for file in TOKENIZER_FILES)
-
-
-def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """Load the tokenizer of a model (named as in `load`), of a folder with only a tokenizer, or of a SentencePiece
-    file.
-
-    A GGUF file has the tokenizer in the same folder, if it has the file's tokens, else its own, which is rebuilt. An
-    adapter without a tokenizer has its base's. A SentencePiece file (tokenizer.model) needs the package sentencepiece.
-
-    Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
-    if is_gguf(model):
-        from paceline.formats.gguf_file import GGUF
-
-        return _tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
-    path = Path(model).expanduser()
-    if path.is_file() and path.suffix == ".model":
-        return Tokenizer(_sentencepiece(path), str(model))
-    folder = find(model, SMALL_FILES)
-    if not has_tokenizer(folder) and (adapter := Adapter.of(folder)):
-        return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
-    return _tokenizer_in(folder, name_of(model), trust_remote_code)
-
-
-def _tokenizer_of(file: GGUF, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a GGUF file. ModelError as in `load_tokenizer`."""
-    from paceline.formats.gguf_tokenizer import as_in, same_tokens, tokenizer_of
-
-    folder, name = file.path.parent, file.path.stem
-    if has_tokenizer(folder):
-        tokenizer = _tokenizer_in(folder, name, trust_remote_code)
-        if same_tokens(tokenizer, file, all_of_them=True):
-            return as_in(file, tokenizer)
-    return tokenizer_of(file, name)
-
-
-def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
-    """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
-    named = load_tokenizer(tokenizer)
-    if is_gguf(model):
-        from paceline.formats.gguf_file import GGUF
-        from paceline.formats.gguf_tokenizer import as_in, same_tokens
-
-        file = GGUF(gguf_of(model))
-        if not same_tokens(named, file, all_of_them=False):
-            raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
-        return as_in(file, named)
-    return named
-
-
-def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
-    there = [file for file in ("config.json", "tokenizer_config.json", *TOKENIZER_FILES) if (folder / file).exists()]
-    if there == ["tokenizer.model"]:  # transformers makes no tokenizer of only this file.
-        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
-    if not set(there) & set(TOKENIZER_FILES):
-        raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
-    from transformers import AutoTokenizer  # imported here, because it takes a third of a second
-
-    try:
-        inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # Third-party parsers of many formats may raise anything.
-        raise ModelError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from None
-    inner.model_max_length = sys.maxsize  # The engine checks the context; transformers would warn.
-    if "config.json" in there:
-        known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
-        highest = max(vocabulary(inner).values(), default=0)
-        if known is not None and highest >= known:
-            raise ModelError(
-                f"the tokenizer in {folder} has token ids up to {highest} but the model knows only 0 to {known - 1}: "
-                "they are of different models, or the embeddings were not resized when tokens were added"
-            )
-    return Tokenizer(inner, name)
-
-
-def _sentencepiece(file: Path) -> SentencePiece:
-    try:
-        import sentencepiece
-    except ImportError:
-        raise ModelError(
-            f"{file} is a SentencePiece file, and the package that reads it is not installed: "
-            "pip install sentencepiece, or name a folder with a tokenizer.json"
-        ) from None
-    try:
-        return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
-    except (RuntimeError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as a SentencePiece model: {one_line(error)}") from None

@@ -139,8 +139,9 @@ class Mirror(Drafter):
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
-        ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
-        facts = facts_to_send(target, device_named(c.device) if c.device else target.device)
+        device = torch.device(target.device)
+        ours, others = split_cores(c.threads) if device.type == "cpu" else (frozenset(), frozenset())
+        facts = facts_to_send(target, device_named(c.device) if c.device else device)
         setup = Setup(spec, facts, options, c.source == "draft", c.threads, others, c.limit)
         try:
             worker = DraftWorker(setup)

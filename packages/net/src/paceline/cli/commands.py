@@ -1,0 +1,120 @@
+"""The commands: which there are, where each comes from, and how to install those that are not here.
+
+A command is an entry point of the group `paceline.commands` of the distribution that brings it:
+
+    "bench.server" = "paceline.cli.bench:servers"      # a dot stands for a space: `paceline bench server`
+
+Its function, or its Typer app, is imported when the command runs or its own help is asked for. `commands.toml` says
+what our commands do, so that help imports none of them, and names those that are not installed."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from paceline.cli.parameters import Grouped, Words, app_of
+from paceline.errors import PacelineError, install
+
+GROUP = "paceline.commands"
+
+
+class Command(NamedTuple):
+    """What is known of a command before it is imported.
+
+    package  where in a checkout the distribution lies that brings it; needs: the same with an extra, if that brings
+             packages that the command needs."""
+
+    help: str
+    package: str = "."
+    needs: str = ""
+
+
+TABLE = {
+    name: Command(**facts)
+    for name, facts in tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8")).items()
+}
+
+
+class Commands(Mapping[str, Any]):
+    """The commands by name, ours first. One that is looked up is imported; PacelineError for one of ours that is not
+    installed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    @cached_property
+    def entries(self) -> dict[str, EntryPoint]:
+        """Where commands that are installed come from. Of two with one name the first counts."""
+        found = [(entry.name.replace(".", " "), entry) for entry in entry_points(group=GROUP)]
+        return dict(reversed(found))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from TABLE
+        yield from sorted(self.entries.keys() - TABLE.keys())
+
+    def __len__(self) -> int:
+        return len(TABLE.keys() | self.entries.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in TABLE or name in self.entries
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            if name not in self:
+                raise KeyError(name)
+            if name not in self.entries:
+                raise PacelineError(f"paceline {name} is not installed; {install(TABLE[name].package)}")
+            self._made[name] = _made(name, self.entries[name].load())
+        return self._made[name]
+
+    def help(self, name: str) -> str:
+        """What a command does, in a line."""
+        if name in TABLE:
+            return TABLE[name].help
+        of = self.entries[name].dist
+        return f"Of {of.name}." if of is not None else ""
+
+    def absent(self) -> dict[str, list[str]]:
+        """The commands that are not installed, by the distribution that brings them."""
+        found: dict[str, list[str]] = {}
+        for name in TABLE.keys() - self.entries.keys():
+            found.setdefault(TABLE[name].package, []).append(name)
+        return {package: sorted(names) for package, names in sorted(found.items())}
+
+
+def _made(name: str, brought: Any) -> Any:
+    """The command of a function or a Typer app."""
+    if isinstance(brought, typer.Typer):
+        made: Any = typer.main.get_group(brought)
+        made.name = name
+        return made
+    known = TABLE.get(name)
+    ends = f"{install(known.needs)} brings the packages that this needs." if known and known.needs else None
+    alone = app_of(add_completion=False)
+    kind = getattr(brought, "command_class", Grouped)
+    alone.command(name, cls=kind, short_help=known.help if known else None, epilog=ends)(brought)
+    return typer.main.get_command(alone)
+
+
+class Root(Words):
+    """`paceline` itself. Its help names every command, and imports none."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.commands: Any = Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        absent = self.commands.absent()
+        missing = {name for names in absent.values() for name in names}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands.help(name)) for name in self.commands if name not in missing])
+        for package, names in absent.items():
+            with formatter.section(f"Not installed; {install(package)}"):
+                formatter.write_text(", ".join(names))

@@ -1,1 +1,0 @@
-"""The methods, one in each file. `paceline.draft.registry` finds them by name."""

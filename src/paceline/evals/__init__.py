@@ -1,1 +1,0 @@
-"""Evaluations of models' answers, for `paceline eval`. They need the extras eval and vision."""
