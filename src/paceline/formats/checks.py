@@ -129,9 +129,10 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     needed = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if getattr(config, "enable_moe_block", False) and not all(getattr(config, key, None) for key in needed):
         yield f"enable_moe_block is set, and {', '.join(needed)} are not"
-    rotated = getattr(config, "no_rope_layers", None)
-    if rotated and len(rotated) != config.num_hidden_layers:
-        yield f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
+    for key in ("no_rope_layers", "mlp_layer_types"):
+        named = getattr(config, key, None)
+        if named and len(named) != config.num_hidden_layers:
+            yield f"{key} names {len(named)} layers of {config.num_hidden_layers}"
     if any(_unknown_ropes(config)):
         return
     for nested in {"", *(kind for kind in shape.ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
