@@ -127,12 +127,15 @@ ENTRIES = [
     ("gpt-oss", "layer_types", [], "layer_types"),
     ("gemma4", "model_type", [], "has no model_type"),
     ("gemma4", "head_dim", 0, "head_dim is 0"),
+    ("gemma4", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+     "layer_types has sliding_attention, and rope_parameters has not"),
     ("gemma4", "rms_norm_eps", 2.0, "rms_norm_eps is 2.0; it must be a number above 0 and up to 1"),
     ("glm-flash", "n_group", 3, "the best 2 of 3 groups of 8 experts cannot be chosen"),
+    ("glm-flash", "mlp_layer_types", ["dense", "sparse"], "mlp_layer_types names 2 layers of 3"),
     ("glm-flash", "vocab_size", 321, "has shape [320, 64] where config.json asks for [321, 64]"),
     ("qwen3.5", "linear_num_key_heads", 3, "linear_num_value_heads, 4, is no multiple of linear_num_key_heads, 3"),
     ("qwen3.5", "num_hidden_layers", 1 << 20, "num_hidden_layers is 1048576"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "entry", "value", "words"), ENTRIES)

@@ -301,6 +301,14 @@ def test_a_schedule_changes_no_answer(command, tiny, tmp_path, schedule):
     assert all(record["identical"] for record in records)
 
 
+@pytest.mark.usefixtures("_few_turns")
+def test_a_prompt_that_a_comparison_refuses_is_named_once(command, tiny, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("the " * 300, "the cat")))
+    told = command("generate", tiny, "-p", path, "-n", 4, "--compare", "--json")
+    assert (told.code, told.err.count("error: "), len(told.out.splitlines())) == (1, 1, 1)
+
+
 def test_a_line_has_parameters_of_its_own(tmp_path):
     line = {"prompt": "a", "max_completion_tokens": 3, "logit_bias": {"42": -1.5}, "temperature": 0.5}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line))

@@ -188,6 +188,17 @@ def test_a_context_that_is_too_short_is_said_at_once(command, said, long):
     assert not said.exists()
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_context_must_hold_more_than_a_clients_first_prompt(command, said, monkeypatch, more):
+    @contextmanager
+    def server(*_):
+        yield "http://127.0.0.1:1", "small", launch.clients()["claude"].tokens + more
+
+    monkeypatch.setattr(launch, "_server", server)
+    assert command("launch", "claude").code == (7 if more else 2)
+    assert said.exists() == bool(more)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 def test_the_server_ends_with_the_client_and_the_client_with_us(said, long):
     """The client's server asks for the key; what ends the command ends both."""

@@ -481,7 +481,7 @@ def test_models_that_are_not_supported(tiny, tmp_path):
     refused(write(tiny, path, more=lambda w: w.add_block_count(1 << 15)), "has 32768 layers")
     gemma = models.make("gemma3", tmp_path / "gemma3", **IN_FILES["gemma3"])
     key = "gemma3.attention.sliding_window_pattern"
-    refused(write(gemma, path, more=lambda w: w.add_string(key, "six")), "pattern is 'six'; it must be a number")
+    refused(write(gemma, path, more=lambda w: w.add_string(key, "six")), "pattern is 'six'; it must be a whole number")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
     refused(write(tiny, path, more=lambda w: w.add_block_count(2)), "a llama of 2 layers does not have", "blk.2.")

@@ -118,6 +118,9 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     if experts and groups > 1 and (best > groups or experts % groups or experts < 2 * groups):
         yield f"the best {best} of {groups} groups of {experts} experts cannot be chosen"
     kinds, shared = getattr(config, "layer_types", None) or [], getattr(config, "num_kv_shared_layers", None) or 0
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if config.model_type in shape.OF_LAYERS and (absent := sorted({*kinds} & {*shape.ATTENTION} - ropes.keys())):
+        yield f"layer_types has {absent[0]}, and rope_parameters has not"
     is_off = getattr(config, "use_sliding_window", True) is False
     if shape.ATTENTION[1] in kinds and getattr(config, "sliding_window", None) is None and not is_off:
         yield f"layer_types has {shape.ATTENTION[1]}, and there is no sliding_window"
@@ -126,9 +129,10 @@ def _contradictions(config: PretrainedConfig) -> Iterator[str]:
     needed = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if getattr(config, "enable_moe_block", False) and not all(getattr(config, key, None) for key in needed):
         yield f"enable_moe_block is set, and {', '.join(needed)} are not"
-    rotated = getattr(config, "no_rope_layers", None)
-    if rotated and len(rotated) != config.num_hidden_layers:
-        yield f"no_rope_layers names {len(rotated)} layers of {config.num_hidden_layers}"
+    for key in ("no_rope_layers", "mlp_layer_types"):
+        named = getattr(config, key, None)
+        if named and len(named) != config.num_hidden_layers:
+            yield f"{key} names {len(named)} layers of {config.num_hidden_layers}"
     if any(_unknown_ropes(config)):
         return
     for nested in {"", *(kind for kind in shape.ATTENTION if kind in (getattr(config, "rope_parameters", None) or {}))}:
