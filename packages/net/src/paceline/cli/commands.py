@@ -113,8 +113,9 @@ class Root(Words):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         absent = self.commands.absent()
         missing = {name for names in absent.values() for name in names}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.commands.help(name)) for name in self.commands if name not in missing])
+        if there := [(name, self.commands.help(name)) for name in self.commands if name not in missing]:
+            with formatter.section("Commands"):
+                formatter.write_dl(there)
         for package, names in absent.items():
             with formatter.section(f"Not installed; {install(package)}"):
                 formatter.write_text(", ".join(names))
