@@ -181,7 +181,9 @@ def test_wheels_run_their_commands(place, wheels, tmp_path, places):
 @pytest.mark.slow
 def test_the_base_alone_says_what_brings_a_command(wheels, tmp_path, places):
     python = environment(tmp_path / "env", wheels, "packages/net")
-    told = run(python, "--help", places).stdout
+    said = run(python, "--help", places)
+    assert said.returncode == 0, said.stderr
+    told = said.stdout
     for name, command in TABLE.items():
         done = run(python, f"{name} x", places)
         assert (done.returncode, f"pip install {command.package}" in done.stderr) == (2, True), done.stderr
