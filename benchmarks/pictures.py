@@ -60,13 +60,13 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
     """Of every run of the plan the newest, on AVX2 only where there is no other; with the methods that only an earlier
-    day of that processor has."""
+    day of that processor has. Those of a certain level are there as LEVEL/NAME, too."""
     found: dict[tuple[str, str], Any] = {}
     for name, run in sorted(record.items(), key=lambda item: item[1]["date"]):
         key = name.split("/")[-1].split("@")[0], run["level"]
         found[key] = run | {"of_day": run["methods"], "methods": found.get(key, run)["methods"] | run["methods"]}
     ordered = sorted(found.items(), key=lambda item: (item[1]["level"] != "avx2", item[1]["date"]))
-    return {plan: run for (plan, _), run in ordered}
+    return {f"{level}/{plan}": run for (plan, level), run in ordered} | {plan: run for (plan, _), run in ordered}
 
 
 def on(run: dict[str, Any]) -> str:
@@ -120,8 +120,9 @@ def shade(speedup: float) -> str:
 def heat(runs: dict[str, Any]) -> str:
     """Speed-ups of methods by task."""
     spec = runs["qwen-q4-spec-bench"]
-    others = {"HumanEval": "qwen-q4-humaneval", "edits": "qwen-q4-code-edits"}
-    others = {name: run for name, run in others.items() if runs[run]["level"] == spec["level"]}
+    level = spec["level"]
+    others = {"HumanEval": f"{level}/qwen-q4-humaneval", "edits": f"{level}/qwen-q4-code-edits"}
+    others = {name: run for name, run in others.items() if run in runs}
     columns = [*spec["tasks"], *others]
     names = [name for name in spec["of_day"] if name != "none" and "by_task" in spec["methods"][name]]
     left, wide, shapes = 142.0, (WIDTH - 150) / len(columns), []
