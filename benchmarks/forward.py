@@ -444,12 +444,13 @@ def head_shapes(target: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Weights:
-    """Random blocks of the matrices that `quantised` would quantise, and small random numbers of the others."""
+    """Random blocks of the matrices that `quantised` would quantise, and random numbers of the others. All are small:
+    large ones would make denormal numbers in the gated delta rule, which take a hundred times as long."""
     small, made = tuple(f"{part}.weight" for part in UNQUANTISED), Weights()
     for name, size in shapes.items():
         fits = len(size) == 2 and size[1] % Q4_K.inputs == 0 and not name.endswith(small)
         kind = Q6_K if name == "lm_head.weight" else Q4_K
-        made[name] = random_blocks(kind, *size) if fits else 0.02 * torch.randn(size)
+        made[name] = random_blocks(kind, *size, below=16) if fits else 0.02 * torch.randn(size)
     return made
 
 
@@ -610,9 +611,9 @@ def multiplied(
     return run
 
 
-def random_blocks(kind: Kind, outputs: int, width: int) -> Blocks:
-    """Blocks of random bytes below 64, so that scales are numbers below 2."""
-    return Blocks(kind, torch.randint(0, 64, (outputs, width // kind.inputs * kind.nbytes), dtype=torch.uint8))
+def random_blocks(kind: Kind, outputs: int, width: int, below: int = 64) -> Blocks:
+    """Blocks of random bytes below 64, so that scales are numbers below 2; below 16: 0.0005."""
+    return Blocks(kind, torch.randint(0, below, (outputs, width // kind.inputs * kind.nbytes), dtype=torch.uint8))
 
 
 def steps(asked: argparse.Namespace) -> None:
