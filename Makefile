@@ -71,13 +71,15 @@ alone:
 	test -d $(ALONE) || $(PYTHON) -m venv $(ALONE)
 	$(if $(filter $(PACKAGE),train evals rl),$(call torch,$(ALONE)))
 	$(ALONE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt packages/$(PACKAGE) \
-		pytest pytest-timeout pytest-xdist hypothesis
+		pytest pytest-timeout pytest-xdist hypothesis scipy
 	$(ALONE)/bin/python -m pytest $(TESTS_$(PACKAGE))
 
 TESTS_net := tests/net tests/logs tests/runs
 TESTS_draft := tests/draft
-TESTS_lab := tests/bench tests/replay tests/test_alone.py
-TESTS_certify := tests/certify tests/test_alone.py
+TESTS_lab := tests/bench tests/replay --ignore=tests/replay/test_shards.py \
+	--deselect=tests/bench/test_suites.py::test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers \
+	--deselect=tests/bench/test_metrics.py::test_accepted_by_depth_is_the_engine_s_own
+TESTS_certify := tests/certify
 TESTS_train := tests/train
 TESTS_evals := tests/evals tests/vision
 TESTS_rl := tests/rollout

@@ -34,9 +34,12 @@ settings.load_profile("shared")
 ssl.create_default_context = cache(ssl.create_default_context)  # 60 ms for every client, and none here speaks TLS
 
 
+HAS_ENGINE = find_spec("torch") is not None
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what needs the engine where it is not installed (`make test PACKAGE=certify`)."""
-    is_module = collection_path.suffix == ".py" and find_spec("torch") is None
+    is_module = collection_path.suffix == ".py" and not HAS_ENGINE
     return True if is_module and apart.needs_engine(collection_path) else None
 
 
@@ -49,7 +52,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """torch is imported where tests run; with several processes not in the one that hands them out, which they wait
     for."""
-    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+    runs = hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None)
+    if runs and HAS_ENGINE:
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -58,20 +62,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks in tests do not wake the processor before every answer: their times mean nothing."""
-    from paceline.bench import runner
+    if HAS_ENGINE:
+        from paceline.bench import runner
 
-    monkeypatch.setattr(runner, "WAKE", 0.0)
+        monkeypatch.setattr(runner, "WAKE", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters of engines in tests draft as much as they like: what pays hangs on clocks. `tests/test_budget.py` gives
     engines budgets."""
-    from paceline.draft.base import UNLIMITED
-    from paceline.engine import engine
+    if HAS_ENGINE:
+        from paceline.draft.base import UNLIMITED
+        from paceline.engine import engine
 
-    real = engine.Budget
-    monkeypatch.setattr(engine, "Budget", lambda *args: (real(*args), UNLIMITED)[1])
+        real = engine.Budget
+        monkeypatch.setattr(engine, "Budget", lambda *args: (real(*args), UNLIMITED)[1])
 
 
 @pytest.fixture(params=processor.LEVELS)
