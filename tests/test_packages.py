@@ -7,8 +7,9 @@ from importlib import metadata
 import pytest
 from packaging.utils import canonicalize_name
 
-from paceline.cli import BROUGHT
+from paceline.cli import BROUGHT, commands
 from paceline.cli.commands import GROUP, TABLE
+from paceline.errors import PacelineError
 from tests.apart import imported, needs_engine
 from tests.distributions import ELSEWHERE, PLACES, UNUSUAL, extras, named, project, reached, source
 
@@ -73,6 +74,17 @@ def test_commands_are_brought_by_the_distributions_that_are_named():
     brought = {entry.replace(".", " "): PLACES[name] for name in PLACES
                for entry in project(name)["project"].get("entry-points", {}).get(GROUP, {})}  # fmt: skip
     assert brought == {name: command.package for name, command in TABLE.items()}
+
+
+def test_a_strangers_command_takes_no_name_of_ours_and_may_be_broken(monkeypatch):
+    entries = [metadata.EntryPoint(name, f"stranger{name}:run", GROUP) for name in ("serve", "broken")]
+    ours = metadata.EntryPoint("serve", "paceline.cli.serve:serve", GROUP)
+    monkeypatch.setattr(commands, "entry_points", lambda group: [*entries, ours])
+    found = commands.Commands()
+    assert found.entries["serve"] == ours
+    assert list(found)[-1] == "broken"
+    with pytest.raises(PacelineError, match=r"^paceline broken \(strangerbroken:run\) cannot be imported: No"):
+        found["broken"]
 
 
 def test_one_version_for_all():

@@ -1,14 +1,13 @@
 """Threads: rounds get fewer of them while a process wants the cores, and all of them again afterwards."""
 
-import os
-
 import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.target import threads
 from paceline.target.load import load
-from paceline.target.threads import REST, TRIAL, WINDOW, Threads, free_cores
+from paceline.target.threads import REST, TRIAL, WINDOW, Threads
 from tests.fakes import TableTarget
 
 ALL = 4
@@ -74,8 +73,12 @@ def test_threads_that_began_few_are_all_back_on_a_quiet_machine():
     assert machine.ran[-1] == ALL
 
 
-def test_cores_that_are_free_are_counted():
-    assert free_cores() is None or free_cores() < (os.cpu_count() or 1) + 1
+@pytest.mark.parametrize(("line", "free"), [("0.1 0.2 0.3 1/99 7", 4), ("9 9 9 4/99 7", 1), ("what?", None)])
+def test_cores_that_are_free_are_counted(line, free, monkeypatch):
+    """Beside the process that counts them."""
+    monkeypatch.setattr(threads.Path, "read_text", lambda path: line)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 4)
+    assert threads.free_cores() == free
 
 
 def test_a_quiet_machine_is_left_alone():
@@ -204,8 +207,8 @@ def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo)
     if not target.same_on_any_threads:
         pytest.skip("products are not our own on this CPU")
     logits = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
         slot = target.add_row(400)
         for tokens in (range(300), range(1), range(5), range(33)):
             segment = Segment.chunk(slot, np.array(tokens) + 100, last=True)

@@ -64,6 +64,16 @@ def test_has_the_bits_of_its_layers_called_one_by_one(kind, monkeypatch):
         assert torch.equal(one, other)
 
 
+def test_states_before_layers_are_taken_inside_one_recorded_forward():
+    target = made("int8")
+    slot = target.add_row(8)
+    taken = target.verify([exact.tree(slot, [5], [-1])], NEEDS).hidden
+    assert len(target._programs._programs) == 1
+    before = taken[1].clone()
+    target.verify([exact.tree(slot, [6], [-1])], NEEDS)
+    assert torch.equal(taken[1], before), "the next forward changes nothing that was returned"
+
+
 def test_a_layer_in_which_torch_computes_is_not_recorded(monkeypatch):
     target = made("int8")
     layer = target.layers[1]

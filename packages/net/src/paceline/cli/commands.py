@@ -48,9 +48,9 @@ class Commands(Mapping[str, Any]):
 
     @cached_property
     def entries(self) -> dict[str, EntryPoint]:
-        """Where commands that are installed come from. Of two with one name the first counts."""
-        found = [(entry.name.replace(".", " "), entry) for entry in entry_points(group=GROUP)]
-        return dict(reversed(found))
+        """Where commands that are installed come from. Of two with one name ours counts, or else the first."""
+        found = sorted(entry_points(group=GROUP), key=lambda entry: not entry.value.startswith("paceline."))
+        return {entry.name.replace(".", " "): entry for entry in reversed(found)}
 
     def __iter__(self) -> Iterator[str]:
         yield from TABLE
@@ -68,8 +68,18 @@ class Commands(Mapping[str, Any]):
                 raise KeyError(name)
             if name not in self.entries:
                 raise PacelineError(f"paceline {name} is not installed; {install(TABLE[name].package)}")
-            self._made[name] = _made(name, self.entries[name].load())
+            self._made[name] = _made(name, self._brought(name))
         return self._made[name]
+
+    def _brought(self, name: str) -> Any:
+        """What an entry point names. PacelineError if it is not ours and cannot be imported."""
+        entry = self.entries[name]
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            if name in TABLE:
+                raise
+            raise PacelineError(f"paceline {name} ({entry.value}) cannot be imported: {error}") from error
 
     def help(self, name: str) -> str:
         """What a command does, in a line."""
