@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tests.evals.test_run import go
 from tests.pages.test_replay_page import OF_A, TWO, told
 from tests.vision.sets import sample
 
-import paceline
 import paceline.bench.page as bench
 import paceline.certify.page as certificate
 from paceline.bench.report import read_run
@@ -197,7 +197,7 @@ def of_vision(folder):
 
 
 def of_server(folder):
-    html = (Path(paceline.__file__).parent / "serve" / "page.html").read_text("utf-8")
+    html = (files("paceline.serve") / "page.html").read_text("utf-8")
     html = re.sub(r"<script>.*</script>", "", html, flags=re.DOTALL)  # which asks the server
     return html.replace('aria-live="polite">', f'aria-live="polite"><mark>{"w" * 300}</mark> and so on')
 
