@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
 
 __path__ = extend_path(__path__, __name__)  # Its modules come from several distributions.
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 
 
