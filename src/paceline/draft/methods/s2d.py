@@ -47,7 +47,7 @@ class SortedConfig(ModelConfig):
     exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
-        "how probable the best token of an exit must be to be drafted there: a number for each exit but the last, as in "
+        "how probable the best token of an exit must be to be drafted there: one for each exit but the last, as in "
         "0.5,0.7, or one for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 "
         "for 70B",
     )
