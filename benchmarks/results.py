@@ -53,12 +53,13 @@ FIGURES = (
 
 COPYING = ("suffix", "sam", "prompt-lookup", "auto")
 OTHERS = ("hierarchy", "recycling", "ngram-pool", "jacobi")
-KINDS = ("ngram-simple", "ngram-mod", "ngram-cache")
 _SERVED = "{llama_server} -m {model} -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {{port}}"
 NATIVE = (_SERVED, f"{_SERVED} --spec-type ngram-mod")
-"""llama.cpp's server as its own build makes it for the processor; the wheel xllamacpp uses AVX2 alone."""
-XLLAMA = (*NATIVE, "xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
-HOSTS = (*NATIVE, "xllamacpp:{model}", "xllamacpp:{model},spec=ngram-simple", "transformers", "transformers-lookup")
+"""llama.cpp's server as its own build makes it for the processor, plainly and with the best of its n-gram drafts."""
+WHEEL = ("xllamacpp:{model}", "xllamacpp:{model},spec=ngram-mod")
+"""The same server as a wheel, which uses AVX2 alone: where none was built."""
+LLAMA = (*NATIVE, *WHEEL)
+HOSTS = (*LLAMA, "transformers")
 TRAINED = "smollm2-heads"
 """The target with its drafters of models/."""
 VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
@@ -118,24 +119,24 @@ class Plan:
 
 
 PLANS = (
-    Plan("qwen-q4", "code-edits", 12, (*COPYING, "prediction", "recycling"), XLLAMA, minutes=20),
-    Plan("qwen-q4", "spec-bench", 18, (*COPYING, "recycling"), XLLAMA, minutes=30),
+    Plan("qwen-q4", "code-edits", 12, (*COPYING, "prediction", "recycling"), LLAMA, minutes=20),
+    Plan("qwen-q4", "spec-bench", 18, (*COPYING, "recycling"), LLAMA, minutes=30),
     Plan("smollm2-q4", "spec-bench", 36, (*COPYING, *OTHERS), HOSTS, minutes=20),
-    Plan("qwen-q4", "humaneval", 12, COPYING, XLLAMA, minutes=15),
+    Plan("qwen-q4", "humaneval", 12, COPYING, LLAMA, minutes=15),
     Plan(TRAINED, "spec-bench", 24, HEADS, minutes=12, budget=False),
     Plan(TRAINED, "spec-bench", 24, PAYING, minutes=8),
     Plan(TRAINED, "spec-bench", 6, LENGTHS, minutes=10, budget=False, max_tokens=1024),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
-    Plan("qwen-heads", "spec-bench", 12, OF_CODER, XLLAMA[2:3], minutes=25),
+    Plan("qwen-heads", "spec-bench", 12, OF_CODER, (NATIVE[0], WHEEL[0]), minutes=25),
     Plan("qwen-heads", "spec-bench", 12, (CODER, f"suffix+{CODER}", "suffix"), temperature=0.7, minutes=8),
     Plan("qwen-heads", "humaneval", 12, (CODER, f"suffix+{CODER}", "suffix"), minutes=8),
-    Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
+    Plan("qwen-q4", "spec-bench", 9, COPYING, LLAMA, 0.7, minutes=8),
     Plan(TRAINED, "spec-bench", 24, PAYING, temperature=0.7, minutes=8),
     *(Plan("smollm2-q4", "spec-bench", 64, (*COPYING, "hierarchy"), batch=batch, minutes=6) for batch in (4, 8, 32)),
     Plan("smollm2-q4", "humaneval", 16, (*COPYING, *OTHERS), HOSTS, minutes=8),
     Plan(TRAINED, "humaneval", 16, PAYING, minutes=5),
-    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), HOSTS[:4], 0.7, minutes=5),
+    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), LLAMA, 0.7, minutes=5),
 )
 """The most telling first: together about three hours. Runs of before, which the record has too, asked for more."""
 
@@ -181,7 +182,7 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
     words += ["-b", str(plan.batch), *([] if plan.budget else ["--no-budget"])]
     words += [word for spec in specs if spec not in missing for word in ("-d", spec)]
-    peers = [peer for peer in plan.peers if asked.llama_server or "llama_server" not in peer]
+    peers = [peer for peer in plan.peers if peer not in (NATIVE if not asked.llama_server else WHEEL)]
     words += [word for peer in peers for word in ("--peer", peer.format(**names, llama_server=asked.llama_server))]
     return words + (["--peer-python", asked.peer_python] if asked.peer_python else [])
 
