@@ -174,7 +174,7 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     qwen, heads, smollm2 = (" ".join(words[3:]) for words in commands)
     assert qwen.startswith("bench q.gguf --dtype auto -n 9 --warm-up 1 --suite code-edits --out ")
     assert " --limit 2 -t 0.0 -b 1 -d suffix " in qwen
-    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-cache --peer-python x")
+    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-mod --peer-python x")
     assert " -d prediction " in qwen
     assert "--dtype auto" in smollm2
     assert " -b 4 " in smollm2
@@ -184,6 +184,7 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     assert results.run(asked) == 130
     assert len(commands) == 5
     asked.llama_server = "built/llama-server"
+    assert not any("xllamacpp" in word for word in results.command(results.PLANS[0], asked))
     served, drafting = [word for word in results.command(results.PLANS[0], asked) if "llama-server" in word]
     assert served == "built/llama-server -m q.gguf -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {port}"
     assert drafting == f"{served} --spec-type ngram-mod"
