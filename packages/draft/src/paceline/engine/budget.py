@@ -59,7 +59,7 @@ class Trials:
         """Whether a trial, which takes `share` of a round, is due. If so, the next interval is longer."""
         if round < self._next:
             return False
-        self._wait = int(min(2 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
+        self._wait = int(min(4 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
         self._next = round + self._wait
         return True
 
