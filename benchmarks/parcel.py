@@ -5,9 +5,10 @@
     python3 -m pip install --no-index --no-deps --target site wheels/*.whl
     PYTHONPATH=site python3 benchmarks/gpu.py --smollm2 smollm2.gguf --out results
 
-In it: the source, the benchmarks, the tests that they import, models/demo with its drafters, two drafters of SmolLM2,
-wheels of the packages that are named (for Python --python, without what they need), and other files by name. The
-pieces are small enough for machines that take so many megabytes at a time; their sizes are printed.
+In it: the source, the benchmarks, the tests that they import, models/demo with its drafters, an eagle3 head of
+SmolLM2, and two of its other drafters if zoo/smollm2.toml has made them here; wheels of the packages that are named
+(for Python --python, without what they need), and other files by name. The pieces are small enough for machines that
+take so many megabytes at a time; their sizes are printed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 HEADS = ("draft", "eagle", "eagle3", "kangaroo", "medusa")
 FOLDERS = ("src", "packages", "benchmarks", "models/demo", *(f"models/demo-{head}" for head in HEADS),
-    "models/smollm2-eagle3", "models/smollm2-dflash")  # fmt: skip
+    "models/smollm2-eagle3")  # fmt: skip
+MADE = ("build/smollm2/dflash", "build/smollm2/draft")
 FILES = ("pyproject.toml", "hatch_build.py", "tests/__init__.py", "tests/lossless_statistics.py", "tests/paths.py")
 SMALL = 9 << 20
 UNWANTED = ("__pycache__", ".egg-info")
@@ -31,6 +33,11 @@ UNWANTED = ("__pycache__", ".egg-info")
 def archive(out: Path, wheels: Path, more: dict[str, Path]) -> None:
     """Write the archive; small things first, so that the first piece alone can run what needs no large file."""
     own = {name: REPOSITORY / name for name in (*FILES, *FOLDERS)}
+    for name in MADE:
+        if (REPOSITORY / name).exists():
+            own[name] = REPOSITORY / name
+        else:
+            print(f"without {name}, which zoo/smollm2.toml makes")
     everything = {"wheels": wheels, **own, **more}
     with tarfile.open(out, "w:gz", compresslevel=3) as tar:
         for name in sorted(everything, key=lambda name: (size(everything[name]) > SMALL, name not in own)):

@@ -53,18 +53,22 @@ FIGURES = (
 
 COPYING = ("suffix", "sam", "prompt-lookup", "auto")
 OTHERS = ("hierarchy", "recycling", "ngram-pool", "jacobi")
-KINDS = ("ngram-simple", "ngram-mod", "ngram-cache")
 _SERVED = "{llama_server} -m {model} -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {{port}}"
 NATIVE = (_SERVED, f"{_SERVED} --spec-type ngram-mod")
-"""llama.cpp's server as its own build makes it for the processor; the wheel xllamacpp uses AVX2 alone."""
-XLLAMA = (*NATIVE, "xllamacpp:{model}", *(f"xllamacpp:{{model}},spec={kind}" for kind in KINDS))
-HOSTS = (*NATIVE, "xllamacpp:{model}", "xllamacpp:{model},spec=ngram-simple", "transformers", "transformers-lookup")
+"""llama.cpp's server as its own build makes it for the processor, plainly and with the best of its n-gram drafts."""
+WHEEL = ("xllamacpp:{model}", "xllamacpp:{model},spec=ngram-mod")
+"""The same server as a wheel, which uses AVX2 alone: where none was built."""
+LLAMA = (*NATIVE, *WHEEL)
+HOSTS = (*LLAMA, "transformers")
 TRAINED = "smollm2-heads"
-"""The target with its drafters of models/."""
+"""The target with its drafters."""
+SHIPPED = ("eagle3", "medusa", "kangaroo")
+"""Those of models/. The others are in --made, where zoo/smollm2.toml makes them."""
+MADE = "build/smollm2"
 VOCAB = "vocab={heads}/smollm2-vocab.safetensors"
 """The tokens over which all of them learn, but eagle3, which has as many of its own."""
 EAGLE3, DFLASH, EAGLE, HYDRA, MEDUSA, AMPHISTA, KANGAROO, DRAFT = (
-    f"{'model' if name == 'draft' else name}:{{heads}}/smollm2-{name}"
+    f"{'model' if name == 'draft' else name}:{'{heads}/smollm2-' if name in SHIPPED else '{made}/'}{name}"
     for name in ("eagle3", "dflash", "eagle", "hydra", "medusa", "amphista", "kangaroo", "draft")
 )
 LENGTHS = (*(f"{DRAFT},stop=fixed,draft={length},{VOCAB}" for length in (1, 2, 3, 5)), f"{DRAFT},stop=svip,{VOCAB}")
@@ -118,24 +122,24 @@ class Plan:
 
 
 PLANS = (
-    Plan("qwen-q4", "code-edits", 12, (*COPYING, "prediction", "recycling"), XLLAMA, minutes=20),
-    Plan("qwen-q4", "spec-bench", 18, (*COPYING, "recycling"), XLLAMA, minutes=30),
+    Plan("qwen-q4", "code-edits", 12, (*COPYING, "prediction", "recycling"), LLAMA, minutes=20),
+    Plan("qwen-q4", "spec-bench", 18, (*COPYING, "recycling"), LLAMA, minutes=30),
     Plan("smollm2-q4", "spec-bench", 36, (*COPYING, *OTHERS), HOSTS, minutes=20),
-    Plan("qwen-q4", "humaneval", 12, COPYING, XLLAMA, minutes=15),
+    Plan("qwen-q4", "humaneval", 12, COPYING, LLAMA, minutes=15),
     Plan(TRAINED, "spec-bench", 24, HEADS, minutes=12, budget=False),
     Plan(TRAINED, "spec-bench", 24, PAYING, minutes=8),
     Plan(TRAINED, "spec-bench", 6, LENGTHS, minutes=10, budget=False, max_tokens=1024),
     Plan("smollm2-q4", "code-edits", 12, (*COPYING, *OTHERS, "prediction"), HOSTS, minutes=8),
     Plan(TRAINED, "code-edits", 12, PAYING, minutes=5),
-    Plan("qwen-heads", "spec-bench", 12, OF_CODER, XLLAMA[2:3], minutes=25),
+    Plan("qwen-heads", "spec-bench", 12, OF_CODER, (NATIVE[0], WHEEL[0]), minutes=25),
     Plan("qwen-heads", "spec-bench", 12, (CODER, f"suffix+{CODER}", "suffix"), temperature=0.7, minutes=8),
     Plan("qwen-heads", "humaneval", 12, (CODER, f"suffix+{CODER}", "suffix"), minutes=8),
-    Plan("qwen-q4", "spec-bench", 9, COPYING, XLLAMA[:3], 0.7, minutes=8),
+    Plan("qwen-q4", "spec-bench", 9, COPYING, LLAMA, 0.7, minutes=8),
     Plan(TRAINED, "spec-bench", 24, PAYING, temperature=0.7, minutes=8),
     *(Plan("smollm2-q4", "spec-bench", 64, (*COPYING, "hierarchy"), batch=batch, minutes=6) for batch in (4, 8, 32)),
     Plan("smollm2-q4", "humaneval", 16, (*COPYING, *OTHERS), HOSTS, minutes=8),
     Plan(TRAINED, "humaneval", 16, PAYING, minutes=5),
-    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), HOSTS[:4], 0.7, minutes=5),
+    Plan("smollm2-q4", "spec-bench", 18, (*COPYING, "hierarchy"), LLAMA, 0.7, minutes=5),
 )
 """The most telling first: together about three hours. Runs of before, which the record has too, asked for more."""
 
@@ -170,10 +174,11 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     """`paceline bench` for a run."""
     option, dtype, _ = TARGETS[plan.target]
     model = getattr(asked, option)
-    names = {"model": model, "heads": asked.heads}
+    names = {"model": model, "heads": asked.heads, "made": asked.made}
     specs = [method.format(**names) for method in plan.methods]
     if missing := [spec for spec in specs if not all(file.exists() for file in _files(spec))]:
-        print(f"{plan.name}: without {', '.join(missing)}, whose files are not there", flush=True)
+        why = "whose files are not there (zoo/smollm2.toml and zoo/qwen-coder.toml make drafters)"
+        print(f"{plan.name}: without {', '.join(missing)}, {why}", flush=True)
     words = [sys.executable, "-m", "paceline", "bench", model, "--dtype", dtype]
     words += ["-n", str(plan.max_tokens or asked.max_tokens)]
     words += ["--warm-up", "1"]
@@ -181,7 +186,7 @@ def command(plan: Plan, asked: argparse.Namespace) -> list[str]:
     words += ["--limit", str(min(plan.questions, asked.limit or plan.questions)), "-t", str(plan.temperature)]
     words += ["-b", str(plan.batch), *([] if plan.budget else ["--no-budget"])]
     words += [word for spec in specs if spec not in missing for word in ("-d", spec)]
-    peers = [peer for peer in plan.peers if asked.llama_server or "llama_server" not in peer]
+    peers = [peer for peer in plan.peers if peer not in (NATIVE if not asked.llama_server else WHEEL)]
     words += [word for peer in peers for word in ("--peer", peer.format(**names, llama_server=asked.llama_server))]
     return words + (["--peer-python", asked.peer_python] if asked.peer_python else [])
 
@@ -389,7 +394,10 @@ def full(record: dict[str, Any]) -> Iterator[str]:
     yield "# Every run"
     yield ""
     yield "<!-- Written by `python benchmarks/results.py full`; do not edit by hand. -->"
-    yield "What the columns mean: [figures](../glossary.md). [The results in short](README.md)."
+    yield (
+        "What the columns mean: [figures](../glossary.md). [The results in short](README.md). Not all drafters that "
+        "were measured ship: [which do](heads.md)."
+    )
     for name, one in record.items():
         yield ""
         yield f"## {name}"
@@ -442,19 +450,20 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
     published = tomllib.loads(PUBLISHED.read_text("utf-8"))
     runs = {name: one for name, one in record.items() if one["target"] == TRAINED}
     dated = sorted(runs.values(), key=lambda run: run["date"])
-    newest = {one["folder"]: one for run in dated for one in run.get("cards", {}).values()}
+    newest = {_place(one): one for run in dated for one in run.get("cards", {}).values()}
     yield "# Drafters trained for SmolLM2"
     yield ""
     yield "<!-- Written by `python benchmarks/results.py heads`; do not edit by hand. -->"
-    if weights := sorted(f"models/{folder} {one['fingerprint']}" for folder, one in newest.items()):
+    if weights := sorted(f"{place} {one['fingerprint']}" for place, one in newest.items()):
         yield f"<!-- measured with {', '.join(weights)} -->"
     yield (
-        "SmolLM2-135M-Instruct in bfloat16, and the drafters in `models/smollm2-*` that were "
-        "[trained](../train.md) for it. In runs whose name ends in `whole` they draft as in their papers, trees of 16 "
-        "nodes however little these bring; in the others as much as pays. `vocab`: over the tokens that they learnt; "
-        "`eagle3` has such of its own. Tokens are those of a round, the target's own included; speed-ups are "
-        "over plain decoding, prompts included. [The results in short](README.md); [every figure](runs.md), also of "
-        "drafters that are gone."
+        "SmolLM2-135M-Instruct in bfloat16, and the drafters that were [trained](../train.md) for it. Of these "
+        f"{len(SHIPPED)} ship, in `models/smollm2-*`; those in `{MADE}` do not ship any more. [Their recipe]"
+        "(../../zoo/README.md#drafters-of-a-real-model) makes them, and the figures are those of the weights that were "
+        "measured. In runs whose name ends in `whole` they draft as in their papers, trees of 16 nodes however little "
+        "these bring; in the others as much as pays. `vocab`: over the tokens that they learnt; `eagle3` has such of "
+        "its own. Tokens are those of a round, the target's own included; speed-ups are over plain decoding, prompts "
+        "included. [The results in short](README.md); [every figure](runs.md), also of drafters that are gone."
     )
     if not runs:
         yield ""
@@ -467,9 +476,15 @@ def heads(record: dict[str, Any]) -> Iterator[str]:
             yield from _beside_papers(name, one, published, newest)
 
 
-def _card_table(folders: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _place(one: dict[str, Any]) -> str:
+    """Where a drafter of the record is found; when it was measured, it may have shipped."""
+    name = one["folder"].removeprefix("smollm2-")
+    return f"models/smollm2-{name}" if name in SHIPPED else f"{MADE}/{name}"
+
+
+def _card_table(drafters: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every drafter's training in a line, and whether all have seen as many tokens."""
-    trained = {one["tokens"] for one in folders.values()}
+    trained = {one["tokens"] for one in drafters.values()}
     yield ""
     yield "## What they have learnt from"
     yield ""
@@ -479,9 +494,9 @@ def _card_table(folders: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "| | tokens read | minutes | sum min(p, q) |"
     yield "|---|---:|---:|---:|"
-    for folder, one in sorted(folders.items()):
+    for place, one in sorted(drafters.items()):
         tokens = "" if one["tokens"] is None else f"{one['tokens']:,}"
-        yield f"| `models/{folder}` | {tokens} | {_number(one['minutes'], 1)} | {_number(one['overlap'], 3)} |"
+        yield f"| `{place}` | {tokens} | {_number(one['minutes'], 1)} | {_number(one['overlap'], 3)} |"
 
 
 def _beside_papers(
@@ -501,9 +516,9 @@ def _beside_papers(
     yield ""
     yield f"{run['setting']}; {run['machine']}.{'' if run['complete'] else ' Not complete.'}"
     yield from run["notes"]
-    for one in {one["folder"]: one for one in run.get("cards", {}).values()}.values():
-        if one["fingerprint"] != newest[one["folder"]]["fingerprint"]:
-            yield f"With an earlier `models/{one['folder']}`, which had read {one['tokens']:,} tokens."
+    for place, one in {_place(one): one for one in run.get("cards", {}).values()}.items():
+        if one["fingerprint"] != newest[place]["fingerprint"]:
+            yield f"With an earlier `{place}`, which had read {one['tokens']:,} tokens."
     yield ""
     simulated = "simulated, a chain of 3"
     columns = ["", "tokens a round", simulated, "tokens/s", "speed-up (95 %)", "identical"]
@@ -602,6 +617,7 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--code-edits", default="code-edits")
     running.add_argument("--demo", default="demo")
     running.add_argument("--heads", default="models", help="folder of the drafters smollm2-* and qwen-coder-*")
+    running.add_argument("--made", default=MADE, help="folder of the others of SmolLM2, which zoo/smollm2.toml makes")
     running.add_argument("--llama-server", help="llama.cpp's server, built here; none: it is left out")
     running.add_argument("--peer-python", help="as for paceline bench: vllm=PATH,xllamacpp=PATH")
     commands.add_parser("collect").add_argument("out", type=Path)

@@ -16,7 +16,7 @@ from paceline.draft.methods.auto import Auto
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.survival import Survival
-from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, WAIT, Budget, PricedRound, Trials
+from paceline.engine.budget import LONGEST_WAIT, PROBE, SHARE, UNKNOWN, WAIT, Budget, PricedRound, Trials
 from paceline.engine.engine import Engine
 from paceline.logs.transcript import RecordedAnswer
 from paceline.replay.walk import ReplayTally, Walk
@@ -183,15 +183,18 @@ class World:
             text.append(1 + text[-1] % 8 if rng.random() < self.share(place) else int(rng.integers(64)))
         return RecordedAnswer(np.array(text[:8]), np.array(text[8:]))
 
-    def speed(self, draft, batch, new, budget=True):
-        """Tokens a second."""
+    def speed(self, draft, batch, new, budget=True, times=1):
+        """Tokens a second. times: how many batches are answered, one after another."""
         drafter = create(draft) if isinstance(draft, str) else draft
         drafter.bind(Recording(None, (), 64))
-        prices, walks = Budget(now=lambda: self.now) if budget else UNLIMITED, []
-        for id in range(batch):
-            walks.append(Walk(id, self.text(id, new)))
-            drafter.start(walks[-1].row)
-        began = self.now
+        prices, began = Budget(now=lambda: self.now) if budget else UNLIMITED, self.now
+        for first in range(0, batch * times, batch):
+            self.answer(drafter, prices, [Walk(id, self.text(id, new)) for id in range(first, first + batch)])
+        return batch * times * new / (self.now - began)
+
+    def answer(self, drafter, prices, walks):
+        for walk in walks:
+            drafter.start(walk.row)
         while walks := [walk for walk in walks if not walk.is_over]:
             rows = [walk.row for walk in walks]
             drafter.begin_round(allowance := prices.open(rows))
@@ -201,7 +204,6 @@ class World:
             self.now += seconds
             accepted = [walk.accept(tree, ReplayTally()) for walk, tree in zip(walks, trees, strict=True)]
             allowance.close(rows, trees, accepted, seconds)
-        return batch * new / (self.now - began)
 
 
 COSTS = [(0.01, 0.0), (0.2, 0.0), (0.1, 0.5), (0.6, 0.0)]
@@ -249,10 +251,42 @@ def test_what_is_worthless_is_tried_again_at_bounded_cost(seconds, steps):
     assert 3 < drafter.asked < (3000 if seconds < 0.01 else 900 if seconds < 1 else 60)
 
 
+class Reader(Useless):
+    """Reads a row's text at its first call, for as long as 20 rounds take."""
+
+    def __init__(self, world):
+        super().__init__(world, 0.1, True)
+        self.read = set()
+
+    def draft(self, row, most):
+        self.world.now += 20.0 * (row.id not in self.read)
+        self.read.add(row.id)
+        return super().draft(row, most)
+
+
+def test_trials_count_the_time_that_reading_a_prompt_takes():
+    world = World(0.5, 1.0, 0.2)
+    drafter, plain = Reader(world), world.speed("none", 1, 64, times=200)
+    assert world.speed(drafter, 1, 64, times=200) > 0.97 * plain
+    assert 2 < len(drafter.read) < 20
+
+
+def test_before_prices_are_known_few_nodes_are_drafted_and_every_other_round_is_plain():
+    budget, drafter, (row,) = Budget(now=lambda: 0.0), Deep(side_by_side=4), many(1)
+    nodes = []
+    while not budget.prices.known:
+        allowance = budget.open([row])
+        trees = allowance.cut(allowance.ask(drafter, [Ask(row, 8)]))
+        nodes.append(trees[0].num_drafted)
+        allowance.close([row], trees, [whole(trees[0])], 1.0 + 0.3 * nodes[-1])
+    assert nodes == [UNKNOWN, 0, UNKNOWN, 0]
+    assert budget.prices.seconds(1, UNKNOWN) == pytest.approx(1.0 + 0.3 * UNKNOWN, rel=0.1)
+
+
 def test_trials_become_rare_until_they_take_their_share():
     for share in (0.001, 0.05, 0.5, 30.0):
         trials = Trials()
-        due = [round for round in range(4000) if trials.due(round, share)]
+        due = [round for round in range(20_000) if trials.due(round, share)]
         gaps = np.diff(due)
         assert (np.diff(gaps) >= 0).all()
         assert gaps[-1] == min(max(int(share / SHARE), WAIT), LONGEST_WAIT)
@@ -518,7 +552,7 @@ def test_tokens_are_plain_ones_however_prices_change(tree, temperature):
     engine.budget = Budget(now=Restless())
     out = engine.generate(prompts, params)
     assert [done.tokens for done in out] == plain
-    assert sum(done.stats.draft_rounds for done in out) > 20
+    assert sum(done.stats.draft_rounds for done in out) > 10
 
 
 def test_an_engine_that_drafts_has_a_budget_unless_it_is_told_not_to(monkeypatch):

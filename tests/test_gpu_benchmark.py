@@ -55,13 +55,15 @@ def test_a_case_that_breaks_is_a_line_and_the_next_one_follows(tmp_path):
     assert second["ms"] == 0.5
 
 
-def test_pieces_of_a_parcel_are_the_archive(tmp_path, monkeypatch):
+def test_pieces_of_a_parcel_are_the_archive(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parcel, "FOLDERS", ("benchmarks",))
+    monkeypatch.setattr(parcel, "MADE", ("build/never",))
     (tmp_path / "large").write_bytes(bytes(100) * 100)
     large = f"large.gguf={tmp_path / 'large'}"
     words = ["parcel.py", str(tmp_path / "out"), "--wheels", "--file", large, "--piece", "1"]
     monkeypatch.setattr(sys, "argv", words)
     parcel.main()
+    assert capsys.readouterr().out.startswith("without build/never, ")
     whole = tmp_path / "whole"
     whole.write_bytes(b"".join(piece.read_bytes() for piece in sorted((tmp_path / "out").iterdir())))
     with tarfile.open(whole) as tar:

@@ -102,9 +102,10 @@ def test_trained_drafters_stand_beside_their_papers(tmp_path, printed, monkeypat
     page = printed("heads")
     assert (tmp_path / "heads.md").read_text() == page
     weights = fingerprint({"weight": torch.ones(2, 2)})
-    assert f"<!-- measured with models/smollm2-draft {weights}, models/smollm2-eagle {weights}, " in page
+    places = "build/smollm2/draft", "build/smollm2/eagle", "models/smollm2-eagle3"
+    assert f"<!-- measured with {', '.join(f'{place} {weights}' for place in places)} -->" in page
     assert "**They have not all read as many tokens.**" in page
-    assert "| `models/smollm2-draft` | 5,000 | 6.0 | 0.625 |" in page
+    assert "| `build/smollm2/draft` | 5,000 | 6.0 | 0.625 |" in page
     greedy, sampled = (part.split("\n## ")[0] for part in page.split("\n## amx/smollm2-heads-")[1:])
     rows = {line.split("`")[1]: line.split(" | ")[1:] for line in greedy.splitlines() if line.startswith("| `")}
     assert list(rows)[:3] == ["eagle,vocab", "sam+eagle3", "eagle3"], "the most tokens first"
@@ -164,9 +165,11 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     asked = Namespace(
         runs=["qwen-q4-code-edits", "smollm2-q4-spec-bench-b4", "smollm2-heads-spec-bench-whole"],
         out=tmp_path, limit=2, max_tokens=9, qwen="q.gguf", smollm2="s.gguf", spec_bench="s", humaneval="h",
-        code_edits="code-edits", demo="demo", heads=str(tmp_path), peer_python="x", llama_server=None,
+        code_edits="code-edits", demo="demo", heads=str(tmp_path), made=f"{tmp_path}/made", peer_python="x",
+        llama_server=None,
     )  # fmt: skip
-    (tmp_path / "smollm2-eagle3").mkdir()
+    for name in ("smollm2-eagle3", "smollm2-hydra", "made/dflash"):
+        (tmp_path / name).mkdir(parents=True)
     commands = []
     statuses = iter((0, 0, 0, 1, 130))
     monkeypatch.setattr(results, "call", lambda words: commands.append(list(words)) or next(statuses))
@@ -174,16 +177,18 @@ def test_a_run_is_one_command_and_stops_when_it_is_interrupted(tmp_path, monkeyp
     qwen, heads, smollm2 = (" ".join(words[3:]) for words in commands)
     assert qwen.startswith("bench q.gguf --dtype auto -n 9 --warm-up 1 --suite code-edits --out ")
     assert " --limit 2 -t 0.0 -b 1 -d suffix " in qwen
-    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-cache --peer-python x")
+    assert qwen.endswith(" --peer xllamacpp:q.gguf,spec=ngram-mod --peer-python x")
     assert " -d prediction " in qwen
     assert "--dtype auto" in smollm2
     assert " -b 4 " in smollm2
-    at = f"{tmp_path}/smollm2-eagle3"
-    there = f" -b 1 --no-budget -d eagle3:{at} -d sam+eagle3:{at} -d sam -d suffix --peer-python x"
+    at, dflash = f"{tmp_path}/smollm2-eagle3", f"dflash:{tmp_path}/made/dflash"
+    there = f" -b 1 --no-budget -d eagle3:{at} -d {dflash} -d {dflash},tree=0 -d sam+eagle3:{at} -d sam -d suffix"
+    there += " --peer-python x"
     assert heads.endswith(there), "those whose files are there"
     assert results.run(asked) == 130
     assert len(commands) == 5
     asked.llama_server = "built/llama-server"
+    assert not any("xllamacpp" in word for word in results.command(results.PLANS[0], asked))
     served, drafting = [word for word in results.command(results.PLANS[0], asked) if "llama-server" in word]
     assert served == "built/llama-server -m q.gguf -c 8192 --parallel 1 --no-cache-prompt --cache-ram 0 --port {port}"
     assert drafting == f"{served} --spec-type ngram-mod"

@@ -193,12 +193,15 @@ def make(
 
 def page(
     model: Annotated[str, typer.Argument(help="The model's name in its drafters' folders, MODEL-NAME.")],
-    out: Annotated[Path, typer.Option(help="Folder of the drafters.", callback=check_folder)] = Path("models"),
+    out: Annotated[Path, typer.Option(help="Folder of those that ship.", callback=check_folder)] = Path("models"),
+    work: Annotated[
+        Path, typer.Option(help="Folder of the others; the page keeps the lines of those that are not there.")
+    ] = Path("build/smollm2"),
 ) -> None:
     """Write the page of a model's drafters, OUT/MODEL.md.
 
-    python -m zoo page smollm2 --out models
+    python -m zoo page smollm2 --out models --work build/smollm2
     """
     from zoo.page import write
 
-    write(model, out)
+    write(model, out, work)

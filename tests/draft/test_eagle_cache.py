@@ -8,6 +8,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.segment import Segment
+from paceline.core.tree import DraftTree
 from paceline.draft import registry
 from paceline.draft.fallback import Fallback
 from paceline.draft.models import states as of_states
@@ -87,3 +88,18 @@ def test_after_every_round_the_cache_is_a_fresh_prefill(here, monkeypatch, metho
         checked += 1
     assert checked >= 6
     assert sum(stood.values()) > 0
+
+
+@pytest.mark.parametrize(("most", "reads"), [(16 << 20, False), (1, True)])
+def test_a_head_that_is_never_asked_reads_only_what_cannot_wait(here, monkeypatch, most, reads):
+    monkeypatch.setattr(of_states, "CHUNK", 4)
+    monkeypatch.setattr(of_states, "WAITING", most)
+    drafter = registry.create(f"eagle3:{here.folder / 'eagle3'}")
+    monkeypatch.setattr(drafter, "propose", lambda asks: [DraftTree.root(row.last_token) for row, _ in asks])
+    engine = Engine(here.target, drafter)
+    engine.add(here.prompts[0], SamplingParams(max_tokens=NEW))
+    while engine.has_work:
+        engine.step()
+        for row in engine.rows:
+            assert (drafter.model.length(row) > 1) == reads
+            assert not reads or drafter.model.pending.count(row) <= 4

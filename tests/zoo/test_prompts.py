@@ -14,7 +14,7 @@ from paceline.train.generated import openings
 from tests import models
 from zoo.__main__ import app
 from zoo.overlap import RUN, Overlap, words
-from zoo.page import page
+from zoo.page import write
 from zoo.prompts import KINDS
 from zoo.text import plain
 
@@ -108,11 +108,19 @@ def test_the_page_has_what_the_drafters_say_of_themselves(tmp_path):
         "target": {"name": "Small", "weights_fingerprint": "aa", "tokenizer_fingerprint": "bb"},
         "blocks": {"w": "Q8_0"},
     }
-    folder = tmp_path / "smollm2-medusa"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({"w": torch.zeros(1000, 340, dtype=torch.uint8)}, folder / "model.safetensors")
-    text = page("smollm2", tmp_path)
-    assert f"| `medusa:{folder}` | 0.3 M | 0.3 | 3,000 | 12,345 | 6.0 | 0.250 | 0.125 | 0.250 | 1.38 |" in text
+    medusa, hydra = tmp_path / "smollm2-medusa", tmp_path / "work" / "hydra"
+    for folder in (medusa, hydra):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({"w": torch.zeros(1000, 340, dtype=torch.uint8)}, folder / "model.safetensors")
+    write("smollm2", tmp_path, tmp_path / "work")
+    text = (tmp_path / "smollm2.md").read_text("utf-8")
+    ship, made = text.split("These do not ship; ")
+    figures = "0.3 M | 0.3 | 3,000 | 12,345 | 6.0 | 0.250 | 0.125 | 0.250 | 1.38 |"
+    assert f"| `medusa:{medusa}` | {figures}\n" in ship
+    assert f"| `hydra:{hydra}` | {figures}\n" in made
+    hydra.rename(tmp_path / "gone")
+    write("smollm2", tmp_path, tmp_path / "work")
+    assert (tmp_path / "smollm2.md").read_text("utf-8") == text, "a line stays where the weights are gone"
     with pytest.raises(PacelineError, match="has no drafter of smollm2"):
-        page("smollm2", tmp_path / "empty")
+        write("smollm2", tmp_path / "empty", tmp_path / "work")

@@ -269,16 +269,18 @@ class IntegerPanels:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, width] @ weight.T + bias, [rows, outputs], in the dtype of x."""
-        rows, x = len(x), x.contiguous()
+        # Views that change nothing are not made: a forward that is recorded spends most of its time on them.
+        rows, x = len(x), x if x.is_contiguous() else x.contiguous()
         by_amx = rows >= MANY and x.dtype == torch.bfloat16 and not (self.exact or self._wide) and amx.supported()
         dtype = torch.float32 if self._wide else x.dtype
         out = x.new_empty(rows + (-rows % amx.PAIR if by_amx else 0), self.outputs, dtype=dtype)
         for part in self._parts if rows else ():
+            to = out[:, part.first :] if part.first else out
             if by_amx:
-                part.multiply_by_amx(x, out[:, part.first :])
+                part.multiply_by_amx(x, to)
             else:
-                part.multiply(x, out[:, part.first :])
-        return out[:rows]
+                part.multiply(x, to)
+        return out if len(out) == rows else out[:rows]
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, width], of the `blocks`."""
@@ -310,7 +312,8 @@ class _PanelGroup:
         tiles = tiles_of(self.kind, x.dtype, out.dtype, instruction_set(), parts)
         row_records = self._blocks_run * self._unit.record(parts)
         fitting = max(_cached_bytes() // row_records // tiles.most, 1) * tiles.most
-        for some, to in zip(x.split(fitting), out.split(fitting), strict=True):
+        fits = len(x) <= fitting
+        for some, to in ((x, out),) if fits else zip(x.split(fitting), out.split(fitting), strict=True):
             records = self._records(len(some) * row_records, dtype=torch.uint8)
             sizes = {"rows": len(some), "input": some.data_ptr(), "input_bytes": self.width * x.itemsize}
             sizes |= {"outputs": self.outputs, "units": self._units, "stride": out.stride(0) * out.itemsize}

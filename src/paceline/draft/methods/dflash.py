@@ -8,7 +8,7 @@ grows a tree over the positions' distributions. DFlash2 (Z Lab's code, 2026) has
 positions, and chooses among each position's best tokens by the token before. Folders are from `paceline train dflash`
 or published.
 
-    Engine("smollm2", draft="dflash:models/smollm2-dflash,tree=16")
+    Engine("smollm2", draft="dflash:build/dflash,tree=16")
 """
 
 from __future__ import annotations

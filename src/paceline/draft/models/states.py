@@ -36,7 +36,10 @@ from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
 
 CHUNK = 512
-"""Largest number of a row's states that wait; the head reads more as they come."""
+"""Largest number of states that the head reads with a draft; it reads those before them in chunks."""
+WAITING = 16 << 20
+"""Bytes of a row's states that wait at most; the head reads more as they come. A drafter that is never asked, because
+it does not pay, should not read prompts either."""
 
 RunHead = Callable[[torch.Tensor, IntArray, Sequence[Segment]], torch.Tensor]
 """run_head(states [N, L * H], following int64 [N], segments): run a head's own layers over states of committed tokens.
@@ -57,6 +60,7 @@ class Pending:
         self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
         self.run_head = run_head
         self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
+        self._most = max(CHUNK, WAITING // max(width * self._nothing.itemsize, 1))
         self._states: dict[int, list[torch.Tensor]] = {}  # by row id, in pieces: `of` joins them
         self._first: dict[int, int] = {}  # by row id: number of the first state's token
         self._end: dict[int, int] = {}  # by row id: number of the token after the last state
@@ -92,8 +96,8 @@ class Pending:
         return parts[0][self.cached(row) - self._first[row.id] :]
 
     def feed(self, round: Round) -> None:
-        """Take the states of the tokens that the round committed, whichever drafter made them. While more than CHUNK
-        states wait, the head reads them at once."""
+        """Take the states of the tokens that the round committed, whichever drafter made them. Of more than WAITING
+        bytes, the head reads the first ones at once."""
         for i, row in enumerate(round.rows):
             states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
             self._states[row.id].append(states)
@@ -102,8 +106,13 @@ class Pending:
                 self._states[row.id] = [self.of(row)]
                 self._first[row.id] = self.cached(row)
             goes_on = self.cached(row) + self.count(row) < len(row)  # false if the row ended inside a draft
-            while goes_on and self.count(row) > CHUNK:
-                self.read([row], [self.of(row)[:CHUNK]])
+            if goes_on and self.count(row) > self._most:
+                self.catch_up(row)
+
+    def catch_up(self, row: Request) -> None:
+        """Read the row's waiting states in chunks, but for the last."""
+        while self.count(row) > CHUNK:
+            self.read([row], [self.of(row)[:CHUNK]])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -149,6 +158,9 @@ class StatesModel(DraftModel):
 
     def length(self, row: Request) -> int:
         return self.pending.cached(row)
+
+    def catch_up(self, row: Request) -> None:
+        self.pending.catch_up(row)
 
     def feed(self, round: Round) -> None:
         self.pending.feed(round)

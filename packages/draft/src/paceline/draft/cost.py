@@ -17,6 +17,8 @@ from paceline.jsonl import NotJSON, loads
 
 INSTANT = 1e-9
 """Shortest time of a round, in seconds."""
+MOST_RECORDED = 32
+"""Up to so many nodes, every number of them may have a forward of its own (`kernels/program.py`)."""
 
 
 class Prices:
@@ -67,8 +69,8 @@ class Prices:
         return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
-        """Record a round's time. The first round of a shape is ignored, because it may have compiled something."""
-        shape = rows, nodes.bit_length()
+        """Record a round's time. The first round of a shape is ignored: something may have been compiled or recorded."""
+        shape = rows, nodes if rows + nodes <= MOST_RECORDED else -nodes.bit_length()
         if self.is_fixed or shape not in self._shapes:
             self._shapes.add(shape)
             return

@@ -31,11 +31,11 @@ from paceline.draft.survival import Survival
 
 PROBE = 4
 """Largest number of tokens that a trial drafts or verifies."""
-UNKNOWN, MOST = 8, 4096
+UNKNOWN, MOST = 4, 4096
 """Largest number of tokens drafted for all rows together: while no price is known, and ever."""
 SHARE = 0.005
-"""Share of the time that each of the three kinds of trial may take."""
-WAIT, LONGEST_WAIT = 4, 256
+"""Share of the time that each kind of trial may take."""
+WAIT, LONGEST_WAIT = 4, 4096
 """Rounds before the first trial, and the largest number of rounds between two trials."""
 
 
@@ -59,7 +59,7 @@ class Trials:
         """Whether a trial, which takes `share` of a round, is due. If so, the next interval is longer."""
         if round < self._next:
             return False
-        self._wait = int(min(2 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
+        self._wait = int(min(4 * self._wait, max(share / SHARE, WAIT), LONGEST_WAIT))
         self._next = round + self._wait
         return True
 
@@ -67,10 +67,13 @@ class Trials:
 class Drafts:
     """The measurements of a drafter.
 
+    asks, reads, checks  decide when it is asked in a row that it has read, in a row that it has not, and when a few of
+           its tokens are verified, although that does not pay.
     worth  fading mean, over all rows, of the tokens that asking the drafter gained, less the price of verifying them.
     steps  whether the drafter is told a depth, because it runs a model step by step or its drafts must stay whole.
     width  mean number of nodes at each depth of its drafts.
-    begun  ids of the rows for which it was asked. The first call for a row may read its prompt, and is not timed."""
+    begun  ids of the rows for which it was asked. The first call for a row may read its prompt.
+    read   seconds a token of the first call for a row."""
 
     PACE, STRENGTH = 0.03, 3.0
     """How fast the mean over all rows moves, and its weight in a row's own mean."""
@@ -78,9 +81,10 @@ class Drafts:
     def __init__(self, times: DraftTimes | None, shares: Sequence[float]) -> None:
         self.is_fixed = times is not None
         self.times, self.survival = times or DraftTimes(), Survival(shares)
-        self.asks, self.checks = Trials(), Trials()
+        self.asks, self.reads, self.checks = Trials(), Trials(), Trials()
         self.worth, self.steps, self.width = 1.0, False, 1.0
         self.begun: set[int] = set()
+        self.read = 0.0
         self._count = 2
         self._rows: dict[int, tuple[float, float]] = {}
 
@@ -96,6 +100,14 @@ class Drafts:
         self.worth += max(1 / self._count, self.PACE) * (value - self.worth)
         total, count = self._rows.get(row, (0.0, 0.0))
         self._rows[row] = 0.8 * total + value, 0.8 * count + 1
+
+    def reading(self, asks: Sequence[Ask]) -> float:
+        """Expected seconds to read the rows for which it was not asked before."""
+        return self.read * sum(len(row) for row, _ in asks if row.id not in self.begun)
+
+    def note_read(self, tokens: int, seconds: float) -> None:
+        """Record the first call for rows of so many tokens."""
+        self.read += (seconds / tokens - self.read) / (2 if self.read else 1)
 
     def drop(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -119,6 +131,7 @@ class Budget(Unlimited):
     table         measured prices; None: they are learnt. now: a clock, in seconds.
     plain         decides when a round without drafts is timed.
     rounds        number of rounds so far.
+    lead          how many more rounds had drafts than had none. Before prices are known, plain rounds catch up.
     tokens, time  tokens a row gained in the last rounds, and their time, in rounds of plain decoding; both fade."""
 
     def __init__(self, table: Table | None = None, now: Callable[[], float] = perf_counter) -> None:
@@ -126,7 +139,7 @@ class Budget(Unlimited):
         self.table, self.now = table, now
         # Weak references, because combinators may drop drafters, which may hold much text.
         self.drafts: WeakKeyDictionary[Drafter, Drafts] = WeakKeyDictionary()
-        self.plain, self.rounds = Trials(2 * WAIT), 0
+        self.plain, self.rounds, self.lead = Trials(), 0, 0
         self.tokens = self.time = 8.0
 
     def open(self, rows: Sequence[Request]) -> PricedRound:
@@ -160,6 +173,8 @@ class PricedRound(Allowance):
         gain = budget.tokens / budget.time
         # If drafts seem to gain nothing, timing a plain round seems free, but the estimate may be wrong: hence 0.2.
         self._is_plain = not self.prices.is_fixed and budget.plain.due(budget.rounds, max(gain - 1, 0.2))
+        if not self.prices.known:
+            self._is_plain = budget.lead > 0
         if self.prices.known:
             terms = self.prices.terms
             self.rate = self._count * max(gain, 1.0) / self._seconds(0)
@@ -182,6 +197,8 @@ class PricedRound(Allowance):
             seconds = known.times.seconds(len(asked), max(calls, 1))
         elif known.begun.issuperset(row.id for row, _ in asked):
             known.times.note(len(asked), max(calls, 1), seconds)
+        elif known.begun.isdisjoint(row.id for row, _ in asked):
+            known.note_read(sum(len(row) for row, _ in asked), seconds)
         self._drafting += seconds
         for (row, most), tree in zip(asked, trees, strict=True):
             known.begun.add(row.id)
@@ -211,16 +228,19 @@ class PricedRound(Allowance):
             chosen = [self._depth(known, ask, len(asks)) for ask in asks]
             limits = [depth for depth, _ in chosen]
             pays = sum(gain for _, gain in chosen) > self.any and any(limits)
-            trial, share = [min(most[0], PROBE)] + [0] * (len(asks) - 1), PROBE * call / price
+            trial = [min(most[0], PROBE)] + [0] * (len(asks) - 1)
+            share, unread = PROBE * call / price, known.reading(asks[:1]) / price
         else:
             cost = self.rate * call / len(asks)
             worth = [known.worth_of(row.id) for row, _ in asks]
             limits = [limit if brings >= cost else 0 for brings, limit in zip(worth, most, strict=True)]
-            pays, trial, share = any(limits), most, call / price
+            pays, trial, share, unread = any(limits), most, call / price, known.reading(asks) / price
         if pays:
             known.asks.reset()
+            known.reads.reset()
             return limits
-        return trial if known.asks.due(self.budget.rounds, share) else [0] * len(asks)
+        trials, share = (known.reads, share + unread) if unread else (known.asks, share)
+        return trial if trials.due(self.budget.rounds, share) else [0] * len(asks)
 
     def _depth(self, known: Drafts, ask: Ask, rows: int) -> tuple[int, float]:
         """The depth that pays most for a row, and the tokens that it is expected to gain, less their price. rows: how
@@ -256,10 +276,12 @@ class PricedRound(Allowance):
     def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         """Cut trees to the nodes that pay, and in trials a few more. Trees that must stay whole are not cut."""
         made, known = list(trees), self.budget.known
-        if not self.prices.known:
-            return made
         open_ = [i for i, tree in enumerate(trees) if tree.num_drafted and tree.may_be_cut]
         stands, price = {i: self._stands(trees[i], self.rows[i]) for i in open_}, self.node
+        if not self.prices.known:
+            for i, of in stands.items():
+                made[i] = _first(trees[i], of, max(UNKNOWN // self._count, 1))
+            return made
         if sum(len(stands[i]) for i in open_) > self.room:  # Prices beyond `room` are not known.
             every = np.concatenate([stands[i] for i in open_])
             price = max(price, float(np.partition(every, -self.room)[-self.room]))
@@ -290,6 +312,7 @@ class PricedRound(Allowance):
                 if by.steps:
                     by.survival.note_asked(length, limit, (len(done.path) - 1) * is_own, verified)
         nodes = sum(tree.num_drafted for tree in trees)
+        budget.lead += 1 if nodes else -1
         if not nodes:
             budget.plain.put_off(budget.rounds)
         if seconds is None or len(rows) != self._count:
