@@ -69,7 +69,7 @@ class Prices:
         return sum(term * factor for term, factor in zip(self._list, _factors(rows, nodes, context), strict=True))
 
     def note(self, rows: int, nodes: int, context: int, seconds: float) -> None:
-        """Record a round's time. The first round of a shape is ignored: something may have been compiled or recorded."""
+        """Record a round's time. The first round of a shape is ignored: it may compile or record something."""
         shape = rows, nodes if rows + nodes <= MOST_RECORDED else -nodes.bit_length()
         if self.is_fixed or shape not in self._shapes:
             self._shapes.add(shape)
