@@ -92,7 +92,7 @@ def test_a_folder_of_a_checkout_is_installed_without_torch(name, tmp_path):
     with Served(accepted=(1,)) as fake:
         line = {
             "certify": f"certify server {fake.url} --budget 2s --requests 0",
-            "lab": f"replay log.jsonl --tokenizer {REPOSITORY / 'models' / 'demo'} -d suffix",
+            "lab": f"replay log.jsonl --tokenizer {REPOSITORY / 'models' / 'demo'}",
         }[name]
         done = subprocess.run([paceline, *line.split()], **told)
     assert done.returncode in ((0, 1) if name == "certify" else (0,)), done.stdout + done.stderr

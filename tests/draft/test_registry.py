@@ -1,5 +1,6 @@
 """Names, options and errors of the registry."""
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Literal
@@ -239,6 +240,17 @@ def test_a_broken_third_party(third_party, value, says):
     with pytest.raises(MethodError, match=says):
         create("mine")
     assert create("none").name == "none"
+
+
+def test_a_method_of_ours_that_is_not_installed(monkeypatch):
+    """Where the engine is not installed. Its own errors are no reason to say so."""
+    monkeypatch.setitem(sys.modules, "paceline.draft.methods.recycling", None)
+    with pytest.raises(MethodError, match=r"^Drafter 'recycling' runs beside a model and is not installed; .* install \."):
+        create("recycling")
+    monkeypatch.delitem(sys.modules, "paceline.draft.methods.jacobi", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError):
+        create("jacobi")
 
 
 # Quotes --------------------------------------------------------------------------------------------------------------
