@@ -165,7 +165,7 @@ def _lacking(module: str, argv: Sequence[str]) -> str:
     """What brings a module that is not installed; "" for one that no command needs."""
     top = module.split(".")
     what = BROUGHT.get(".".join(top[:2])) or BROUGHT.get(top[0], "")
-    own = next((TABLE[name].needs for name in (" ".join(argv[:2]), *argv[:1]) if name in TABLE and TABLE[name].needs), "")
+    own = next(filter(None, (TABLE[name].needs for name in (" ".join(argv[:2]), *argv[:1]) if name in TABLE)), "")
     own = "packages/evals[vision]" if list(argv[:2]) == ["eval", "vision"] else own
     return what if what in OF_ITSELF or not what else own or what
 
