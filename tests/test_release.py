@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 
 import pytest
 import yaml
@@ -74,6 +75,27 @@ def test_the_wheels_run_in_an_empty_environment(tmp_path):
     assert "SmolLM2" in run(paceline, "doctor", "smollm2", env=here).stdout
     run(paceline, "serve", "--help", env=here)
     assert "Not installed" not in run(paceline, "--help", env=here).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_sdist_makes_the_wheel_that_its_folder_makes(tmp_path):
+    """Though the folder's own pyproject.toml reads files outside of it."""
+    release = os.environ | {"PACELINE_RELEASE": "1"}
+    run = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True, env=release)  # noqa: E731
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    run(python, "-m", "pip", "install", "build")
+    for place in PLACES.values():
+        run(python, "-m", "build", "--outdir", str(tmp_path / "sdists"), str(REPOSITORY / place))
+    places = [str(REPOSITORY / place) for place in PLACES.values()]
+    run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path / "wheels"), *places)
+    for wheel in (tmp_path / "wheels").iterdir():
+        direct, made = zipfile.ZipFile(wheel), zipfile.ZipFile(tmp_path / "sdists" / wheel.name)
+        assert sorted(direct.namelist()) == sorted(made.namelist())
+        (metadata,) = [name for name in direct.namelist() if name.endswith("/METADATA")]
+        assert direct.read(metadata) == made.read(metadata)
+    assert len(list((tmp_path / "wheels").iterdir())) == len(PLACES)
 
 
 @pytest.mark.slow
