@@ -73,12 +73,14 @@ alone:
 	test -d $(ALONE) || $(PYTHON) -m venv $(ALONE)
 	$(if $(ENGINE),$(call torch,$(ALONE)))
 	$(ALONE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		'packages/$(PACKAGE)$(EXTRAS_$(PACKAGE))' \
+		'packages/$(PACKAGE)$(EXTRAS_$(PACKAGE))' $(WITH_$(PACKAGE)) \
 		pytest pytest-timeout pytest-xdist hypothesis scipy
 	$(if $(ENGINE),$(ALONE)/bin/paceline doctor --compile)
 	$(ALONE)/bin/python -m pytest $(TESTS_$(PACKAGE))
 
 EXTRAS_evals := [diffusion]
+# examples/rollout_rules.py, which its tests run, makes its model with this.
+WITH_rl := packages/train
 
 TESTS_net := tests/net tests/logs tests/runs
 TESTS_draft := tests/draft
