@@ -65,15 +65,23 @@ else
 test: alone
 endif
 
-# Of a package without torch, only the tests that need none are run: tests/apart.py finds them.
+# Of a package without torch, only the tests that need none are run: tests/apart.py finds them. With the engine kernels are
+# compiled first: every process of pytest would compile the same, and a test that waits for it may not end in time.
 ALONE := .venv-$(PACKAGE)
+ENGINE := $(filter $(PACKAGE),train evals rl)
 alone:
 	@test -d 'packages/$(PACKAGE)' || { echo "there is no package '$(PACKAGE)'; there are $(PACKAGES)" >&2; exit 1; }
 	test -d $(ALONE) || $(PYTHON) -m venv $(ALONE)
-	$(if $(filter $(PACKAGE),train evals rl),$(call torch,$(ALONE)))
-	$(ALONE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt packages/$(PACKAGE) \
+	$(if $(ENGINE),$(call torch,$(ALONE)))
+	$(ALONE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		'packages/$(PACKAGE)$(EXTRAS_$(PACKAGE))' $(WITH_$(PACKAGE)) \
 		pytest pytest-timeout pytest-xdist hypothesis scipy
+	$(if $(ENGINE),$(ALONE)/bin/paceline doctor --compile)
 	$(ALONE)/bin/python -m pytest $(TESTS_$(PACKAGE))
+
+EXTRAS_evals := [diffusion]
+# examples/rollout_rules.py, which its tests run, makes its model with this.
+WITH_rl := packages/train
 
 TESTS_net := tests/net tests/logs tests/runs
 TESTS_draft := tests/draft

@@ -1,6 +1,6 @@
 """What each rule of reuse saves and costs on a task that a program checks: running totals, learnt with GRPO.
 
-It runs on a processor, and needs no more than Paceline and transformers.
+It runs on a processor, and needs the engine, packages/rl and packages/train.
 
     python examples/rollout_rules.py --out runs/rollout
     python examples/rollout_rules.py --rules vanilla,residual --epochs 6 --seeds 1 --out runs/quick

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from paceline.cli.commands import TABLE
+from paceline.errors import install
 from tests import models
 from tests.distributions import ELSEWHERE, PLACES, UNUSUAL, named, reached, source
 from tests.paths import REPOSITORY
@@ -123,7 +124,7 @@ COMMANDS = {
     ],
     ".[serve]": [],
     "packages/lab": [
-        "replay {log} --tokenizer {model} -d suffix -d sam",
+        "replay {log} --tokenizer {model}",
         "corpus build {out}/corpus --text {log} --tokenizer {model}",
         "bench server {url} --log {log} --limit 1 -n 2 --warm-up 0 --out {out}/bench",
         "tune server {url} --tokenizer {model} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}/tuned",
@@ -186,7 +187,7 @@ def test_the_base_alone_says_what_brings_a_command(wheels, tmp_path, places):
     told = said.stdout
     for name, command in TABLE.items():
         done = run(python, f"{name} x", places)
-        assert (done.returncode, f"pip install {command.package}" in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, install(command.place) in done.stderr) == (2, True), done.stderr
         assert name in " ".join(told.split())
 
 

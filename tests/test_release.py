@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 
 import pytest
 import yaml
@@ -78,6 +79,27 @@ def test_the_wheels_run_in_an_empty_environment(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_an_sdist_makes_the_wheel_that_its_folder_makes(tmp_path):
+    """Though the folder's own pyproject.toml reads files outside of it."""
+    release = os.environ | {"PACELINE_RELEASE": "1"}
+    run = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True, env=release)  # noqa: E731
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    run(python, "-m", "pip", "install", "build")
+    for place in PLACES.values():
+        run(python, "-m", "build", "--outdir", str(tmp_path / "sdists"), str(REPOSITORY / place))
+    places = [str(REPOSITORY / place) for place in PLACES.values()]
+    run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path / "wheels"), *places)
+    for wheel in (tmp_path / "wheels").iterdir():
+        direct, made = zipfile.ZipFile(wheel), zipfile.ZipFile(tmp_path / "sdists" / wheel.name)
+        assert sorted(direct.namelist()) == sorted(made.namelist())
+        (metadata,) = [name for name in direct.namelist() if name.endswith("/METADATA")]
+        assert direct.read(metadata) == made.read(metadata)
+    assert len(list((tmp_path / "wheels").iterdir())) == len(PLACES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["certify", "lab"])
 def test_a_folder_of_a_checkout_is_installed_without_torch(name, tmp_path):
     """By plain pip, from the folders beside it; its command then runs against a small server, or over a log."""
@@ -92,7 +114,7 @@ def test_a_folder_of_a_checkout_is_installed_without_torch(name, tmp_path):
     with Served(accepted=(1,)) as fake:
         line = {
             "certify": f"certify server {fake.url} --budget 2s --requests 0",
-            "lab": f"replay log.jsonl --tokenizer {REPOSITORY / 'models' / 'demo'} -d suffix",
+            "lab": f"replay log.jsonl --tokenizer {REPOSITORY / 'models' / 'demo'}",
         }[name]
         done = subprocess.run([paceline, *line.split()], **told)
     assert done.returncode in ((0, 1) if name == "certify" else (0,)), done.stdout + done.stderr

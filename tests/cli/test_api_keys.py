@@ -16,7 +16,7 @@ from paceline.net.client import api_key
 COMMANDS = {
     "watch": "watch {url} --once",
     "bench server": "bench server {url} --log {log} -n 2 --warm-up 0 --out {out}",
-    "bench sessions": "bench sessions {sessions} --server {url} -n 2 --out {out}",
+    "bench sessions": "bench sessions {sessions} --server {host} -n 2 --out {out}",
     "tune server": "tune server {url} --tokenizer {tiny} --log {log} --batch 1,2 -n 8 --minutes 0.05 -o {out}",
     "certify server": "certify server {url} --against {url} --budget 1s --requests 0",
     "eval align": "eval align --model {url}#m --data sample --method vanilla --limit 1 -n 4 --out {out}",
@@ -42,7 +42,7 @@ def test_a_server_gets_the_key_that_is_named_for_it_and_no_other(name, command, 
     for named, sent in ((), {None}), (("--api-key-env", "MINE"), {"Bearer sk-mine"}):
         with Served(accepted=(1,)) as fake:
             places = {"url": fake.url, "tiny": tiny, "log": tmp_path / "log.jsonl", "pictures": tmp_path / "pictures"}
-            places |= {"sessions": tmp_path / "sessions.jsonl"}
+            places |= {"sessions": tmp_path / "sessions.jsonl", "host": fake.url.removesuffix("/v1")}
             line = COMMANDS[name].format(out=tmp_path / f"out{len(named)}", **places)
             told = command(*line.split(), *named)
         assert fake.asked or name == "watch", told.err

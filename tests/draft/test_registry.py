@@ -1,5 +1,6 @@
 """Names, options and errors of the registry."""
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Literal
@@ -239,6 +240,13 @@ def test_a_broken_third_party(third_party, value, says):
     with pytest.raises(MethodError, match=says):
         create("mine")
     assert create("none").name == "none"
+
+
+def test_a_method_of_ours_that_is_not_installed(monkeypatch):
+    """Where the engine is not installed."""
+    monkeypatch.setitem(sys.modules, "paceline.draft.methods.recycling", None)
+    with pytest.raises(MethodError, match=r"^Drafter 'recycling' runs beside a model and is not installed; .* \."):
+        create("recycling")
 
 
 # Quotes --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from paceline.core.params import TokenLogprob as TokenLogprob
 from paceline.core.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.kernels.rows import best_or_none, keep_best, log_total, softmax, top_tokens
+from paceline.moved import aliases
 
 
 @torch.inference_mode()
@@ -146,3 +147,6 @@ def distributions(logits: torch.Tensor, params: SamplingParams, row: int | None 
         for of_row in probs if row is None else [probs]:
             keep_best(of_row, params.top_k, params.top_p, params.min_p)
     return probs
+
+
+aliases(__name__)

@@ -16,6 +16,7 @@ from paceline.core.noise import Noise
 from paceline.core.sampling import SamplingParams, probabilities
 from paceline.core.segment import Segment
 from paceline.formats.precision import DTYPES
+from paceline.moved import aliases
 from paceline.peers.setup import folder_of
 from paceline.peers.transformers import load_model
 from paceline.target.base import Target
@@ -221,3 +222,6 @@ def distributions(
     of_row = params.of_row(prompt, frozenset())
     contexts = [np.array(text) for text in texts]
     return np.stack([probabilities(world, of_row, contexts).double().numpy() for world in worlds])
+
+
+aliases(__name__)

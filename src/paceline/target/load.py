@@ -36,6 +36,7 @@ from paceline.formats.tokenizer_files import tokenizer_for as tokenizer_for
 from paceline.jsonl import NotJSON, loads
 from paceline.kernels.blocks import KINDS, Blocks, Weights
 from paceline.kernels.linear import has_units
+from paceline.moved import aliases
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 
@@ -383,3 +384,6 @@ def _dtype_of(weights: Weights) -> torch.dtype:
     matrices = [w for name, w in weights.items() if len(w.shape) > 1 and not name.endswith(f".{ROUTER}.weight")]
     narrow = all(isinstance(w, Blocks) or w.dtype == torch.bfloat16 for w in matrices)
     return torch.bfloat16 if has_units(torch.bfloat16) and narrow else torch.float32
+
+
+aliases(__name__)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from importlib.util import find_spec
 from time import monotonic
 from typing import Any
 
@@ -31,7 +32,8 @@ class Compiling(event.Listener):
         if not self._depth:
             self._began = monotonic()
             if self._seconds - self._said >= self.EVERY:
-                ahead = "usually 10 to 60 s (`paceline doctor --compile` does it for all commands)"
+                has_engine = find_spec("paceline.kernels") is not None  # Which brings that command.
+                ahead = "usually 10 to 60 s" + " (`paceline doctor --compile` does it for all commands)" * has_engine
                 so_far = f"{self._seconds:.0f} s so far" if self._seconds else ahead
                 log.warning("compiling kernels that run here for the first time; they are kept; %s", so_far)
                 self._said = self._seconds

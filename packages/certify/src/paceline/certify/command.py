@@ -24,6 +24,7 @@ from paceline.errors import PacelineError
 from paceline.formats.place import is_gguf
 from paceline.formats.precision import exact_dtype
 from paceline.formats.tokenizer import Tokenizer
+from paceline.moved import aliases
 from paceline.net.endpoint import Endpoint
 from paceline.peers import HOSTS, create_peer
 from paceline.peers.reference import Model, PlainDecoding, Reference
@@ -197,3 +198,6 @@ def _spell(certificate: dict[str, Any], target: Target) -> None:
         one["before_text"] = target.tokenizer.decode(one["before"])
         for name in ("said", "best"):
             one[f"{name}_text"] = "" if one[name] is None else target.tokenizer.decode([one[name]])
+
+
+aliases(__name__)

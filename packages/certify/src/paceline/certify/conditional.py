@@ -19,6 +19,7 @@ from paceline.certify import stats
 from paceline.certify.laws import normal_bound, normal_tail
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import Finding
+from paceline.moved import aliases
 from paceline.runs.chance import outside
 
 BEST = "the best token"
@@ -244,3 +245,6 @@ def is_raw(hot: Sequence[Reported], cold: Sequence[Reported]) -> bool:
     before, after = dict(hot[0][2]), dict(cold[0][2])
     best = max(before, key=before.__getitem__)
     return abs(after.get(best, 0.0) - before[best]) < abs(before[best]) / 4
+
+
+aliases(__name__)

@@ -27,6 +27,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
 from paceline.logs.transcript import RecordedAnswer
+from paceline.moved import aliases
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.peers.reference import Rounding, noise_of
@@ -205,3 +206,6 @@ def replayed(
             replay(drafter, turn, i, tally)
         found.append((tally.new_tokens, tally.rounds))
     return found
+
+
+aliases(__name__)

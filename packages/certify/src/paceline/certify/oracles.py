@@ -17,6 +17,7 @@ from paceline.certify.sampled import Sampled, TextCase, best_view, level_of
 from paceline.certify.scenarios import MIXED
 from paceline.certify.shrink import sampled_report
 from paceline.certify.verdict import Finding, Greedy
+from paceline.moved import aliases
 from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import Endpoint
 
@@ -155,3 +156,6 @@ def _alike(server: Endpoint, control: Endpoint) -> bool:
     except CompletionError:  # The server has no list of models, which names its kind.
         return False
     return len(kinds) == 1 and kinds.isdisjoint({"", "llamacpp"})
+
+
+aliases(__name__)

@@ -19,6 +19,7 @@ from paceline.certify import stats, verdict
 from paceline.certify.options import Scope
 from paceline.certify.stats import Floats
 from paceline.certify.verdict import LEVEL, Look
+from paceline.moved import aliases
 from paceline.net.completion import Completion
 from paceline.net.endpoint import Body, Endpoint
 from paceline.runs.progress import Progress
@@ -312,3 +313,6 @@ def needed(cases: Sequence[KnownCase], shift: float) -> int:
 def level_of(look: int) -> float:
     """The level of each of the four tests of a look."""
     return LEVEL * LOOKS[look][1] / 4
+
+
+aliases(__name__)

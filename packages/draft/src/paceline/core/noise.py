@@ -30,6 +30,7 @@ from numba import carray, njit
 from paceline.compiled import address, logarithm
 from paceline.core.tree import Floats, IntArray
 from paceline.errors import NumericError
+from paceline.moved import aliases
 
 if TYPE_CHECKING:
     import torch
@@ -290,3 +291,6 @@ def _best_at(where, ids, size, key, position, out, out_times, count, is_single):
 def _uniform(key, position):  # type: ignore[no-untyped-def]
     words = _philox(key, np.uint64(0), np.uint64(position), np.uint64(0), np.uint64(1))
     return np.float64(words[0] << np.uint64(21) | words[1] >> np.uint64(11)) * 2.0**-53
+
+
+aliases(__name__)

@@ -12,6 +12,7 @@ from paceline.core.request import Row
 from paceline.core.segment import Segment, Verdict
 from paceline.core.tree import DraftTree
 from paceline.errors import MethodError
+from paceline.moved import aliases
 
 if TYPE_CHECKING:
     import torch
@@ -140,3 +141,6 @@ class Round(Plan):
         if self.verdict is None:
             raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
         return self.verdict
+
+
+aliases(__name__)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, install
 from paceline.formats.place import SMALL_FILES, find, gguf_of, is_gguf, name_of, one_line
 from paceline.formats.plain_tokenizer import PlainTokenizer, vocab_size_in
 from paceline.formats.tokenizer import SentencePiece, Tokenizer, vocabulary
@@ -34,9 +34,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has token ids that the model lacks."""
     if is_gguf(model):
-        from paceline.formats.gguf_file import GGUF
-
-        return tokenizer_of(GGUF(gguf_of(model)), trust_remote_code)
+        return tokenizer_of(_gguf(model), trust_remote_code)
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".model":
         return Tokenizer(_sentencepiece(path), str(model))
@@ -47,6 +45,16 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
         if adapter := Adapter.of(folder):
             return load_tokenizer(adapter.base, trust_remote_code=trust_remote_code)
     return tokenizer_in(folder, name_of(model), trust_remote_code)
+
+
+def _gguf(model: str | Path) -> GGUF:
+    """The GGUF file `model`. ModelError if there is none, or no engine, which reads it."""
+    if find_spec("paceline.formats.gguf_file") is None:
+        instead = "name a folder with the model's tokenizer.json, or its name on the hub"
+        raise ModelError(f"only the engine reads the tokenizer in a GGUF file, {model}: {instead}; or {install('.')}")
+    from paceline.formats.gguf_file import GGUF
+
+    return GGUF(gguf_of(model))
 
 
 def tokenizer_of(file: GGUF, trust_remote_code: bool = False) -> Tokenizer:
@@ -65,10 +73,9 @@ def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """Load `tokenizer` for use with `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
     if is_gguf(model):
-        from paceline.formats.gguf_file import GGUF
+        file = _gguf(model)
         from paceline.formats.gguf_tokenizer import as_in, same_tokens
 
-        file = GGUF(gguf_of(model))
         if not same_tokens(named, file, all_of_them=False):
             raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
         return as_in(file, named)

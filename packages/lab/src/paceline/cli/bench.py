@@ -196,6 +196,7 @@ def sessions(
     paceline report runs/agent
     """
     from paceline.bench.sessions import measure
+    from paceline.net.client import up_to_v1  # This needs an HTTP client.
 
     for url in server or ():
         check_server(url, keys)
@@ -210,7 +211,7 @@ def sessions(
     asking = replace(
         asked,
         commands={**ours, **others},
-        urls={url: url for url in server or ()},
+        urls={url: up_to_v1(url) for url in server or ()},
         keys={url: keys.of(url) for url in server or ()},
         out=asked.out or new_folder(f"sessions-{asked.log.stem}"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from time import perf_counter, time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 COPYING = "suffix", "sam", "prompt-lookup"
 """What is replayed on the sessions of coding agents, unless drafters are named."""
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # On the hub.
 MONTH = 30 * 86_400.0
 AGENTS_KEEP = "agents keep neither their tools nor all of their system prompt: real prompts are longer than these"
 DRAFTERS_PER_TABLE = 8  # Drafters have a column each, and a table must fit 80 columns.
@@ -110,7 +112,8 @@ def replay(asked: ReplayOptions) -> int:
         raise PacelineError("give files of recorded answers, or --agents for what coding agents keep on this machine")
     if not asked.tokenizer and not asked.agents:
         raise PacelineError("give the model's tokenizer: --tokenizer MODEL")
-    asked.tokenizer = asked.tokenizer or "smollm2"
+    has_engine = find_spec("paceline.formats.gguf_file") is not None  # Which reads the tokenizer in smollm2's file.
+    asked.tokenizer = asked.tokenizer or ("smollm2" if has_engine else SMOLLM2)
     if asked.ray is not None and asked.limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
 

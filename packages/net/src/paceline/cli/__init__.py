@@ -75,8 +75,11 @@ def paceline(
     paceline launch codex MODEL                           a coding agent, and its server
     paceline methods                                      what --draft takes
     paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
+    paceline replay LOG --tokenizer MODEL                 what drafts would bring on your own log
     paceline bench MODEL -d sam --peer transformers       how fast, against what
+    paceline bench server URL                             a running server under load
     paceline certify MODEL -d sam                         is it lossless?
+    paceline certify server URL --against URL             is a server lossless?
     paceline train --help                                 drafters for your model
     paceline generate --help                              every option
     """
@@ -152,7 +155,9 @@ def _in_a_line(error: Exception, argv: Sequence[str]) -> str | None:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (lacking := _lacking(str(error.name), argv)):
-        return f"{error.name} is not installed; {install(lacking)}"
+        ours = error.name.startswith("paceline.")  # type: ignore[union-attr]
+        what = "a part of Paceline that this needs" if ours else error.name
+        return f"{what} is not installed; {install(lacking)}"
     return str(error) if isinstance(error, PacelineError) else out_of_memory(error)
 
 
@@ -160,8 +165,8 @@ def _lacking(module: str, argv: Sequence[str]) -> str:
     """What brings a module that is not installed; "" for one that no command needs."""
     top = module.split(".")
     what = BROUGHT.get(".".join(top[:2])) or BROUGHT.get(top[0], "")
-    command = next((TABLE[name] for name in (" ".join(argv[:2]), *argv[:1]) if name in TABLE), None)
-    own = "packages/evals[vision]" if list(argv[:2]) == ["eval", "vision"] else command.needs if command else ""
+    own = next(filter(None, (TABLE[name].needs for name in (" ".join(argv[:2]), *argv[:1]) if name in TABLE)), "")
+    own = "packages/evals[vision]" if list(argv[:2]) == ["eval", "vision"] else own
     return what if what in OF_ITSELF or not what else own or what
 
 

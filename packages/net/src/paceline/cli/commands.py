@@ -32,6 +32,11 @@ class Command(NamedTuple):
     package: str = "."
     needs: str = ""
 
+    @property
+    def place(self) -> str:
+        """What brings it with all that it needs."""
+        return self.needs or self.package
+
 
 TABLE = {
     name: Command(**facts)
@@ -67,7 +72,7 @@ class Commands(Mapping[str, Any]):
             if name not in self:
                 raise KeyError(name)
             if name not in self.entries:
-                raise PacelineError(f"paceline {name} is not installed; {install(TABLE[name].package)}")
+                raise PacelineError(f"paceline {name} is not installed; {install(TABLE[name].place)}")
             self._made[name] = _made(name, self._brought(name))
         return self._made[name]
 
@@ -89,11 +94,11 @@ class Commands(Mapping[str, Any]):
         return f"Of {of.name}." if of is not None else ""
 
     def absent(self) -> dict[str, list[str]]:
-        """The commands that are not installed, by the distribution that brings them."""
+        """The commands that are not installed, by what brings them."""
         found: dict[str, list[str]] = {}
         for name in TABLE.keys() - self.entries.keys():
-            found.setdefault(TABLE[name].package, []).append(name)
-        return {package: sorted(names) for package, names in sorted(found.items())}
+            found.setdefault(TABLE[name].place, []).append(name)
+        return {place: sorted(names) for place, names in sorted(found.items())}
 
 
 def _made(name: str, brought: Any) -> Any:
@@ -117,6 +122,21 @@ class Root(Words):
         super().__init__(*arguments, **named)
         self.commands: Any = Commands()
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Without the examples of what is not installed."""
+        text = self.help
+        self.help = "\n".join(line for line in (text or "").split("\n") if self._is_here(line.split()))
+        super().format_help_text(ctx, formatter)
+        self.help = text
+
+    def _is_here(self, words: list[str]) -> bool:
+        """Whether a line of help is no example, or one of a command that is installed; a MODEL needs the engine."""
+        if words[:1] != ["paceline"]:
+            return True
+        pair, needs_engine = " ".join(words[1:3]), words[2:3] == ["MODEL"]
+        entries = self.commands.entries
+        return (pair if pair in TABLE else words[1]) in entries and ("generate" in entries or not needs_engine)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
@@ -126,6 +146,6 @@ class Root(Words):
         if there := [(name, self.commands.help(name)) for name in self.commands if name not in missing]:
             with formatter.section("Commands"):
                 formatter.write_dl(there)
-        for package, names in absent.items():
-            with formatter.section(f"Not installed; {install(package)}"):
+        for place, names in absent.items():
+            with formatter.section(f"Not installed; {install(place)}"):
                 formatter.write_text(", ".join(names))

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from paceline.draft.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
-from paceline.errors import MethodError, meant
+from paceline.errors import MethodError, install, meant
 
 if TYPE_CHECKING:
     from paceline.draft.base import Drafter
@@ -128,6 +128,8 @@ def _load(name: str) -> type[Drafter]:
         loaded = importlib.import_module(module)
         drafter = getattr(loaded, attribute) if attribute else _named(name, vars(loaded))
     except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and name in _BUILT_IN and error.name == module:
+            raise MethodError(f"Drafter {name!r} runs beside a model and is not installed; {install('.')}") from None
         if name in _BUILT_IN:
             raise
         raise MethodError(f"Drafter {name!r} ({table[name]}) cannot be imported: {error}.") from None

@@ -254,6 +254,12 @@ def parse(spec: str) -> tuple[list[str], str]:
     return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
 
 
+def up_to_v1(spec: str) -> str:
+    """An address "URL[#model]" that may lack its /v1, with it."""
+    url, hash, model = spec.partition("#")
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1{hash}{model}"
+
+
 def api_key(
     spec: str, variable: str | None = None, file: str | Path | None = None, *, over_http: bool = False
 ) -> str | None:

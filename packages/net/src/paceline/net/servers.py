@@ -30,7 +30,7 @@ from paceline.jsonl import loads
 from paceline.logs.bodies import ConversationError, Message
 from paceline.logs.conversations import Reading, read
 from paceline.logs.formats import Conversation
-from paceline.net.client import Retry, find_models, get, only_model, parse
+from paceline.net.client import Retry, find_models, get, only_model, parse, up_to_v1
 from paceline.net.completion import Completion, CompletionError
 from paceline.net.endpoint import LOOK_SECONDS, Answer, Body, Remote, answer_all, check_addresses
 from paceline.net.keys import Keys
@@ -177,7 +177,7 @@ class Server(Remote):
         check_addresses(urls)
         if len(urls) != 1:
             raise PacelineError(f"{spec!r} is no address of one server, such as http://127.0.0.1:8000/v1")
-        url = urls[0].rstrip("/").removesuffix("/v1") + "/v1"
+        url = up_to_v1(urls[0])
         key = keys.of(url)
         owners = asyncio.run(find_models(url, key))
         model = model or only_model(url, owners)
