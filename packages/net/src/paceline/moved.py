@@ -19,6 +19,7 @@ MOVED: dict[str, dict[str, tuple[str, ...]]] = {
         "paceline.core.params": ("Grammar", "WARPING", "token_id"),
         "paceline.core.rules": ("RULES",),
     },
+    "paceline.draft.options": {"paceline.core.options": ("option", "Options", "check_range", "quoted")},
     "paceline.peers.reference": {"paceline.runs.chance": ("is_tie",)},
     "paceline.target.load": {"paceline.formats.tokenizer_files": ("TOKENIZER_FILES",)},
 }
