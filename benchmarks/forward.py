@@ -471,9 +471,10 @@ def write_random(config: LlamaConfig, file: Path) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*ByteLevel.alphabet(), *(f"[{i}]" for i in range(config.vocab_size - 256))])
+    # A tokenizer of the bytes and one merge: files without any are refused.
+    writer.add_token_list([*ByteLevel.alphabet(), "th", *(f"[{i}]" for i in range(config.vocab_size - 257))])
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
-    writer.add_token_merges([])
+    writer.add_token_merges(["t h"])
     writer.add_eos_token_id(0)
     h, m, kv = config.hidden_size, config.intermediate_size, config.num_key_value_heads * config.head_dim
     matrices = {
