@@ -59,13 +59,18 @@ def drawn(height: float, title: str, shapes: Shapes, words: str) -> str:
 
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
-    """Of every run of the plan the newest, on AVX2 only where there is no other; with the methods that only an earlier
-    day of that processor has. Those of a certain level are there as LEVEL/NAME, too."""
+    """Of every run of the plan the newest, with the methods that only an earlier day of that processor has. AVX2 counts
+    only where there is no other level, and of a day AVX-512 counts, because llama.cpp was not built for AMX. Those of a
+    certain level are there as LEVEL/NAME, too."""
     found: dict[tuple[str, str], Any] = {}
     for name, run in sorted(record.items(), key=lambda item: item[1]["date"]):
         key = name.split("/")[-1].split("@")[0], run["level"]
         found[key] = run | {"of_day": run["methods"], "methods": found.get(key, run)["methods"] | run["methods"]}
-    ordered = sorted(found.items(), key=lambda item: (item[1]["level"] != "avx2", item[1]["date"]))
+
+    def place(run: dict[str, Any]) -> tuple[bool, str, bool]:
+        return run["level"] != "avx2", run["date"], run["level"] != "amx"
+
+    ordered = sorted(found.items(), key=lambda item: place(item[1]))
     return {f"{level}/{plan}": run for (plan, level), run in ordered} | {plan: run for (plan, _), run in ordered}
 
 
