@@ -25,6 +25,7 @@ SHORT = 80
 
 
 def main() -> None:
+    """Write the two files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="model whose tokenizer counts")
     parser.add_argument("out", type=Path, help="folder for the two files")
