@@ -61,6 +61,16 @@ def test_the_first_round_of_a_shape_does_not_count():
     assert prices.seconds(1, 4) == pytest.approx(1.4e-3, rel=0.05)
 
 
+def test_the_first_round_of_each_number_of_nodes_does_not_count():
+    """A forward of so many nodes is recorded the first time it runs."""
+    prices = Prices()
+    for nodes in (0, 0, 0, 4, 4, 4, 5, 6, 7, 0, 0, 0):
+        prices.note(1, nodes, 0, 1e-3 + 1e-4 * nodes + 15e-3 * (nodes > 4))
+    prices.fit()
+    assert prices.seconds(1, 4) == pytest.approx(1.4e-3, rel=0.05)
+    assert prices.largest == 4
+
+
 @pytest.mark.parametrize("factor", [0.5, 3.0])
 def test_prices_follow_the_machine_also_where_nothing_is_drafted(factor):
     """The price of a node, of which plain rounds say nothing, stays what it was as a share of a round."""

@@ -67,8 +67,8 @@ class Trials:
 class Drafts:
     """The measurements of a drafter.
 
-    asks, reads, checks  decide when it is asked in a row that it has read, in a row that it has not, and when a few of
-           its tokens are verified, although that does not pay.
+    asks   decides when it is asked although that does not pay. reads: the same in a row that it has not read yet.
+    checks  decides when a few of its tokens are verified although that does not pay.
     worth  fading mean, over all rows, of the tokens that asking the drafter gained, less the price of verifying them.
     steps  whether the drafter is told a depth, because it runs a model step by step or its drafts must stay whole.
     width  mean number of nodes at each depth of its drafts.
