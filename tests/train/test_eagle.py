@@ -29,7 +29,7 @@ from paceline.train.eagle import (
     layer_config,
     speculators_config,
 )  # fmt: skip
-from paceline.train.loop import LoopConfig
+from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
 from paceline.train.saving import save_drafter
@@ -285,6 +285,9 @@ def test_training_begins_with_a_head(lesson, tmp_path):
     assert two["recipe"]["begun_with"] == one["recipe"]
     assert two["recipe"]["spent"] == one["recipe"]["spent"], "nothing was added"
     assert one["recipe"]["spent"]["tokens"] == 24 * 16 * 5
+    logs = [read_log(folder / "training.jsonl") for folder in (first, again)]
+    assert logs[1][: len(logs[0])] == logs[0]
+    assert [row["tokens"] for row in logs[1][len(logs[0]) :]] == [24 * 16 * 5], "the first figures of the second"
     assert two["held_out"]["all"][0]["top1"] == pytest.approx(one["held_out"]["all"][0]["top1"], abs=0.02)
     (_, before), (_, after) = (open_drafter(folder, "eagle3", None) for folder in (first, again))
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())

@@ -8,6 +8,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
+from paceline.train import generated
 from paceline.train.data import parse_sources
 from paceline.train.generated import generated_rows, openings
 from tests import models
@@ -162,3 +163,14 @@ def test_answers_without_their_prompts_are_not_learnt_from(target, tmp_path):
     recorded.write_text('{"text": "there", "prompt": "hello"}\n{"text": "there"}\n')
     with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: give it a "prompt" or'):
         generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")
+
+
+def test_blocks_are_expanded_where_products_of_16_bits_are_faster(monkeypatch):
+    asked = []
+    monkeypatch.setattr(generated, "load", lambda target, dtype: asked.append((target, dtype)))
+    for has in (True, False):
+        monkeypatch.setattr(generated, "has_units", lambda dtype, has=has: has)
+        for target in ("file.gguf", "folder"):
+            generated._writer(target)
+    ours = [("file.gguf", "bfloat16"), ("folder", "auto"), ("file.gguf", "auto"), ("folder", "auto")]
+    assert asked == ours

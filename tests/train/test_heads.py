@@ -13,12 +13,14 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.target.load import load
 from paceline.train.data import Example
 from paceline.train.heads import HeadsConfig, MedusaConfig, MedusaLoss
+from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
 from paceline.train.measure import Fit, measure, measure_heads, write_slots
-from paceline.train.student import StateCache, known_depths, target_states
-from paceline.train.trainer import begin_with
+from paceline.train.student import StateCache, decoder_states, known_depths, target_states
+from paceline.train.trainer import begin_with, worth_compiling
 from tests import models
 from tests.draft.head_worlds import HEADS, World
 
@@ -27,6 +29,14 @@ TEXT = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
 
 def labels_of(own):
     return torch.tensor([[3 if here else IGNORE for here in own]])
+
+
+def test_a_short_training_is_not_compiled(monkeypatch):
+    for compiler in ("/usr/bin/g++", None):
+        monkeypatch.setattr("shutil.which", lambda name, found=compiler: found)
+        assert worth_compiling(LoopConfig(tokens=10**7)) == worth_compiling(LoopConfig(minutes=60)) == bool(compiler)
+        assert not worth_compiling(LoopConfig(tokens=1000))
+        assert not worth_compiling(LoopConfig(minutes=1))
 
 
 def test_a_depth_counts_where_every_token_up_to_it_is_the_targets_own():
@@ -133,6 +143,15 @@ def test_states_are_kept_for_other_trainings(tmp_path):
     torch.testing.assert_close(target_states(teacher, ids, (0, 1)), torch.stack(out.hidden_states[:2], -2))
     normed = teacher.model.norm(target_states(teacher, ids, (last,))[..., 0, :])
     torch.testing.assert_close(normed.detach(), out.last_hidden_state)
+
+
+def test_states_of_our_decoder_are_transformers(tmp_path):
+    world = World()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(4, models.VOCAB_SIZE, (2, 12)))
+    last = world.model.config.num_hidden_layers
+    world.model.save_pretrained(tmp_path)
+    ours = decoder_states(load(tmp_path))(ids, (1, last, 0))
+    torch.testing.assert_close(ours, target_states(world.model, ids, (1, last, 0)), atol=1e-4, rtol=1e-4)
 
 
 def test_rows_are_marked_when_their_states_are_on_the_disk(tmp_path, monkeypatch):

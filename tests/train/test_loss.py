@@ -1,11 +1,12 @@
 """The chunked losses give what torch's own give, gradients too."""
 
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, distance
+from paceline.train.loss import CHUNK, DISTANCES, IGNORE, chunked_cross_entropy, distance
 
 torch.manual_seed(0)
 N, V = 22, 13
@@ -13,6 +14,7 @@ LABELS, KEPT = torch.randint(0, V, (N,)), torch.arange(N) % 3 > 0
 LABELS[:4] = IGNORE
 STATES, TABLE = torch.randn(N, 6), torch.randn(V, 6)
 """Of a target with another width."""
+SHARES = torch.tensor([1.0, 0.5]).expand(11, 2)
 
 
 def log_p(hidden, weight):
@@ -26,6 +28,12 @@ def kl_and_tv(hidden, weight):
 
 def soft(hidden, weight):
     return -((STATES @ TABLE.T).softmax(-1) * log_p(hidden, weight)).sum(-1)[KEPT].mean()
+
+
+def several(hidden, weight):
+    """Two drafts of each of eleven positions, of which the second weighs half."""
+    p, log_q = (STATES @ TABLE.T).softmax(-1)[:11, None], log_p(hidden, weight).view(11, 2, V)
+    return ((-(p * log_q).sum(-1) * SHARES)[KEPT[:11]]).sum() / SHARES[KEPT[:11]].sum()
 
 
 def lk(hidden, weight, chunk):
@@ -46,18 +54,38 @@ LOSSES = {
     ),
     "kl+tv": (lambda h, w: distance("kl+tv", h, w, STATES, TABLE, KEPT, chunk=4), kl_and_tv),
     "soft": (lambda h, w: distance("soft", h, w, STATES, TABLE, KEPT, chunk=4), soft),
+    "soft, two drafts": (
+        lambda h, w: distance("soft", h.view(11, 2, 8), w, STATES[:11], TABLE, KEPT[:11], chunk=4, weights=SHARES),
+        several,
+    ),
     "lk, one chunk": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT), lambda h, w: lk(h, w, CHUNK)),
     "lk, chunks of four": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT, chunk=4), lambda h, w: lk(h, w, 4)),
 }
 
 
+@pytest.mark.parametrize("waiting", [0, 1 << 30], ids=["each chunk", "at once"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_losses_and_their_gradients_are_torchs(loss):
+def test_losses_and_their_gradients_are_torchs(loss, waiting, monkeypatch):
+    monkeypatch.setattr("paceline.train.loss.WAITING", waiting)
     torch.manual_seed(1)
     inputs = torch.randn(N, 8, requires_grad=True), torch.randn(V, 8, requires_grad=True)
     ours, theirs = (of(*inputs) for of in LOSSES[loss])
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("kind", DISTANCES)
+def test_a_compiled_distance_is_the_same(kind):
+    """Also of another number of positions, for which it is not compiled again."""
+    inputs = torch.randn(N, 8, requires_grad=True), torch.randn(V, 8, requires_grad=True)
+    for kept in (KEPT, ~KEPT):
+        slow, fast = (
+            distance(kind, *inputs, STATES, TABLE, kept, chunk=4, compiled=compiled) for compiled in (False, True)
+        )
+        torch.testing.assert_close(fast, slow)
+        torch.testing.assert_close(torch.autograd.grad(fast, inputs), torch.autograd.grad(slow, inputs))
 
 
 def test_nothing_to_learn_is_no_gradient():

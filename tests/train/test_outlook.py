@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from paceline.train import generated, options, outlook
 from paceline.train.eagle import EagleLoss
 from paceline.train.loop import read_log
 from paceline.train.measure import Fit
-from paceline.train.outlook import Outlook, time_forwards, tokens_a_round
+from paceline.train.outlook import Outlook, time_forwards, tokens_a_round, tokens_of_a_tree
 from tests import models, native
 from tests.draft.head_worlds import World
 from tests.train.conftest import following_answers
@@ -41,6 +42,15 @@ def fits(*accepted):
 
 def test_tokens_of_a_chain():
     assert tokens_a_round(fits(0.5, 0.5, 0.8)) == pytest.approx([1, 1.5, 1.75, 1.95])
+
+
+def test_tokens_of_a_tree():
+    one, two = Fit(), Fit()
+    one.rank(torch.tensor([[5, 6], [5, 6], [6, 5], [1, 2]]), torch.tensor([5, 5, 5, 3]))
+    two.rank(torch.tensor([[5, 6], [6, 5]]), torch.tensor([5, 5]))
+    assert tokens_of_a_tree([one], 1) == pytest.approx(1 + 1 / 2)
+    assert tokens_of_a_tree([one, two], 3) == pytest.approx(1 + 1 / 2 + 1 / 4 + 1 / 4)
+    assert tokens_of_a_tree([one, two], 99) == pytest.approx(1 + 3 / 4 + 3 / 4)
 
 
 def looked(monkeypatch, accepted, forward, each, seen=(), read=1000):

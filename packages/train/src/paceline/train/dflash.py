@@ -30,7 +30,7 @@ from paceline.formats.heads.dflash import CONVOLVED, LARGEST, MASK
 from paceline.formats.rotary import rotary_tables
 from paceline.formats.shape import Shape
 from paceline.train.eagle import TapsConfig, TapsLoss, layer_config
-from paceline.train.loss import CHUNK, distance, overlaps
+from paceline.train.loss import CHUNK, overlaps
 from paceline.train.options import DrafterOptions
 from paceline.train.student import Student, known_depths
 from paceline.train.trainer import Trainer, train_head
@@ -299,7 +299,7 @@ class DFlashLoss(BlockLoss):
         return torch.cat([read, F.embedding(before, self.module.get_parameter("markov_head.markov_w1.weight"))], -1)
 
     def of_drafts(self, hidden: Tensor, target: Tensor, text: Tensor, where: Tensor, weights: Tensor) -> Tensor:
-        loss = distance(self.loss, hidden, self.table(), target, self.of_target, where, weights=weights)
+        loss = self.compared(hidden, self.table(), target, where, weights)
         return loss + self._unsure(hidden[where], target[where], weights[where]) if self.config.confidence else loss
 
     def _unsure(self, hidden: Tensor, target: Tensor, weights: Tensor) -> Tensor:
@@ -356,7 +356,7 @@ class DFlash2Loss(BlockLoss):
 
     def of_drafts(self, hidden: Tensor, target: Tensor, text: Tensor, where: Tensor, weights: Tensor) -> Tensor:
         read = hidden[..., : self.of_target.shape[1]]
-        loss = distance(self.loss, read, self.of_target, target, self.of_target, where, weights=weights)
+        loss = self.compared(read, self.of_target, target, where, weights)
         columns, logits = self.candidates(hidden[where])
         is_text = self.tokens[columns] == text[where][:, None]
         shares = weights[where] * is_text.any(-1)  # Learn only if the text's token is a candidate.

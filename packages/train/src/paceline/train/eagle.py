@@ -69,12 +69,20 @@ class LayerLoss(Student):
 
     def of_steps(self, input_ids: Tensor, used: Tensor, steps: int, decay: float) -> Tensor:
         """The sum of the distances of so many steps at the positions of `used` [B, T], step s weighing decay**s."""
-        read, last = self.states(input_ids)
-        at, total = below(used, steps), torch.zeros((), device=last.device)
+        (read, last), at = self.states(input_ids), below(used, steps)
+        rows, places = used.nonzero(as_tuple=True)
+        number = torch.full(used.shape[1:], -1, device=at.device)
+        number[at] = torch.arange(len(at), device=at.device)
+        drafts, weights = list[Tensor](), list[Tensor]()
         for step, hidden in enumerate(self.unroll(read, input_ids, steps, at)):
-            there = at[: hidden.shape[1]] + 1 + step
-            total = total + decay**step * self.distance(hidden, last[:, there], used[:, there])
-        return total
+            begun = places - 1 - step  # A draft that begins here predicts the token after `places`.
+            known = (begun >= 0) & (number[begun] < hidden.shape[1])
+            drafts.append(hidden[rows, number[begun] * known])
+            weights.append(decay**step * known / known.sum().clamp_min(1))
+        everywhere, shares = torch.ones_like(rows, dtype=torch.bool), torch.stack(weights, -1)
+        # All steps at once: the target's distribution of a token is the same, and the gradient of the head is large.
+        together = self.distance(torch.stack(drafts, 1), last[rows, places], everywhere, weights=shares)
+        return shares.sum() * together
 
     def drafts(self, input_ids: Tensor, depths: int) -> tuple[Tensor, Iterator[Tensor]]:
         read, last = self.states(input_ids)
@@ -261,8 +269,15 @@ class TapsLoss(Student):
         states, last = self.target_states(input_ids)
         return states[..., :-1, :].flatten(-2), last
 
-    def distance(self, hidden: Tensor, last: Tensor, where: Tensor, depth: int = 0) -> Tensor:
-        return distance(self.loss, hidden, self.table(), last, self.of_target, where)
+    def distance(
+        self, hidden: Tensor, last: Tensor, where: Tensor, depth: int = 0, weights: Tensor | None = None
+    ) -> Tensor:
+        return self.compared(hidden, self.table(), last, where, weights)
+
+    def compared(self, hidden: Tensor, table: Tensor, last: Tensor, where: Tensor, weights: Tensor | None) -> Tensor:
+        """`loss.distance` over the draft vocabulary."""
+        compiled = self.compiled and self.training
+        return distance(self.loss, hidden, table, last, self.of_target, where, compiled=compiled, weights=weights)
 
     def probs(self, hidden: Tensor, depth: int) -> Tensor:
         return spread((hidden @ self.table().T).float().softmax(-1), self.tokens, self.vocab_size)

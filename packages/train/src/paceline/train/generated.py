@@ -17,10 +17,14 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts
+from paceline.formats.place import is_gguf
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import as_object
+from paceline.kernels.linear import has_units
 from paceline.outputs import write_json
 from paceline.runs.runs import Lines, check_identity
+from paceline.target.base import Target
+from paceline.target.load import load
 from paceline.train.data import Document, Example, Source, encoded, read, read_examples
 
 BATCH = 64  # Prompts answered at once.
@@ -50,7 +54,7 @@ def generated_rows(
     from accelerate import PartialState
 
     with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
-        engine = Engine(target, max_batch=BATCH, prefill_chunk=2048)
+        engine = Engine(_writer(target), max_batch=BATCH, prefill_chunk=2048)
         tokenizer = engine.tokenizer
         assert tokenizer is not None  # the engine was made from a folder
         facts = TargetFacts.of(engine.target)
@@ -76,6 +80,13 @@ def generated_rows(
                 if monotonic() > ends:
                     break
     return out
+
+
+def _writer(target: str | Path) -> Target:
+    """The target that answers. Blocks of a GGUF file are expanded, as the drafter's teacher has them, where processors
+    multiply bfloat16: in large batches the products take longer than reading the weights does."""
+    expand = is_gguf(target) and (torch.cuda.is_available() or has_units(torch.bfloat16))
+    return load(target, dtype="bfloat16" if expand else "auto")
 
 
 def _questions(

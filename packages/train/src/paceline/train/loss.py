@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from paceline.train.layers import use_blocks
 
 IGNORE = -100  # Label of a position that is not trained on.
 
 CHUNK = 256  # Positions whose logits are held at once.
+
+WAITING = 64 << 20  # Bytes of errors that wait for the product with their table's gradient.
 
 LK_DECAY = 3.0  # How fast the share of KL in `lk` falls with the acceptance rate: the authors' best value.
 
@@ -45,7 +46,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def _soft(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
-    """-sum p log q of p, log_q [C, V], weighted by weights [C, 1], and its gradient by the draft's logits [C, V]."""
+    """-sum p log q of p, log_q [..., V], weighted by weights [..., 1], and its gradient by the draft's logits."""
     return -(weights * p * log_q).sum(), weights * (log_q.exp() - p)
 
 
@@ -79,13 +80,15 @@ Step = Callable[..., Pair]
 
 
 def _step_of(distance: Callable[[Tensor, Tensor, Tensor], Pair]) -> Step:
-    """The step for a chunk: p at target_rows [C, Dt], q at rows [C, D]; both use `table` without a target_table."""
+    """The step for a chunk: p at target_rows [C, Dt], q at rows [C, D], or [C, S, D] for S drafts of a position; both
+    use `table` without a target_table."""
 
     def step(
         rows: Tensor, table: Tensor, weights: Tensor, target_rows: Tensor, target_table: Tensor | None = None
     ) -> Pair:
         p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
-        loss, error = distance(p, torch.log_softmax((rows @ table.T).float(), -1), weights[:, None])
+        p = p if rows.dim() == 2 else p[:, None]
+        loss, error = distance(p, torch.log_softmax((rows @ table.T).float(), -1), weights[..., None])
         return loss, error.to(rows.dtype)
 
     return step
@@ -112,7 +115,7 @@ DISTANCES = {"soft": _step_of(_soft), "kl+tv": _step_of(_kl_and_tv), "lk": _step
 
 @cache
 def _compiled(step: Step) -> Step:
-    return torch.compile(step, dynamic=False)
+    return torch.compile(step, dynamic=True)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -123,27 +126,53 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, step: Step, targets: tuple[Tensor, ...], fixed: tuple[Tensor, ...],
         chunk: int,
     ) -> Tensor:  # fmt: skip
-        # hidden [N, D], weight [V, D]; targets [N, ...], given to `step` in chunks
+        # hidden [N, ..., D], weight [V, D]; targets [N, ...], given to `step` in chunks
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
-        learns = ctx.needs_input_grad[1]
-        d_weight = torch.zeros(weight.shape if learns else 0, dtype=torch.float32, device=weight.device)
+        of_table = _OfTable(table) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), chunk):
             rows = hidden[start : start + chunk].detach()
             loss, error = step(rows, table, *(t[start : start + chunk] for t in targets), *fixed)
             total += loss
             d_hidden[start : start + chunk] = error @ table
-            if learns:
-                d_weight += error.T @ rows
-        ctx.save_for_backward(d_hidden, d_weight)
+            if of_table is not None:
+                of_table.add(error, rows)
+        ctx.gradients = d_hidden, of_table.gradient() if of_table is not None else None
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        d_hidden, d_weight = ctx.saved_tensors
-        learns = ctx.needs_input_grad[1]
-        return d_hidden * grads[0].to(d_hidden.dtype), d_weight * grads[0] if learns else None, None, None, None, None
+        d_hidden, d_table = ctx.gradients
+        del ctx.gradients  # They are changed in place: a table's gradient is large.
+        return d_hidden.mul_(grads[0]), None if d_table is None else d_table.mul_(grads[0]), None, None, None, None
+
+
+class _OfTable:
+    """The gradient [V, D], in float32, of a table. Adding to it costs more than a chunk's product, so the errors of
+    several chunks are multiplied at once."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+        self._waiting: list[Pair] = []
+        self._sum: Tensor | None = None
+
+    def add(self, error: Tensor, rows: Tensor) -> None:
+        """error [..., V], rows [..., D]."""
+        self._waiting.append((error.flatten(0, -2), rows.flatten(0, -2)))
+        if sum(waiting.nbytes for waiting, _ in self._waiting) > WAITING:
+            self._multiply()
+
+    def gradient(self) -> Tensor:
+        if self._waiting:
+            self._multiply()
+        return torch.zeros_like(self._table, dtype=torch.float32) if self._sum is None else self._sum
+
+    def _multiply(self) -> None:
+        errors, rows = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        more = errors.T @ rows
+        self._sum = more.float() if self._sum is None else self._sum.add_(more)
 
 
 def chunked_cross_entropy(
@@ -164,6 +193,7 @@ def distance(
 
     kind   of `DISTANCES`. weights: of the positions [...]; None: all the same.
     hidden [..., D], table [V, D]; target_hidden [..., Dt], target_table [V, Dt] of the same V tokens; where bool [...].
+    With hidden and weights [..., S, *] there are S drafts of each position, for which p is computed once.
 
     `hidden` learns, and `table` unless it is the target's."""
     fixed: tuple[Tensor, ...] = ()
@@ -182,13 +212,10 @@ def _mean(
     """The mean of `step` over the positions of `where` [...], which weigh `shares` [...], or the same; hidden, targets
     [..., *] are given to it in chunks."""
     hidden, targets = hidden.to(autocast_dtype(hidden))[where], targets[where]
-    weights = torch.ones(len(hidden), device=hidden.device) if shares is None else shares[where].float()
+    weights = torch.ones(hidden.shape[:-1], device=hidden.device) if shares is None else shares[where].float()
     weights = weights / weights.sum().clamp_min(1e-20)
+    chunk = max(chunk * len(hidden) // max(weights.numel(), 1), 1)
     if compiled:
-        rest = -len(hidden) % chunk  # Padding of weight 0 gives the step a single shape.
-        hidden, weights, targets = (
-            pad(part, (0, 0) * (part.dim() - 1) + (0, rest)) for part in (hidden, weights, targets)
-        )
         step = _compiled(step)
     loss: Tensor = _ChunkedLoss.apply(hidden, table, step, (weights, targets), fixed, chunk)
     return loss

@@ -20,6 +20,7 @@ from paceline.core.clock import seconds_of
 from paceline.core.segment import Segment
 from paceline.core.tree import DraftTree, Floats
 from paceline.draft.cost import forward_times
+from paceline.draft.shapes import best_first
 from paceline.target.base import Target
 from paceline.target.load import load
 from paceline.train.data import Rows
@@ -28,6 +29,7 @@ from paceline.train.student import Student
 
 TOKENS = 1 << 12  # Held-out tokens to measure each time, over all sources, but at least a row of each.
 HALF = 0.6  # An earlier figure counts as half the training if it had at most this share of the tokens.
+TREE = 16  # Nodes of the tree whose tokens a round are noted beside the chain's.
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # Nodes of the trees that `time_forwards` runs, with the root.
 REPEATS = 4
 CONTEXT = 32  # Those trees are verified after so many tokens.
@@ -69,7 +71,8 @@ class Outlook:
 
     def look(self, tokens_read: int) -> tuple[dict[str, float], str]:
         """Figures for the log, and a line: what is expected after so many tokens."""
-        tokens = tokens_a_round(measure(self.student, self.held)["all"])
+        fits = measure(self.student, self.held)["all"]
+        tokens = tokens_a_round(fits)
         self.forward = np.minimum(self.forward, self.time())
         speeds = [made / self._cost(drafted) for drafted, made in enumerate(tokens)]
         best = max(range(len(speeds)), key=speeds.__getitem__)
@@ -83,7 +86,8 @@ class Outlook:
             more = f"twice the training would add about {max(gain, 0.0):.2f} tokens"
             more += f" to chains of {longest}" * (shown != longest)
             line += f"; {more}" + ", so more is hardly worth it" * (gain < LITTLE * tokens[longest])
-        return {"tokens": round(tokens[longest], 4), "speedup": round(speeds[best], 3), "chain": best}, line
+        figures = {"tokens": round(tokens[longest], 4), "tree": round(tokens_of_a_tree(fits, TREE), 4)}
+        return figures | {"speedup": round(speeds[best], 3), "chain": best}, line
 
     def _cost(self, drafted: int) -> float:
         """A round in plain forwards."""
@@ -94,6 +98,12 @@ class Outlook:
         """The gain of twice the training: as much as the second half brought, if gains follow its logarithm."""
         before = [tokens for read, tokens in self.seen if 0 < read <= HALF * tokens_read]
         return now - before[-1] if before else None
+
+
+def tokens_of_a_tree(fits: Sequence[Fit], size: int) -> float:
+    """Mean tokens of a round with the fixed tree of so many nodes that is best, if depths count as independent."""
+    shares = [fit.ranks for fit in fits]
+    return 1 + sum(best_first(lambda above: shares[len(above)] if len(above) < len(shares) else (), size).values())
 
 
 def time_forwards(target: Target) -> Floats:

@@ -33,16 +33,18 @@ from paceline.kernels.blocks import Weights
 from paceline.outputs import check_folder
 from paceline.peers.setup import expanded, folder_of
 from paceline.target.hf import quiet
-from paceline.target.load import load_tokenizer, read_config
+from paceline.target.load import load, load_tokenizer, read_config
 from paceline.train.data import Mixture, Rows, counts_of, first_batch, row_counts, split_rows
 from paceline.train.loop import LOG, Batch, Look, LoopConfig, Stream, read_log, train
 from paceline.train.loss import IGNORE, Distance
 from paceline.train.measure import Fits, accepted_length, fit_lines, measure, rows_of, write_slots
 from paceline.train.outlook import Outlook
 from paceline.train.saving import coverage, drop_adapter, must_keep, save_drafter, save_folder
-from paceline.train.student import StateCache, Student, target_states
+from paceline.train.student import StateCache, States, Student, decoder_states, target_states
 
+LONG_TOKENS, LONG_MINUTES = 250_000, 5.0  # From this budget on a head's loss is compiled.
 MEASURED = 1 << 15  # Most tokens of held-out rows to measure.
+TRAINING = "training.jsonl"  # The log of a training, in the drafter's folder.
 OF_RUN = {"coverage", "loss", "speculators_config", "speculators_version"}
 """Entries of a head's config.json that say how it was trained and is served, not what it computes."""
 
@@ -228,10 +230,12 @@ class Trainer:
             )
         if config.states is not None:
             every = [row for ids, _ in (*self.rows.values(), *self.held.values()) for row in ids]
-            run, facts = partial(target_states, self.teacher), self.target_facts()
-            cache = student.cache = StateCache.open(
-                config.states, facts.weights_fingerprint, run, every, facts.hidden_size
-            )
+            facts = self.target_facts()
+            run: States = partial(target_states, self.teacher)
+            by = facts.weights_fingerprint
+            if self.teacher.device.type == "cpu":
+                run, by = decoder_states(load(training_folder(self.training.target))), f"{by} decoder"
+            cache = student.cache = StateCache.open(config.states, by, run, every, facts.hidden_size)
             if self.first:
                 with self.precision, self.console.status("states of the target ..."):
                     cache.fill((*student.reads, facts.num_layers))
@@ -270,7 +274,8 @@ class Trainer:
             config["recipe"]["spent"] = total_spent(config["recipe"]["spent"], student.begun)
             config["recipe"]["begun_with"] = student.begun
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
-        shutil.copy(run / LOG, out / "training.jsonl")
+        rows = whole_log(read_log(run / LOG), self.config.begin if isinstance(self.config, HeadConfig) else None)
+        (out / TRAINING).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         if student.has_tree:
             write_slots(out, fits["all"])
         self.report(lines)
@@ -319,6 +324,7 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     if config.begin is not None:
         begin_with(student, config.begin)
     trainer.prepare(student, config)
+    student.compiled = worth_compiling(training.loop)
     look = None
     if trainer.first:
         look = Outlook.of(student, trainer.held, training.target, read_log(training.run / LOG)).look
@@ -327,6 +333,12 @@ def train_head(training: Training, config: HeadConfig) -> bool:
     if trainer.first:
         trainer.save_head(student)
     return True
+
+
+def worth_compiling(loop: LoopConfig) -> bool:
+    """Whether a training is long enough to compile its loss, which takes half a minute, and a C++ compiler is there."""
+    is_long = (loop.tokens or 0) >= LONG_TOKENS or (loop.minutes or 0) >= LONG_MINUTES
+    return is_long and any(map(shutil.which, ("g++", "clang++")))
 
 
 @torch.no_grad()
@@ -363,6 +375,13 @@ def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[s
     earlier = before.get("spent")
     total = {key: n for key, n in earlier.items() if type(n) in (int, float)} if isinstance(earlier, dict) else {}
     return total | {key: round(total.get(key, 0) + count, 2) for key, count in spent.items()}
+
+
+def whole_log(rows: Sequence[dict[str, Any]], begun: Path | None) -> list[dict[str, Any]]:
+    """The rows of a training's log after those of the head in `begun`, whose steps and tokens they count on from."""
+    earlier = read_log(begun / TRAINING) if begun is not None else []
+    last = earlier[-1] if earlier else {"step": 0, "tokens": 0}
+    return [*earlier, *(row | {key: row[key] + last[key] for key in ("step", "tokens")} for row in rows)]
 
 
 def open_teacher(target: Path) -> Any:
