@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from math import ceil
+from itertools import chain
+from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 RUNS, OUT = DOCS / "results" / "runs.json", DOCS / "pictures"
+HEAD = DOCS.parent / "models" / "smollm2-eagle3"
 PUBLISHED = Path(__file__).with_name("published.toml")
 WIDTH = 420  # units of a picture; a phone shows nearly one pixel for each
 STYLE = """text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: 13px }
@@ -165,8 +167,11 @@ def heat(runs: dict[str, Any]) -> str:
     return drawn(end + 14, "Where drafts pay: methods by task", shapes, words)
 
 
-def axes(x_most: float, y_least: float, y_most: float, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Any:
-    """A frame of 340 x 190 units; two functions that place a value, and the shapes of the axes."""
+def axes(
+    x_most: float, y_least: float, y_most: float, x_ticks: Sequence[float], y_ticks: Sequence[float],
+    x_name: Callable[[float], str] = "{:g}".format,
+) -> Any:  # fmt: skip
+    """A frame of 340 x 190 units; two functions that place a value, and the shapes of the axes. x_name: of a tick."""
 
     def across(value: float) -> float:
         return 48 + (value - x_ticks[0]) / (x_most - x_ticks[0]) * 340
@@ -176,7 +181,7 @@ def axes(x_most: float, y_least: float, y_most: float, x_ticks: Sequence[float],
 
     shapes = [f'<path d="M48 {down(tick):.1f}H388" class="grid"/>' for tick in y_ticks]
     shapes += [text(42, down(tick) + 4, f"{tick:g}", "small", "end") for tick in y_ticks]
-    shapes += [text(across(tick), 246, f"{tick:g}", "small", "middle") for tick in x_ticks]
+    shapes += [text(across(tick), 246, x_name(tick), "small", "middle") for tick in x_ticks]
     return across, down, shapes
 
 
@@ -264,11 +269,39 @@ def training(runs: dict[str, Any]) -> str:
     return drawn(280, "What heads have read, and what they bring", shapes, words)
 
 
+def curve() -> str:
+    """What eagle3's head of `models/` brought while it was trained, over the tokens that it had read."""
+    rows = [json.loads(line) for line in (HEAD / "training.jsonl").read_text("utf-8").splitlines()]
+    seen = [(row["tokens"] / 1e6, row["expected"]) for row in rows if row.get("expected") and row["tokens"]]
+    ticks, most = range(-2, ceil(log2(seen[-1][0])) + 1), ceil(2 * max(max(one.values()) for _, one in seen)) / 2
+    y_ticks = [half / 2 for half in range(2, int(2 * most) + 1)]
+    x, y, shapes = axes(ticks[-1], 1, most, ticks, y_ticks, lambda power: f"{2.0**power:g}")
+    for kind, name, label in (("s1", "tokens", "a chain of 5"), ("s2", "tree", "a tree of 16")):
+        lines, before = list[list[tuple[float, float]]](), 0.0
+        for read, one in ((read, one) for read, one in seen if name in one):
+            if read == before or not lines:  # Measured again, on other answers.
+                lines.append([])
+            lines[-1].append((x(log2(read)), y(one[name])))
+            before = read
+        shapes += [path(points, kind) for points in lines]
+        shapes += [f'<circle cx="{at:.1f}" cy="{down:.1f}" r="2.5" class="{kind}"/>' for at, down in chain(*lines)]
+        if lines:
+            shapes += [text(lines[-1][-1][0] + 6, lines[-1][-1][1] + 4, label, "small")]
+    shapes += [text(390, 262, "million tokens read in training, each line twice the one before", "small", "end")]
+    shapes += [text(8, 34, "tokens a round on held-out answers", "small")]
+    words = (
+        "EAGLE-3's head for SmolLM2-135M while it is trained. Held-out answers are other ones from 2.0 million on, "
+        "and from 4.4 on, where both are measured."
+    )
+    return drawn(280, "What more training brings", shapes, words)
+
+
 def main() -> None:
     runs = newest(json.loads(RUNS.read_text("utf-8")))
     OUT.mkdir(exist_ok=True)
     for draw in (hero, heat, tokens, batches, training):
         (OUT / f"{draw.__name__}.svg").write_text(draw(runs), "utf-8")
+    (OUT / "curve.svg").write_text(curve(), "utf-8")
     (OUT / "papers.svg").write_text(papers(tomllib.loads(PUBLISHED.read_text("utf-8"))["picture"], runs), "utf-8")
 
 

@@ -79,10 +79,10 @@ HEADS = (
 )  # fmt: skip
 """As papers draft: whole trees, however little they bring."""
 PAYING = (
-    EAGLE3, f"{EAGLE3},tree=0", f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", f"{DRAFT},{VOCAB}", "sam", "suffix",
-    f"suffix+{EAGLE3},tree=0", f"sam+{EAGLE3}", f"suffix+{DRAFT},{VOCAB}", "auto", f"auto:sam|suffix|{EAGLE3}",
+    EAGLE3, f"{EAGLE3},tree=0", f"{MEDUSA},{VOCAB}", f"{KANGAROO},{VOCAB}", "sam", "suffix",
+    f"suffix+{EAGLE3},tree=0", f"sam+{EAGLE3}", "auto", f"auto:sam|suffix|{EAGLE3}",
 )  # fmt: skip
-"""As they run by default: with a budget."""
+"""As they run by default, with a budget: those that ship."""
 CODER = "eagle3:{heads}/qwen-coder-eagle3"
 """Of `zoo/qwen-coder.toml`; it does not ship."""
 OF_CODER = (CODER, f"{CODER},tree=0", f"suffix+{CODER}", "suffix", f"auto:suffix|{CODER}")

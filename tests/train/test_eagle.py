@@ -281,13 +281,16 @@ def test_training_begins_with_a_head(lesson, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     train("eagle3", lesson, first, replace(LOOP, tokens=24 * 16 * 5), vocab=50, stored="int8")
     train("eagle3", lesson, again, NOTHING, vocab=None, begin=first)
+    train("eagle3", lesson, tmp_path / "more", replace(LOOP, tokens=24 * 16), vocab=None, begin=first)
     one, two = (json.loads((folder / "config.json").read_text()) for folder in (first, again))
     assert two["recipe"]["begun_with"] == one["recipe"]
     assert two["recipe"]["spent"] == one["recipe"]["spent"], "nothing was added"
     assert one["recipe"]["spent"]["tokens"] == 24 * 16 * 5
     logs = [read_log(folder / "training.jsonl") for folder in (first, again)]
     assert logs[1][: len(logs[0])] == logs[0]
-    assert [row["tokens"] for row in logs[1][len(logs[0]) :]] == [24 * 16 * 5], "the first figures of the second"
+    assert [row["tokens"] for row in logs[1][len(logs[0]) :]] == [24 * 16 * 5], "what the first brings"
+    more = read_log(tmp_path / "more" / "training.jsonl")[len(logs[0]) :]
+    assert [row["tokens"] for row in more if "valid" in row] == [24 * 16 * 5, 24 * 16 * 6], "before and after"
     assert two["held_out"]["all"][0]["top1"] == pytest.approx(one["held_out"]["all"][0]["top1"], abs=0.02)
     (_, before), (_, after) = (open_drafter(folder, "eagle3", None) for folder in (first, again))
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())

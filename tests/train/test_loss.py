@@ -36,9 +36,10 @@ def several(hidden, weight):
     return ((-(p * log_q).sum(-1) * SHARES)[KEPT[:11]]).sum() / SHARES[KEPT[:11]].sum()
 
 
-def lk(hidden, weight, chunk):
+def lk(hidden, weight, chunk, count=N):
     """Chunk by chunk: the weight of KL follows the chunk's own acceptance rate."""
-    p, log_q = (STATES @ TABLE.T).softmax(-1)[KEPT], log_p(hidden, weight)[KEPT]
+    kept = KEPT[:count]
+    p, log_q = (STATES[:count] @ TABLE.T).softmax(-1)[kept], log_p(hidden, weight)[kept]
     total = torch.zeros(())
     for of_p, of_q in zip(p.split(chunk), log_q.split(chunk), strict=True):
         overlap = torch.minimum(of_p, of_q.exp()).sum(-1)
@@ -57,6 +58,10 @@ LOSSES = {
     "soft, two drafts": (
         lambda h, w: distance("soft", h.view(11, 2, 8), w, STATES[:11], TABLE, KEPT[:11], chunk=4, weights=SHARES),
         several,
+    ),
+    "lk, two drafts": (
+        lambda h, w: distance("lk", h.view(11, 2, 8), w, STATES[:11], TABLE, KEPT[:11], weights=torch.ones(11, 2)),
+        lambda h, w: sum(lk(h.view(11, 2, 8)[:, draft], w, CHUNK, 11) for draft in (0, 1)) / 2,
     ),
     "lk, one chunk": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT), lambda h, w: lk(h, w, CHUNK)),
     "lk, chunks of four": (lambda h, w: distance("lk", h, w, STATES, TABLE, KEPT, chunk=4), lambda h, w: lk(h, w, 4)),

@@ -274,13 +274,13 @@ def _is_table(name: str) -> bool:
 
 def train(
     module: nn.Module, stream: Stream, config: LoopConfig, run: Path, validation: dict[str, list[Batch]] | None = None,
-    stop_after: int | None = None, look: Look | None = None,
+    stop_after: int | None = None, look: Look | None = None, look_first: bool = False,
 ) -> bool:  # fmt: skip
     """Train `module` in place until the budget is spent. Returns True then, and False when a signal stopped the run.
 
     run         folder of checkpoint and log; the run resumes from a checkpoint in it.
     validation  held-out batches by source.
-    look        called whenever these are read, with the tokens read so far.
+    look        called whenever these are read, with the tokens read so far. look_first: also before the first step.
     stop_after  a step after which to stop as on a signal; for tests."""
     from accelerate import Accelerator  # Imported late, because --help needs no extra.
 
@@ -318,6 +318,8 @@ def train(
 
     with Interrupt(signal.SIGINT, signal.SIGTERM) as stop, reporter:
         reporter.start(progress)
+        if look_first and not progress.step and share_done(config, progress) < 1:
+            check()
         while (done := share_done(config, progress)) < 1:
             rate = learning_rate(config, progress.step, done)
             for optimiser in optimisers:

@@ -59,9 +59,10 @@ def _kl_and_tv(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
 def _lk(p: Tensor, log_q: Tensor, weights: Tensor) -> Pair:
     """As `_soft`, for the hybrid LK loss: s KL(p || q) + (1 - s) TV(p, q) with s = exp(-3 a).
 
-    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions; s is a constant to the gradient."""
+    a is the acceptance rate, the mean of sum min(p, q) over the chunk's positions, of each of their drafts for itself;
+    s is a constant to the gradient."""
     (kl, missed), (of_kl, of_missed) = _divergences(p, log_q)
-    accepted = 1 - (weights * missed).sum() / weights.sum().clamp_min(1e-20)
+    accepted = 1 - (weights * missed).sum(0) / weights.sum(0).clamp_min(1e-20)
     share = torch.exp(-LK_DECAY * accepted)
     return (weights * torch.lerp(missed, kl, share)).sum(), weights * torch.lerp(of_missed, of_kl, share)
 

@@ -175,7 +175,8 @@ class Trainer:
         rows = Mixture(self.rows, self.config.rows, loop.seed)
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
-        return train(module, wrap(rows) if wrap else rows, loop, run, validation, look=look)
+        begun = isinstance(module, Student) and module.begun is not None
+        return train(module, wrap(rows) if wrap else rows, loop, run, validation, look=look, look_first=begun)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
         """Entries of config.json about the training: recipe, data, tokens learnt by source, and what was `measured`."""
