@@ -276,7 +276,7 @@ def curve() -> str:
     ticks, most = range(-2, ceil(log2(seen[-1][0])) + 1), ceil(2 * max(max(one.values()) for _, one in seen)) / 2
     y_ticks = [half / 2 for half in range(2, int(2 * most) + 1)]
     x, y, shapes = axes(ticks[-1], 1, most, ticks, y_ticks, lambda power: f"{2.0**power:g}")
-    for kind, name, label in (("s1", "tokens", "a chain of 5"), ("s2", "tree", "a tree of 16")):
+    for kind, name, label, below in (("s1", "tokens", "a chain of 5", 40), ("s2", "tree", "a tree of 16", -18)):
         lines, before = list[list[tuple[float, float]]](), 0.0
         for read, one in ((read, one) for read, one in seen if name in one):
             if read == before or not lines:  # Measured again, on other answers.
@@ -286,7 +286,7 @@ def curve() -> str:
         shapes += [path(points, kind) for points in lines]
         shapes += [f'<circle cx="{at:.1f}" cy="{down:.1f}" r="2.5" class="{kind}"/>' for at, down in chain(*lines)]
         if lines:
-            shapes += [text(lines[-1][-1][0] + 6, lines[-1][-1][1] + 4, label, "small")]
+            shapes += [text(lines[-1][-1][0], lines[-1][-1][1] + below, label, "small", "end")]
     shapes += [text(390, 262, "million tokens read in training, each line twice the one before", "small", "end")]
     shapes += [text(8, 34, "tokens a round on held-out answers", "small")]
     words = (
