@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.train.loss import CHUNK, DISTANCES, IGNORE, chunked_cross_entropy, distance
+from paceline.train.loss import CHUNK, DISTANCES, IGNORE, _compiled, chunked_cross_entropy, distance
 
 torch.manual_seed(0)
 N, V = 22, 13
@@ -91,6 +91,18 @@ def test_a_compiled_distance_is_the_same(kind):
         )
         torch.testing.assert_close(fast, slow)
         torch.testing.assert_close(torch.autograd.grad(fast, inputs), torch.autograd.grad(slow, inputs))
+
+
+def test_where_compiling_fails_nothing_is_compiled(monkeypatch):
+    def broken(*given):
+        raise RuntimeError("no Python.h\nand more")
+
+    monkeypatch.setattr(torch, "compile", lambda step, dynamic: broken)
+    monkeypatch.setattr("paceline.train.loss._compiled", _compiled.__wrapped__)
+    inputs = torch.randn(N, 8, requires_grad=True), torch.randn(V, 8, requires_grad=True)
+    with pytest.warns(UserWarning, match=r"the loss is not compiled: no Python\.h$"):
+        slow = distance("soft", *inputs, STATES, TABLE, KEPT, compiled=True)
+    assert torch.equal(slow, distance("soft", *inputs, STATES, TABLE, KEPT))
 
 
 def test_nothing_to_learn_is_no_gradient():

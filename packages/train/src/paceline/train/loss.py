@@ -7,6 +7,7 @@ large vocabulary; zoo/README.md has the figures.
 * The distance of a draft's distribution from its target's. A further one is a function here and a name in `DISTANCES`.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
@@ -116,7 +117,21 @@ DISTANCES = {"soft": _step_of(_soft), "kl+tv": _step_of(_kl_and_tv), "lk": _step
 
 @cache
 def _compiled(step: Step) -> Step:
-    return torch.compile(step, dynamic=True)
+    """A compiled step; the step itself, with a warning, once compiling has failed, as without Python's headers."""
+    fast, failed = torch.compile(step, dynamic=True), False
+
+    def run(*given: Any) -> Pair:
+        nonlocal failed
+        if not failed:
+            try:
+                compiled: Pair = fast(*given)
+                return compiled
+            except RuntimeError as error:
+                failed = True
+                warnings.warn(f"the loss is not compiled: {str(error).strip().partition(chr(10))[0]}", stacklevel=2)
+        return step(*given)
+
+    return run
 
 
 class _ChunkedLoss(torch.autograd.Function):
