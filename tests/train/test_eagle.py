@@ -17,6 +17,7 @@ from paceline.draft.methods.eagle3 import Eagle3Network
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts, open_drafter
 from paceline.formats.heads.eagle import Flags
+from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.train import unrolled
 from paceline.train.data import counts_of
@@ -33,7 +34,7 @@ from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
 from paceline.train.measure import accepted_length, measure
 from paceline.train.saving import save_drafter
-from paceline.train.student import Student
+from paceline.train.student import Student, decoder_states
 from paceline.train.trainer import Training, begin_with, total_spent, train_head
 from tests import models, native
 from tests.pairs import paired
@@ -276,6 +277,22 @@ def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(les
     assert torch.equal(network.columns, keep)
 
 
+def test_a_long_training_is_compiled_and_reads_states_of_our_decoder(lesson, tmp_path, monkeypatch):
+    compiled, decoders = [], []
+
+    def states(target):
+        decoders.append(target)
+        return decoder_states(target)
+
+    monkeypatch.setattr("paceline.train.trainer.worth_compiling", lambda loop: True)
+    monkeypatch.setattr("paceline.train.loss._compiled", lambda step: compiled.append(step) or step)
+    monkeypatch.setattr("paceline.train.trainer.decoder_states", states)
+    train("eagle3", lesson, tmp_path / "out", replace(LOOP, tokens=24 * 16), states=tmp_path / "states")
+    assert compiled
+    assert isinstance(*decoders, Decoder)
+    assert all(np.fromfile(file, np.uint8).all() for file in (tmp_path / "states").glob("*.rows"))
+
+
 def test_training_begins_with_a_head(lesson, tmp_path):
     """Its weights and its vocabulary, whatever the answers say; what it had learnt before is told."""
     first, again = tmp_path / "first", tmp_path / "again"
@@ -294,6 +311,13 @@ def test_training_begins_with_a_head(lesson, tmp_path):
     assert two["held_out"]["all"][0]["top1"] == pytest.approx(one["held_out"]["all"][0]["top1"], abs=0.02)
     (_, before), (_, after) = (open_drafter(folder, "eagle3", None) for folder in (first, again))
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    (first / "training.jsonl").write_text('{"loss": 1}\n')  # another trainer's
+    train("eagle3", lesson, tmp_path / "third", NOTHING, vocab=None, begin=first)
+    assert [row["tokens"] for row in read_log(tmp_path / "third" / "training.jsonl")] == [0]
+    (first / "training.jsonl").write_text("{")
+    with pytest.raises(PacelineError, match=r"training\.jsonl"):
+        train("eagle3", lesson, tmp_path / "fourth", NOTHING, vocab=None, begin=first)
+    assert not (tmp_path / "fourth").exists(), "it is said before the training"
     with pytest.raises(PacelineError, match=r"--vocab is 60, and the head in .*first drafts 50 tokens"):
         train("eagle3", lesson, tmp_path / "other", NOTHING, vocab=60, begin=first)
     for option, name in (({"taps": (0, 1, 1)}, "eagle_aux_hidden_state_layer_ids"), ({"flags": PLAIN}, "norm_output")):

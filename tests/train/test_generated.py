@@ -1,13 +1,14 @@
 """A target's own answers: made by the engine, resumed, and never mixed with others."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.target.load import load_tokenizer
+from paceline.target.load import load, load_tokenizer
 from paceline.train import generated
 from paceline.train.data import parse_sources
 from paceline.train.generated import generated_rows, openings
@@ -165,12 +166,21 @@ def test_answers_without_their_prompts_are_not_learnt_from(target, tmp_path):
         generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")
 
 
-def test_blocks_are_expanded_where_products_of_16_bits_are_faster(monkeypatch):
-    asked = []
-    monkeypatch.setattr(generated, "load", lambda target, dtype: asked.append((target, dtype)))
-    for has in (True, False):
-        monkeypatch.setattr(generated, "has_units", lambda dtype, has=has: has)
-        for target in ("file.gguf", "folder"):
-            generated._writer(target)
-    ours = [("file.gguf", "bfloat16"), ("folder", "auto"), ("file.gguf", "auto"), ("folder", "auto")]
-    assert asked == ours
+def test_blocks_are_expanded_where_products_of_16_bits_are_faster(target, tmp_path, monkeypatch):
+    asked, file = [], tmp_path / "mine.gguf"
+    file.write_bytes(bytes(100))
+
+    def stand_in(place, dtype):
+        asked.append((Path(place).name, dtype))
+        return load(target)
+
+    monkeypatch.setattr(generated, "load", stand_in)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for units, free in ((True, 1000), (True, 700), (False, 1000)):
+        monkeypatch.setattr(generated, "has_units", lambda dtype, units=units: units)
+        monkeypatch.setattr(generated, "free_memory", lambda device, free=free: free)
+        for number, place in enumerate((file, target)):
+            out = tmp_path / f"{units} {free} {number}.jsonl"
+            generated_rows(place, count=1, max_tokens=2, out=out)
+    auto = [("mine.gguf", "auto"), ("mine", "auto")]
+    assert asked == [("mine.gguf", "bfloat16"), ("mine", "auto"), *auto, *auto]

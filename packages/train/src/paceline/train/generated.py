@@ -15,9 +15,10 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.room import free_memory
 from paceline.errors import PacelineError
 from paceline.formats.heads.checkpoint import TargetFacts
-from paceline.formats.place import is_gguf
+from paceline.formats.place import gguf_of, is_gguf
 from paceline.formats.tokenizer import Tokenizer
 from paceline.jsonl import as_object
 from paceline.kernels.linear import has_units
@@ -83,9 +84,11 @@ def generated_rows(
 
 
 def _writer(target: str | Path) -> Target:
-    """The target that answers. Blocks of a GGUF file are expanded, as the drafter's teacher has them, where processors
-    multiply bfloat16: in large batches the products take longer than reading the weights does."""
-    expand = is_gguf(target) and (torch.cuda.is_available() or has_units(torch.bfloat16))
+    """The target that answers. Blocks of a GGUF file are expanded, as the drafter's teacher has them, where a CPU
+    multiplies bfloat16: in large batches products take longer than reading the weights does. Not if this took half of
+    the free memory; blocks of four bits grow to four times their size."""
+    expand = is_gguf(target) and not torch.cuda.is_available() and has_units(torch.bfloat16)
+    expand = expand and 2 * 4 * gguf_of(target).stat().st_size < free_memory(torch.device("cpu"))
     return load(target, dtype="bfloat16" if expand else "auto")
 
 

@@ -34,7 +34,7 @@ class Student(nn.Module):
     reads     layers whose inputs it reads; the last states, which all drafters learn from, are not named.
     tokens    tokens int64 [K], ascending: those that it drafts and whose probabilities the loss compares; None: all.
     cache     where its states come from, instead of the target's forward.
-    begun     the recipe of the head with whose weights it began.
+    begun     the recipe of the head with whose weights it began. earlier: the rows of that training's log.
     kind      the drafter's name in the registry.
     has_tree  whether drafts fill a tree of fixed shape, for which `slots.json` is written.
     at_once   whether one forward drafts all depths."""
@@ -45,6 +45,7 @@ class Student(nn.Module):
     tokens: Tensor | None = None
     cache: StateCache | None = None
     begun: dict[str, Any] | None = None
+    earlier: Sequence[dict[str, Any]] = ()
     has_tree = False
     at_once = False
     compiled = False

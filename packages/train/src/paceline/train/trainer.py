@@ -275,7 +275,7 @@ class Trainer:
             config["recipe"]["spent"] = total_spent(config["recipe"]["spent"], student.begun)
             config["recipe"]["begun_with"] = student.begun
         save_drafter(out, student.kind, config=config, tensors=weights, target=self.target_facts())
-        rows = whole_log(read_log(run / LOG), self.config.begin if isinstance(self.config, HeadConfig) else None)
+        rows = whole_log(student.earlier, read_log(run / LOG))
         (out / TRAINING).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         if student.has_tree:
             write_slots(out, fits["all"])
@@ -360,6 +360,7 @@ def begin_with(student: Student, folder: Path) -> None:
         weight.copy_(weights[name])
     recipe = config.get("recipe")
     student.begun = recipe if isinstance(recipe, dict) else {}
+    student.earlier = earlier_log(folder)
 
 
 def _agree(config: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
@@ -378,9 +379,15 @@ def total_spent(spent: Mapping[str, float], before: Mapping[str, Any]) -> dict[s
     return total | {key: round(total.get(key, 0) + count, 2) for key, count in spent.items()}
 
 
-def whole_log(rows: Sequence[dict[str, Any]], begun: Path | None) -> list[dict[str, Any]]:
-    """The rows of a training's log after those of the head in `begun`, whose steps and tokens they count on from."""
-    earlier = read_log(begun / TRAINING) if begun is not None else []
+def earlier_log(folder: Path) -> list[dict[str, Any]]:
+    """The log of a head's training, in its folder; empty if there is none that tells how much it read. PacelineError if
+    it is broken."""
+    rows = read_log(folder / TRAINING)
+    return rows if rows and all(type(rows[-1].get(key)) is int for key in ("step", "tokens")) else []
+
+
+def whole_log(earlier: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a training's log after the `earlier` ones of the head it began with, from which they count on."""
     last = earlier[-1] if earlier else {"step": 0, "tokens": 0}
     return [*earlier, *(row | {key: row[key] + last[key] for key in ("step", "tokens")} for row in rows)]
 
